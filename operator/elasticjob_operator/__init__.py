@@ -1,0 +1,1 @@
+"""The ElasticJob controller: the API object, the plan, and the edges that carry it out."""

@@ -1,0 +1,46 @@
+"""What is wrong with a manifest: where, and what must be instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Location = tuple[str | int, ...]
+"""Keys and indices from the document's root, e.g. ("spec", "containers", 0)."""
+
+
+def field_path(location: Location) -> str:
+    """How a location is written for people: `spec.template.spec.containers[0].command`."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif "." in step or "/" in step:
+            path += f'["{step}"]'
+        else:
+            path += f".{step}" if path else step
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of a manifest. `message` says what the field at `path` must be."""
+
+    path: str
+    message: str
+    location: Location = ()
+
+    @classmethod
+    def at(cls, location: Location, message: str) -> Problem:
+        return cls(field_path(location), message, location)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class InvalidManifest(ValueError):
+    """A manifest that is no ElasticJob; holds every problem, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))

@@ -1,0 +1,161 @@
+"""`status`: what is. Computed in memory and written once a pass, by the operator alone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from elasticjob_operator.model.base import StatusModel, Timestamp
+from elasticjob_operator.model.enums import (
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    RendezvousState,
+)
+
+MAX_MEMBERS = 100
+"""Members listed in the status: more would make the object too large to watch."""
+MAX_ROUNDS = 10
+"""Rounds kept in the status."""
+
+
+class Condition(StatusModel):
+    """One observation, as Kubernetes' conditions are."""
+
+    type: ConditionType
+    """What is observed."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    reason: str = ""
+    """Why, in one CamelCase word."""
+    message: str = ""
+    """Why, for people."""
+    observed_generation: int = 0
+    """The generation of the spec that it was observed on."""
+    last_transition_time: Timestamp
+    """When the status last changed."""
+
+
+class CauseStatus(StatusModel):
+    """Why a round began."""
+
+    kind: str
+    """The kind of cause: start, join, leave, loss, failure, scaleDown and others."""
+    members: list[str] = Field(default_factory=list)
+    """Pods behind it."""
+    detail: str = ""
+    """More, for people."""
+
+
+class RendezvousStatus(StatusModel):
+    """The mirror of the rendezvous."""
+
+    state: RendezvousState = RendezvousState.UNKNOWN
+    """joinable, frozen, final or closed; Unknown when it can't be read."""
+    round: int = 0
+    """Number of the round."""
+    nodes: int = 0
+    """Nodes in the round."""
+    waiting: int = 0
+    """Nodes that wait for the next round."""
+    world_size: int = 0
+    """Workers in the round."""
+    master: str | None = None
+    """Pod of rank 0."""
+    cause: CauseStatus | None = None
+    """Why the round began."""
+    since: Timestamp | None = None
+    """When this state began."""
+
+
+class MemberStatus(StatusModel):
+    """One node in the rendezvous."""
+
+    pod: str
+    """Name of the pod."""
+    node: str | None = None
+    """Name of the machine."""
+    rank: int | None = None
+    """Its place in the round; absent while it has none."""
+    state: str
+    """What its agent does: waiting, running, stopping, leaving or done."""
+    round: int = 0
+    """The round its workers belong to."""
+
+
+class RoundStatus(StatusModel):
+    """One round and what it cost."""
+
+    round: int
+    """Number of the round."""
+    cause: str
+    """Kind of its cause."""
+    nodes: int
+    """Nodes in it."""
+    detect_ms: int | None = None
+    """Milliseconds from the first symptom to the decision."""
+    stop_ms: int | None = None
+    """Milliseconds until all old workers had stopped."""
+    join_ms: int | None = None
+    """Milliseconds until the round was final."""
+    start_ms: int | None = None
+    """Milliseconds until all workers had started."""
+
+
+class FirstFailure(StatusModel):
+    """The first failed worker of the latest failure: the culprit, not its victims."""
+
+    round: int
+    """The round it failed in."""
+    pod: str
+    """Its pod."""
+    node: str | None = None
+    """Its machine."""
+    rank: int | None = None
+    """Its global rank."""
+    exit_code: int | None = None
+    """Its exit code, when it exited."""
+    signal: int | None = None
+    """The signal that ended it, when one did."""
+    class_: Annotated[str, Field(alias="class")] = ""
+    """UserError, OutOfMemory, PeerAbort, Signal, LaunchError or another."""
+    message: str = ""
+    """What went wrong."""
+    traceback: str = ""
+    """Python's traceback, when there was one."""
+
+
+class Status(StatusModel):
+    """What is."""
+
+    phase: Phase | None = None
+    """Where the job is, in one word."""
+    rendezvous: RendezvousStatus | None = None
+    """The mirror of the rendezvous."""
+    nodes: int = 0
+    """Pods that count towards the size."""
+    ready_nodes: int = 0
+    """Pods that are Ready."""
+    wanted_nodes: int = 0
+    """The wanted size after clamping to a legal one."""
+    selector: str | None = None
+    """Label selector of the pods, for the scale subresource."""
+    restarts: int = 0
+    """Charged failures."""
+    members: Annotated[list[MemberStatus], Field(max_length=MAX_MEMBERS)] = Field(
+        default_factory=list
+    )
+    """Nodes in the rendezvous, in natural order, at most 100."""
+    rounds: Annotated[list[RoundStatus], Field(max_length=MAX_ROUNDS)] = Field(default_factory=list)
+    """The last ten rounds, oldest first."""
+    first_failure: FirstFailure | None = None
+    """The culprit of the latest failure."""
+    conditions: list[Condition] = Field(default_factory=list)
+    """Observations."""
+    observed_generation: int = 0
+    """The generation of the spec that this status was computed from."""
+    start_time: Timestamp | None = None
+    """When the job began, or began again after a suspension."""
+    completion_time: Timestamp | None = None
+    """When the job finished."""
