@@ -1,0 +1,51 @@
+"""The auth token of one client: fetched when first needed, again when it went stale."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from pyetcd.etcdrpc import rpc_pb2
+
+from elasticjob_rendezvous.etcd.endpoints import Link
+
+Metadata = tuple[tuple[str, str], ...]
+
+_NOT_ENABLED = "etcdserver: authentication is not enabled"
+
+
+class Token:
+    """Owns the token; `user` None means that requests go without one."""
+
+    def __init__(self, user: str | None, password: str | None) -> None:
+        self.user = user
+        self._password = password or ""
+        self._metadata: Metadata | None = () if user is None else None
+        self._lock = asyncio.Lock()
+
+    async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
+        """Return what a request must carry, after authenticating on `link` if need be."""
+        if self._metadata is not None:
+            return self._metadata
+        async with asyncio.timeout(timeout_seconds), self._lock:
+            if self._metadata is None:  # another call may have brought one meanwhile
+                self._metadata = await self._authenticate(link, timeout_seconds)
+            return self._metadata
+
+    async def _authenticate(self, link: Link, timeout_seconds: float) -> Metadata:
+        request = rpc_pb2.AuthenticateRequest(name=self.user, password=self._password)
+        try:
+            reply = await link.auth.Authenticate(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            if (error.details() or "").startswith(_NOT_ENABLED):
+                return ()  # once it is enabled, a request without a token is refused as stale
+            raise
+        return (("token", reply.token),)
+
+    def forget(self, metadata: Metadata) -> bool:
+        """Drop the token that was refused; False when there is no other to hope for."""
+        if self.user is None:
+            return False
+        if self._metadata == metadata:  # else a newer one is already there
+            self._metadata = None
+        return True

@@ -1,0 +1,202 @@
+"""The asyncio client of etcd v3: the requests of `core.kv`, and nothing of what they are for.
+
+Source of the semantics: the etcd v3 gRPC API (KV, Lease, Watch, Auth, Maintenance).
+"""
+
+from __future__ import annotations
+
+import random as _random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from pyetcd.etcdrpc import rpc_pb2
+
+from elasticjob_rendezvous.core.kv import (
+    LeaseGrant,
+    Put,
+    Range,
+    RangeResult,
+    Txn,
+    TxnResult,
+    WatchBatch,
+)
+from elasticjob_rendezvous.etcd import wire
+from elasticjob_rendezvous.etcd.auth import Token
+from elasticjob_rendezvous.etcd.endpoints import Links, Tls
+from elasticjob_rendezvous.etcd.errors import LeaseLost
+from elasticjob_rendezvous.etcd.keepalive import KeepAliveStream
+from elasticjob_rendezvous.etcd.transport import Transport
+from elasticjob_rendezvous.etcd.watch import watch
+
+__all__ = ["Client", "Status", "Tls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What one etcd server says of itself."""
+
+    cluster_id: int
+    member_id: int
+    leader_id: int
+    revision: int
+    version: str
+
+
+class Client:
+    """A client for one event loop; connects when first used.
+
+    `request_timeout_seconds` bounds each call, with all its attempts. Within
+    it, reads and everything that may be repeated go to the next endpoint; a
+    write does only when it was provably never sent. All calls raise the errors
+    of `etcd.errors`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        tls: Tls | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        request_timeout_seconds: float = 5.0,
+        watch_idle_seconds: float = 30.0,
+        random: Callable[[], float] = _random.random,
+    ) -> None:
+        self._links = Links(endpoints, tls, random)
+        self._transport = Transport(
+            self._links, Token(user, password), request_timeout_seconds, random
+        )
+        self._keep_alives = KeepAliveStream()
+        self._watch_idle_seconds = watch_idle_seconds
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. Calls and watches still running end in `Unavailable`."""
+        await self._links.close()
+
+    async def range(self, target: Range) -> RangeResult:
+        """Read one key or all keys of a prefix, linearizably."""
+        request = wire.range_request(target)
+        reply: Any = await self._transport.call(
+            f"range {target.key!r}",
+            lambda link, metadata, timeout: link.kv.Range(
+                request, metadata=metadata, timeout=timeout
+            ),
+        )
+        return wire.range_result(reply)
+
+    async def put(self, op: Put) -> int:
+        """Write one key; return the revision of the write. Raises `LeaseLost` for a dead lease."""
+        request = wire.put_request(op)
+        reply: Any = await self._transport.call(
+            f"put {op.key!r}",
+            lambda link, metadata, timeout: link.kv.Put(
+                request, metadata=metadata, timeout=timeout
+            ),
+            repeatable=False,
+        )
+        revision: int = reply.header.revision
+        return revision
+
+    async def txn(self, txn: Txn) -> TxnResult:
+        """Apply a transaction. Raises `LeaseLost` when it puts with a dead lease."""
+        request = wire.txn_request(txn)
+        reply: Any = await self._transport.call(
+            "txn",
+            lambda link, metadata, timeout: link.kv.Txn(
+                request, metadata=metadata, timeout=timeout
+            ),
+            repeatable=all(isinstance(op, Range) for op in txn.success + txn.failure),
+        )
+        return wire.txn_result(txn, reply)
+
+    async def grant(self, ttl_seconds: int) -> LeaseGrant:
+        """Make a lease. Repeatable: one whose answer was lost holds no key, and expires."""
+        request = rpc_pb2.LeaseGrantRequest(TTL=ttl_seconds)
+        reply: Any = await self._transport.call(
+            "lease grant",
+            lambda link, metadata, timeout: link.lease.LeaseGrant(
+                request, metadata=metadata, timeout=timeout
+            ),
+        )
+        return LeaseGrant(id=reply.ID, ttl_seconds=reply.TTL)
+
+    async def keep_alive(self, lease: int) -> int:
+        """Renew a lease; return its time to live in seconds. Raises `LeaseLost`.
+
+        The new deadline counts from when this was called, not from its return.
+        """
+        operation = f"keep-alive of lease {lease:x}"
+        remaining_seconds = await self._transport.call(
+            operation,
+            lambda link, metadata, timeout: self._keep_alives.renew(lease, link, metadata, timeout),
+        )
+        if remaining_seconds <= 0:
+            endpoint = self._links.current().endpoint.url
+            raise LeaseLost(operation, endpoint, "the lease has expired or was revoked")
+        return remaining_seconds
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease and delete its keys. A lease that is gone already is no error."""
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease)
+        try:
+            await self._transport.call(
+                f"revoke of lease {lease:x}",
+                lambda link, metadata, timeout: link.lease.LeaseRevoke(
+                    request, metadata=metadata, timeout=timeout
+                ),
+            )
+        except LeaseLost:
+            return
+
+    def watch(
+        self, targets: Sequence[Range], start_revision: int = 0
+    ) -> AsyncGenerator[WatchBatch, None]:
+        """Yield the events of all `targets` whose revision is `start_revision` or later.
+
+        The first batch is empty: it comes when the watch is in place, and every
+        event after its `revision` will follow. `start_revision` 0 means now;
+        opening it first and ranging then is faster than ranging first, because
+        etcd catches up with past revisions only every 100 ms.
+
+        Within one target, events come in order and a revision is never split.
+        Events of one revision in different targets come in different batches; a
+        key in two targets comes twice.
+
+        Ends only by an error: `Compacted` when the start, or where it fell
+        behind to, is gone; `Unavailable` when the connection, the server's
+        leader or its data was lost, or nothing was heard of it for
+        `watch_idle_seconds` and a request timeout; `PermissionDenied` and the
+        like. The caller then ranges again. Close it (`contextlib.aclosing`)
+        when it is left early.
+        """
+        return watch(self._transport, tuple(targets), start_revision, self._watch_idle_seconds)
+
+    async def status(self) -> Status:
+        """Ask the current endpoint's server about itself."""
+        reply: Any = await self._transport.call(
+            "status",
+            lambda link, metadata, timeout: link.maintenance.Status(
+                rpc_pb2.StatusRequest(), metadata=metadata, timeout=timeout
+            ),
+        )
+        header = reply.header
+        return Status(
+            cluster_id=header.cluster_id,
+            member_id=header.member_id,
+            leader_id=reply.leader,
+            revision=header.revision,
+            version=reply.version,
+        )

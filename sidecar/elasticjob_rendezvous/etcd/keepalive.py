@@ -1,0 +1,57 @@
+"""The stream over which all leases of one client are kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+from pyetcd.etcdrpc import rpc_pb2
+
+from elasticjob_rendezvous.etcd.auth import Metadata
+from elasticjob_rendezvous.etcd.endpoints import Link
+
+HAS_LEADER: Metadata = (("hasleader", "true"),)
+"""Makes a member that lost its leader end the stream instead of keeping it silently."""
+
+
+class KeepAliveStream:
+    """Owns the stream; opened when first used, dropped at the first failure.
+
+    One exchange at a time: etcd answers in the order of the requests anyway,
+    and so an answer can't be taken for that of another lease.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._link: Link | None = None
+        self._call: Any = None
+
+    async def renew(
+        self, lease: int, link: Link, metadata: Metadata, timeout_seconds: float
+    ) -> int:
+        """Return the seconds the lease has left, 0 when it is gone.
+
+        Raises `TimeoutError`, or what gRPC raises when the stream breaks.
+        """
+        async with asyncio.timeout(timeout_seconds), self._lock:
+            if self._link is not link:
+                self._drop()
+                self._call = link.lease.LeaseKeepAlive(metadata=metadata + HAS_LEADER)
+                self._link = link
+            try:
+                await self._call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+                reply = await self._call.read()
+            except BaseException:  # a cancelled exchange has left its answer in the stream
+                self._drop()
+                raise
+            if reply is grpc.aio.EOF:
+                self._drop()
+                raise asyncio.InvalidStateError("the server ended the keep-alive stream")
+            remaining: int = reply.TTL
+            return remaining
+
+    def _drop(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self._call = self._link = None

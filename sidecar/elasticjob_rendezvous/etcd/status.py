@@ -1,0 +1,70 @@
+"""What the end of an etcd call means: a pure table from gRPC status to a verdict.
+
+The details are matched only where etcd or gRPC say with one code what differs
+for the caller. Whatever is not known here is `UNKNOWN`, the careful verdict.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import grpc
+
+from elasticjob_rendezvous.etcd.errors import (
+    EtcdError,
+    InvalidRequest,
+    LeaseLost,
+    NotEtcd,
+    PermissionDenied,
+    Unauthenticated,
+)
+
+
+class Verdict(StrEnum):
+    """How a failed call may go on."""
+
+    NO_EFFECT = "NoEffect"
+    """It was never sent, or refused before it could change anything."""
+    UNKNOWN = "Unknown"
+    """It may have been applied."""
+    STALE_TOKEN = "StaleToken"
+    """The auth token is no longer good; nothing was changed."""
+
+
+_NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed")
+_NOT_HTTP2 = ("http1.x server", "HTTP1", "Failed parsing HTTP/2", "settings frame expected")
+_STALE_TOKEN = (
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+    "etcdserver: user name is empty",
+)
+_BUSY = ("etcdserver: too many requests", "etcdserver: mvcc: database space exceeded")
+_BAD_PASSWORD = "etcdserver: authentication failed"
+
+_REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.NOT_FOUND: LeaseLost,  # of all we ask for, only a lease can be "not found"
+    grpc.StatusCode.UNIMPLEMENTED: NotEtcd,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidRequest,  # larger than the server accepts
+}
+
+
+def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
+    """Return the verdict on a call that ended so, or the error that refuses it for good."""
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if any(mark in detail for mark in _NOT_HTTP2):
+            return NotEtcd
+        return Verdict.NO_EFFECT if detail.startswith(_NEVER_SENT) else Verdict.UNKNOWN
+    if detail.startswith("Received http2 header with status"):
+        return NotEtcd
+    if detail.startswith(_STALE_TOKEN):
+        return Verdict.STALE_TOKEN
+    if detail.startswith(_BUSY):
+        return Verdict.NO_EFFECT
+    if detail.startswith(_BAD_PASSWORD):
+        return Unauthenticated
+    return _REFUSALS.get(code, Verdict.UNKNOWN)

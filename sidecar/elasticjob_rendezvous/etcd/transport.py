@@ -1,0 +1,154 @@
+"""One call to etcd: which endpoint, how long, what may be repeated, and which error it ends in.
+
+A call is repeated on the next endpoint, within its deadline, when it provably
+had no effect or is `repeatable`. A write that may have been applied is never
+repeated: it ends in `Ambiguous`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from elasticjob_rendezvous.etcd.auth import Metadata, Token
+from elasticjob_rendezvous.etcd.endpoints import Link, Links
+from elasticjob_rendezvous.etcd.errors import (
+    Ambiguous,
+    EtcdError,
+    NotEtcd,
+    Unauthenticated,
+    Unavailable,
+)
+from elasticjob_rendezvous.etcd.status import Verdict, meaning
+
+Reply = TypeVar("Reply")
+Send = Callable[[Link, Metadata, float], Awaitable[Reply]]
+"""Sends one request: the link, the metadata it must carry, the seconds it may take."""
+
+BROKEN = (
+    grpc.aio.AioRpcError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,  # the channel was closed
+    asyncio.InvalidStateError,  # a write to a stream that has ended
+    asyncio.CancelledError,  # when the channel is closed under the call; else it is passed on
+    TimeoutError,
+)
+
+_FIRST_BACKOFF_SECONDS = 0.05
+_LAST_BACKOFF_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How an attempt failed."""
+
+    verdict: Verdict | type[EtcdError]
+    detail: str
+
+
+def read_failure(error: BaseException) -> Failure:
+    """Judge an exception of `BROKEN`. A cancellation that is meant for the caller is raised."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        detail = error.details() or ""
+        return Failure(meaning(error.code(), detail), f"{error.code().name}: {detail}")
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise error
+        return Failure(Verdict.UNKNOWN, "the connection was closed by this process")
+    if isinstance(error, TimeoutError):
+        return Failure(Verdict.UNKNOWN, "no answer in time")
+    return Failure(Verdict.UNKNOWN, f"{type(error).__name__}: {error}")
+
+
+@dataclass(slots=True)
+class _Call:
+    """The bookkeeping of one call over its attempts."""
+
+    operation: str
+    repeatable: bool
+    deadline: float
+    sent: bool = False
+    refreshed: bool = False
+    failures: int = 0
+    metadata: Metadata = field(default=())
+
+
+class Transport:
+    """Sends calls for one client."""
+
+    def __init__(
+        self, links: Links, token: Token, timeout_seconds: float, random: Callable[[], float]
+    ) -> None:
+        self.links = links
+        self.token = token
+        self.timeout_seconds = timeout_seconds
+        self._random = random
+
+    async def call(self, operation: str, send: Send[Reply], *, repeatable: bool = True) -> Reply:
+        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`."""
+        loop = asyncio.get_running_loop()
+        call = _Call(operation, repeatable, loop.time() + self.timeout_seconds)
+        while True:
+            link = self.links.current()
+            try:
+                return await self._attempt(call, link, send, call.deadline - loop.time())
+            except BROKEN as error:
+                failure = read_failure(error)
+                delay = await self._delay_before_next(call, link, failure, error)
+                if loop.time() + delay >= call.deadline:
+                    kind = _kind(call, failure.verdict)
+                    raise kind(operation, link.endpoint.url, failure.detail) from error
+                await asyncio.sleep(delay)
+
+    async def _attempt(
+        self, call: _Call, link: Link, send: Send[Reply], remaining_seconds: float
+    ) -> Reply:
+        untried = max(1, len(self.links) - call.failures)
+        share_seconds = remaining_seconds / untried
+        call.sent = False
+        call.metadata = await self.token.metadata(link, share_seconds)
+        if call.repeatable:
+            return await send(link, call.metadata, share_seconds)
+        # Connect first: what can't be connected was never sent, and may go elsewhere.
+        async with asyncio.timeout(share_seconds):
+            await link.settled()
+        call.sent = True
+        return await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
+
+    async def _delay_before_next(
+        self, call: _Call, link: Link, failure: Failure, cause: BaseException
+    ) -> float:
+        """Return how long to wait before the next attempt; raise when there must be none."""
+        if failure.verdict is Verdict.STALE_TOKEN and not call.refreshed:
+            call.refreshed = True
+            if self.token.forget(call.metadata):
+                return 0.0
+        kind = _kind(call, failure.verdict)
+        if kind in (Unavailable, Ambiguous, NotEtcd):  # the endpoint is to blame
+            call.failures += 1
+            await self.links.failed(link)
+        rounds, place_in_round = divmod(call.failures, len(self.links))
+        if kind is not Unavailable and (kind is not NotEtcd or place_in_round == 0):
+            raise kind(call.operation, link.endpoint.url, failure.detail) from cause
+        if place_in_round:
+            return 0.0
+        backoff_seconds = min(_FIRST_BACKOFF_SECONDS * 2 ** (rounds - 1), _LAST_BACKOFF_SECONDS)
+        return backoff_seconds * (0.5 + self._random() / 2)
+
+
+def _kind(call: _Call, verdict: Verdict | type[EtcdError]) -> type[EtcdError]:
+    match verdict:
+        case Verdict.STALE_TOKEN:
+            return Unauthenticated
+        case Verdict.UNKNOWN:
+            return Ambiguous if call.sent else Unavailable
+        case Verdict.NO_EFFECT:
+            return Unavailable
+        case _:
+            return verdict

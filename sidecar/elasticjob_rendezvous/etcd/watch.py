@@ -1,0 +1,191 @@
+"""One watch: several ranges over one gRPC stream, ended by a typed error.
+
+It never resumes by itself: what was missed can only be judged by reading the
+ranges again, so every doubt ends the watch and the caller starts afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc.aio
+
+from elasticjob_rendezvous.core.kv import Range, WatchBatch
+from elasticjob_rendezvous.etcd import wire
+from elasticjob_rendezvous.etcd.auth import Metadata
+from elasticjob_rendezvous.etcd.endpoints import Link
+from elasticjob_rendezvous.etcd.errors import (
+    Compacted,
+    EtcdError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
+from elasticjob_rendezvous.etcd.keepalive import HAS_LEADER
+from elasticjob_rendezvous.etcd.status import Verdict
+from elasticjob_rendezvous.etcd.transport import BROKEN, Transport, read_failure
+
+_OPERATION = "watch"
+
+
+class _Refused(Exception):
+    """The watch was refused in a way that a new auth token may cure."""
+
+    def __init__(self, kind: type[EtcdError], detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+
+
+async def watch(
+    transport: Transport, targets: Sequence[Range], start_revision: int, idle_seconds: float
+) -> AsyncGenerator[WatchBatch, None]:
+    """Yield the events of `targets` from `start_revision` on; see `Client.watch`."""
+    refreshed = False
+    while True:
+        link = transport.links.current()
+        url = link.endpoint.url
+        metadata: Metadata = ()
+        stream: _Stream | None = None
+        try:
+            metadata = await transport.token.metadata(link, transport.timeout_seconds)
+            stream = _Stream(link, metadata, transport.timeout_seconds, idle_seconds)
+            yield await stream.open(targets, start_revision)
+            while True:
+                yield await stream.batch()
+        except _Refused as refusal:
+            if refreshed or not transport.token.forget(metadata):
+                raise refusal.kind(_OPERATION, url, refusal.detail) from None
+            refreshed = True
+        except BROKEN as error:
+            failure = read_failure(error)
+            if failure.verdict is Verdict.STALE_TOKEN:
+                if refreshed or not transport.token.forget(metadata):
+                    raise Unauthenticated(_OPERATION, url, failure.detail) from error
+                refreshed = True
+                continue
+            await transport.links.failed(link)
+            kind = failure.verdict if isinstance(failure.verdict, type) else Unavailable
+            raise kind(_OPERATION, url, failure.detail) from error
+        except Unavailable:
+            await transport.links.failed(link)
+            raise
+        finally:
+            if stream is not None:
+                await stream.close()
+
+
+class _Stream:
+    """The gRPC stream of one watch."""
+
+    def __init__(
+        self, link: Link, metadata: Metadata, timeout_seconds: float, idle_seconds: float
+    ) -> None:
+        self._url = link.endpoint.url
+        self._timeout_seconds = timeout_seconds
+        self._idle_seconds = idle_seconds
+        self._call: Any = link.watch.Watch(metadata=metadata + HAS_LEADER)
+        self._reading: asyncio.Task[Any] | None = None
+        self._early: list[Any] = []
+        self._revision = 0
+
+    async def open(self, targets: Sequence[Range], start_revision: int) -> WatchBatch:
+        """Create all watches; return the empty batch that says they are in place."""
+        for target in targets:
+            await self._write(wire.watch_create_request(target, start_revision))
+        self._revision = start_revision - 1
+        created = 0
+        while created < len(targets):
+            reply = await self._read(self._timeout_seconds)
+            if reply is None:
+                raise TimeoutError
+            if reply.created:
+                created += 1
+                self._revision = self._revision if start_revision else reply.header.revision
+                self._check_not_behind(reply)
+            else:  # a watch already delivers while the next is still being created
+                self._early.append(reply)
+        return WatchBatch(self._revision, ())
+
+    def _check_not_behind(self, reply: Any) -> None:
+        """A server behind the start may have lost its data, and be silent for ever."""
+        if reply.header.revision < self._revision:
+            detail = (
+                f"the server is at revision {reply.header.revision}, behind {self._revision}: "
+                "it lags, or it has lost its data"
+            )
+            raise Unavailable(_OPERATION, self._url, detail)
+
+    async def batch(self) -> WatchBatch:
+        """Wait for the next events."""
+        while True:
+            reply = self._early.pop(0) if self._early else await self._patient_read()
+            if reply.events:
+                events = wire.watch_events(reply.events)
+                self._revision = max(self._revision, events[-1].mod_revision)
+                return WatchBatch(events[-1].mod_revision, events)
+            self._check_not_behind(reply)  # progress
+
+    async def _patient_read(self) -> Any:
+        """Read; after a silence ask the server whether it is still there."""
+        reply = await self._read(self._idle_seconds)
+        if reply is None:
+            await self._write(wire.progress_request())
+            reply = await self._read(self._timeout_seconds)
+        if reply is None:
+            silent_seconds = self._idle_seconds + self._timeout_seconds
+            detail = f"silent for {silent_seconds:g} s, and no answer to a progress request"
+            raise Unavailable(_OPERATION, self._url, detail)
+        return reply
+
+    async def _write(self, request: Any) -> None:
+        async with asyncio.timeout(self._timeout_seconds):
+            await self._call.write(request)
+
+    async def _read(self, timeout_seconds: float) -> Any:
+        """Return the next reply, None after the timeout.
+
+        The read is a task of its own because cancelling a read ends the whole
+        stream; it outlives the timeout, and `close` sees to its end.
+        """
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._call.read())
+        await asyncio.wait((self._reading,), timeout=timeout_seconds)
+        if not self._reading.done():
+            return None
+        task, self._reading = self._reading, None
+        reply = task.result()
+        if reply is grpc.aio.EOF:
+            raise Unavailable(_OPERATION, self._url, "the server ended the stream")
+        if reply.canceled:
+            self._raise_cancellation(reply)
+        return reply
+
+    def _raise_cancellation(self, reply: Any) -> None:
+        reason = reply.cancel_reason or "cancelled by the server"
+        if reply.compact_revision:
+            detail = f"compacted at revision {reply.compact_revision}"
+            raise Compacted(_OPERATION, self._url, detail, reply.compact_revision)
+        # etcd 3.4 says "permission denied" of a stale token as well.
+        for phrase, kind in _CURABLE.items():
+            if phrase in reason:
+                raise _Refused(kind, reason)
+        raise Unavailable(_OPERATION, self._url, reason)
+
+    async def close(self) -> None:
+        self._call.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            with suppress(*BROKEN):
+                await self._reading
+
+
+_CURABLE: dict[str, type[EtcdError]] = {
+    "permission denied": PermissionDenied,
+    "invalid auth token": Unauthenticated,
+    "revision of auth store is old": Unauthenticated,
+    "user name is empty": Unauthenticated,
+}
