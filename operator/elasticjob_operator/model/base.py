@@ -67,6 +67,8 @@ Timestamp = Annotated[
 ]
 """UTC with whole seconds, as Kubernetes writes times."""
 
+Generation = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""A revision of the spec, counted by the API server."""
 Count = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]

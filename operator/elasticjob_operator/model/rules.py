@@ -164,14 +164,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         CONTAINERS,
-        "must be set in the trainer container: the image's own entry point is not known here",
+        "command must be set in the trainer container: the image's own entry point is not known here",
         "self.template.spec.containers.all(c, (has(self.trainer) ? c.name != self.trainer : "
         "self.template.spec.containers.size() > 1) || (has(c.command) && c.command.size() > 0))",
         _trainer_has_a_command,
     ),
     Rule(
         CONTAINERS,
-        "must be unique among the pod's containers and init containers",
+        "names must be unique among the pod's containers and init containers",
         "self.template.spec.containers.all(c, "
         "self.template.spec.containers.exists_one(d, d.name == c.name)) && "
         f"{_INIT}.all(c, {_INIT}.exists_one(d, d.name == c.name) && "
@@ -180,7 +180,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         CONTAINERS,
-        f"must not be {' or '.join(RESERVED_NAMES)}: these containers are added to the pod",
+        f"names must not be {' or '.join(RESERVED_NAMES)}: these containers are added to the pod",
         f"self.template.spec.containers.all(c, !(c.name in {_RESERVED})) && "
         f"{_INIT}.all(c, !(c.name in {_RESERVED}))",
         _names_are_free,

@@ -65,7 +65,7 @@ class Rendezvous(SpecModel):
 
     backend: Backend = Backend.ETCD
     """Who keeps the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
-    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default_factory=list)
+    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = []
     """host:port of each server. Absent: the operator's etcd; for c10d the first node."""
     secret_name: ObjectName | None = None
     """Secret with ca.crt, tls.crt, tls.key, username and password for the endpoints."""
@@ -99,9 +99,7 @@ class Recovery(SpecModel):
 
     warm_start: WarmStart = WarmStart.AUTO
     """Fork workers from a preloaded interpreter (Auto), or always start afresh ("Off")."""
-    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(
-        default_factory=list
-    )
+    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = []
     """Modules to preload besides those that are found by themselves."""
     stop_grace_seconds: Seconds = 10
     """Seconds from SIGTERM to SIGKILL when workers are stopped for a planned change."""
@@ -155,13 +153,13 @@ class ElasticJobSpec(SpecModel):
     """Failures of workers after which the job fails. Leaves, losses and resizes are free."""
     trainer: ContainerName | None = None
     """Name of the container that trains. May be absent when the template has just one."""
-    rendezvous: Rendezvous = Field(default_factory=Rendezvous)
+    rendezvous: Rendezvous = Rendezvous()
     """How the nodes find each other."""
-    elasticity: Elasticity = Field(default_factory=Elasticity)
+    elasticity: Elasticity = Elasticity()
     """When and how the size changes."""
-    recovery: Recovery = Field(default_factory=Recovery)
+    recovery: Recovery = Recovery()
     """How workers are stopped and started."""
-    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    run_policy: RunPolicy = RunPolicy()
     """The life of the job as a whole."""
     template: PodTemplate
     """The pod of each node: a PodTemplateSpec."""

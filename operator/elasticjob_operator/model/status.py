@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from elasticjob_operator.model.base import StatusModel, Timestamp
+from elasticjob_operator.model.base import Generation, StatusModel, Timestamp
 from elasticjob_operator.model.enums import (
     ConditionStatus,
     ConditionType,
@@ -31,7 +31,7 @@ class Condition(StatusModel):
     """Why, in one CamelCase word."""
     message: str = ""
     """Why, for people."""
-    observed_generation: int = 0
+    observed_generation: Generation = 0
     """The generation of the spec that it was observed on."""
     last_transition_time: Timestamp
     """When the status last changed."""
@@ -151,9 +151,17 @@ class Status(StatusModel):
     """The last ten rounds, oldest first."""
     first_failure: FirstFailure | None = None
     """The culprit of the latest failure."""
-    conditions: list[Condition] = Field(default_factory=list)
+    conditions: Annotated[
+        list[Condition],
+        Field(
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+            }
+        ),
+    ] = Field(default_factory=list)
     """Observations."""
-    observed_generation: int = 0
+    observed_generation: Generation = 0
     """The generation of the spec that this status was computed from."""
     start_time: Timestamp | None = None
     """When the job began, or began again after a suspension."""

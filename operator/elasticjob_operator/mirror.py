@@ -1,0 +1,193 @@
+"""The operator's copy of every job's rendezvous: one watch for all jobs of an etcd.
+
+Range, then watch; on any doubt (the watch broke, history was compacted, another cluster answers,
+the revision went back) all is forgotten and read again. What cannot be read is unknown: `records`
+then returns None, never what was true before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.keys import ROOT, Keys
+from elasticjob_rendezvous.core.kv import (
+    Compare,
+    Deleted,
+    KeyValue,
+    Put,
+    Range,
+    RangeResult,
+    Target,
+    Txn,
+    WatchBatch,
+)
+from elasticjob_rendezvous.core.records import Bounds, Outcome
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
+
+from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
+
+log = logging.getLogger(__name__)
+
+LEAST_BACKOFF_SECONDS = 0.1
+MOST_BACKOFF_SECONDS = 5.0
+ATTEMPTS = 5
+
+
+class Mirror:
+    """The rendezvous of all jobs below `root`, kept while `run` runs.
+
+    `changes` yields the prefix of each job that changed; many changes of one job before it is
+    taken are one. It is woken also when a job becomes unknown, or known again.
+    """
+
+    def __init__(self, client: Client, root: str = ROOT) -> None:
+        self._client = client
+        self._target = Range(root, prefix=True)
+        self._jobs: dict[str, dict[str, KeyValue]] = {}
+        self._known = False
+        self._changed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._cluster_id = 0
+        self._revision = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether etcd can be read at present."""
+        return self._known
+
+    @property
+    def cluster_id(self) -> int:
+        """The etcd cluster that was read last; a change means that its data was lost."""
+        return self._cluster_id
+
+    def prefixes(self) -> tuple[str, ...]:
+        """The prefixes of all jobs that have a record."""
+        return tuple(self._jobs)
+
+    def records(self, prefix: str) -> Records | None:
+        """The records of a job, empty ones where it has none; None while etcd can't be read."""
+        if not self._known:
+            return None
+        return records(prefix, self._jobs.get(prefix, {}).values())
+
+    async def changes(self) -> AsyncIterator[str]:
+        """The prefixes of jobs whose records changed. For one consumer."""
+        while True:
+            await self._wake.wait()
+            while self._changed:
+                prefix = next(iter(self._changed))
+                del self._changed[prefix]
+                yield prefix
+            self._wake.clear()
+
+    async def run(self) -> None:
+        """Mirror until cancelled."""
+        delay_seconds = LEAST_BACKOFF_SECONDS
+        while True:
+            try:
+                await self._follow()
+            except EtcdError as error:
+                if self._known:
+                    delay_seconds = LEAST_BACKOFF_SECONDS
+                    log.warning("mirror %s: lost, reading again: %s", self._target.key, error)
+                self._lose()
+            await asyncio.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, MOST_BACKOFF_SECONDS)
+
+    async def _follow(self) -> None:
+        """One watch's life. It is opened before the range, so nothing falls between them."""
+        async with aclosing(self._client.watch((self._target,))) as batches:
+            await anext(batches)
+            self._rebuild(await self._client.range(self._target))
+            async for batch in batches:
+                self._apply(batch)
+
+    def _rebuild(self, found: RangeResult) -> None:
+        if self._cluster_id not in (0, found.cluster_id):
+            log.warning(
+                "mirror %s: another etcd cluster answers (%x, was %x): its data was lost",
+                self._target.key, found.cluster_id, self._cluster_id,
+            )  # fmt: skip
+        elif found.revision < self._revision:
+            log.warning(
+                "mirror %s: etcd went back from revision %d to %d: data was lost",
+                self._target.key, self._revision, found.revision,
+            )  # fmt: skip
+        before, self._jobs = self._jobs, {}
+        for kv in found.kvs:
+            if prefix := prefix_of(kv.key):
+                self._jobs.setdefault(prefix, {})[kv.key] = kv
+        self._cluster_id, self._revision, self._known = found.cluster_id, found.revision, True
+        self._tell(*self._jobs, *before)
+
+    def _apply(self, batch: WatchBatch) -> None:
+        for event in batch.events:
+            if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
+                continue  # the range has seen it already
+            job = self._jobs.setdefault(prefix, {})
+            if isinstance(event, Deleted):
+                job.pop(event.key, None)
+                if not job:
+                    del self._jobs[prefix]
+            else:
+                job[event.key] = event
+            self._tell(prefix)
+        # Events of one revision may come in several batches of several watched ranges; here there
+        # is one range, so a revision is complete.
+        self._revision = max(self._revision, batch.revision)
+
+    def _lose(self) -> None:
+        if self._known:
+            self._known = False
+            self._tell(*self._jobs)
+
+    def _tell(self, *prefixes: str) -> None:
+        self._changed.update(dict.fromkeys(prefixes))
+        self._wake.set()
+
+
+async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> None:
+    """Write a job's bounds, of which the operator is the only writer: putting again is safe."""
+    put = Put(Keys(prefix).bounds, encode(bounds))
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            await client.put(put)
+            return
+        except Ambiguous:
+            if attempt == ATTEMPTS:
+                raise
+
+
+async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> bool:
+    """Close a job's rendezvous from outside; false when it was closed already.
+
+    The round belongs to its coordinator, so the write compares what was read; when the coordinator
+    was faster, its word is read and closed in turn.
+    """
+    key = Keys(prefix).round
+    for _ in range(ATTEMPTS):
+        found = await client.range(Range(key))
+        before = found.kvs[0] if found.kvs else None
+        value = closed(before, outcome, utc_ms)
+        if value is None:
+            return False
+        revision = before.mod_revision if before else 0
+        unchanged = Compare(key, Target.MOD, revision)
+        try:
+            if (await client.txn(Txn((unchanged,), (Put(key, value),)))).succeeded:
+                return True
+        except Ambiguous:
+            continue  # read again: the next look decides
+    raise Contended(prefix)
+
+
+class Contended(Exception):
+    """The round changed under every attempt to close it; try again."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(f"the round below {prefix} changed under {ATTEMPTS} attempts to close it")

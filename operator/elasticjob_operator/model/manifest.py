@@ -1,0 +1,120 @@
+"""Manifests in files: the jobs in them, or every problem with its line and column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
+from elasticjob_operator.model.parse import parse_manifest
+from elasticjob_operator.model.problems import InvalidManifest, Location, field_path
+from elasticjob_operator.model.yaml_nodes import Place, YamlDocument, documents
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """One fault of a file. `line` and `column` count from 1 and are 0 when it cannot be read."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class InvalidFile(ValueError):
+    """A file that is not all valid ElasticJobs; holds every problem."""
+
+    def __init__(self, problems: list[FileProblem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def load_file(path: Path | str) -> list[ElasticJob]:
+    """The jobs in a file, in order, at least one.
+
+    Raises:
+        InvalidFile: with every problem of every document in it.
+    """
+    jobs, problems = _read(Path(path))
+    if problems:
+        raise InvalidFile(problems)
+    return jobs
+
+
+def check_file(path: Path | str) -> list[FileProblem]:
+    """All that is wrong with a file, in the order of its lines; [] when it is valid."""
+    return _read(Path(path))[1]
+
+
+def _read(path: Path) -> tuple[list[ElasticJob], list[FileProblem]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return [], [_unreadable(path, f"must be a readable file: {reason}")]
+    except UnicodeDecodeError as error:
+        return [], [_unreadable(path, f"must be UTF-8 text: byte {error.start} is not")]
+    jobs: list[ElasticJob] = []
+    problems: list[FileProblem] = []
+    seen = 0
+    for document in documents(text):
+        if document.value is None and not document.faults:
+            continue
+        seen += 1
+        found = [
+            FileProblem(str(path), place.line, place.column, field_path(location), message)
+            for place, location, message in _judge(document, jobs)
+        ]
+        problems += sorted(found, key=lambda problem: (problem.line, problem.column))
+    if not seen:
+        problems.append(FileProblem(str(path), 1, 1, "", f"must hold an {KIND}; it is empty"))
+    return jobs, problems
+
+
+def _unreadable(path: Path, message: str) -> FileProblem:
+    return FileProblem(str(path), 0, 0, "", message)
+
+
+def _judge(
+    document: YamlDocument, jobs: list[ElasticJob]
+) -> Iterator[tuple[Place, Location, str]]:
+    """The problems of one document; without any, its job is added to `jobs`."""
+    for fault in document.faults:
+        yield fault.place, fault.location, fault.message
+    value = document.value
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        message = f"must be a mapping with apiVersion: {API_VERSION} and kind: {KIND}"
+        yield document.start, (), message
+        return
+    if _is_foreign(value):
+        message = f"must be {KIND} of {API_VERSION}; this document is {_kind(value)}"
+        yield document.place_of(("kind",)), ("kind",), message
+        return
+    try:
+        job = parse_manifest(value)
+    except InvalidManifest as error:
+        for problem in error.problems:
+            yield document.place_of(problem.location), problem.location, problem.message
+    else:
+        if not document.faults:
+            jobs.append(job)
+
+
+def _is_foreign(value: Mapping[str, object]) -> bool:
+    """Another kind of object altogether, whose fields are not worth judging."""
+    kind, version = value.get("kind"), value.get("apiVersion")
+    if kind == KIND:
+        return isinstance(version, str) and version.split("/")[0] != GROUP
+    return isinstance(kind, str) and isinstance(version, str) and not version.startswith(GROUP)
+
+
+def _kind(value: Mapping[str, object]) -> str:
+    return f"{value['kind']} of {value['apiVersion']}"
