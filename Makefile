@@ -20,14 +20,33 @@ help: ## list the targets
 install: ## the Python environments: dependencies in the cache, this checkout in .venv
 	@python=$$(scripts/python) && "$$python" scripts/environment.py "$(CACHE)"
 
-.PHONY: lint types imports generated
+.PHONY: etcd
+etcd: install ## the etcd servers of the tests and benchmarks, in the cache
+	@$(PY) scripts/etcd_servers.py "$(CACHE)"
+
+.PHONY: lint types imports
 lint: install ## ruff
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 types: install ## mypy, strict
 	$(PY) -m mypy
-imports: install ## the arrows between the packages
+imports: install ## import-linter: the arrows between the packages
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
+
+.PHONY: format
+format: install ## put the code into its one shape
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
 
 .PHONY: check
 check: lint types imports ## lint, types, unit tests, 1,000 simulated schedules: under a minute
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
+
+.PHONY: test
+test: lint types imports etcd ## everything, with 10,000 schedules and real etcd servers
+	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
+
+.PHONY: bench bench-rendezvous
+bench: bench-rendezvous ## every benchmark
+bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
+	$(PY) -m bench.rendezvous

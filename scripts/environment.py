@@ -65,9 +65,7 @@ def is_complete(environment: Path, wanted: str) -> bool:
     """Whether the environment was made to its end, of these ingredients, and has its Python."""
     stamp = environment / STAMP
     return (
-        (environment / "bin" / "python").exists()
-        and stamp.exists()
-        and stamp.read_text() == wanted
+        (environment / "bin" / "python").exists() and stamp.exists() and stamp.read_text() == wanted
     )
 
 

@@ -1,0 +1,167 @@
+"""What the repository promises about itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (
+    "operator/elasticjob_operator",
+    "sidecar/elasticjob_rendezvous",
+    "sidecar/elasticjob_agent",
+    "cli/elasticjob_cli",
+)
+CORES = sorted(
+    module
+    for package in PACKAGES
+    for module in (ROOT / package / "core").glob("**/*.py")
+    if (ROOT / package / "core").is_dir()
+)
+# In two parts: this file may not name them either.
+REGISTRIES = [
+    f"{name}.{domain}"
+    for name, domain in (
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("proxy.golang", "org"),
+        ("sum.golang", "org"),
+        ("registry.npmjs", "org"),
+        ("deb.debian", "org"),
+        ("archive.ubuntu", "com"),
+        ("download.pytorch", "org"),
+    )
+]
+# Reads of a clock, of chance or of the environment that need no forbidden import.
+IMPURE_CALLS = {"now", "utcnow", "today", "uuid1", "uuid4", "getenv", "open", "print", "input"}
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def committed_files() -> list[Path]:
+    """Every file that is committed or about to be."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_operator_folder_does_not_hide_pythons_operator_module() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_no_file_names_a_package_registry_or_a_home_of_its_author() -> None:
+    forbidden = re.compile("|".join(map(re.escape, [*REGISTRIES, "/wo" + "rk/", "/ro" + "ot/"])))
+    named = {
+        str(path.relative_to(ROOT)): found[0]
+        for path in committed_files()
+        if (found := forbidden.search(path.read_text(encoding="utf-8", errors="replace")))
+    }
+    assert named == {}
+
+
+def test_license_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_is_typed_and_in_the_wheel(package: str) -> None:
+    assert (ROOT / package / "__init__.py").exists()
+    assert (ROOT / package / "py.typed").exists()
+    wheel = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]  # type: ignore[index]
+    assert package in wheel["packages"]
+
+
+def test_ci_runs_make_test_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    commands = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert commands == ['cd "$(dirname "$0")/.." && exec make test']
+    assert script.stat().st_mode & stat.S_IXUSR
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_make_targets_that_a_document_names_exist(document: str) -> None:
+    named = set(re.findall(r"`make ([a-z-]+)", (ROOT / document).read_text()))
+    named |= set(
+        re.findall(r"^(?:\$ )?make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE)
+    )
+    assert named
+    assert named <= make_targets()
+
+
+def test_every_make_target_is_phony_and_does_something() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = {
+        name for line in re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE) for name in line.split()
+    }
+    assert make_targets() == phony
+    for target in phony:
+        recipe = re.search(rf"^{target}:([^#\n]*)(?:##.*)?\n(\t.*)?", text, re.MULTILINE)
+        assert recipe is not None, target
+        assert recipe[1].strip() or recipe[2], f"{target} does nothing"
+
+
+def test_constraints_pin_every_dependency_once() -> None:
+    pins = [
+        line.partition("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    names = [name for name, _, _ in pins]
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for _, _, version in pins)
+    assert names == sorted(set(names))
+    extras = pyproject()["project"]["optional-dependencies"]  # type: ignore[index]
+    wanted = {
+        re.split(r"[\[<>=;~! ]", requirement)[0].lower().replace("_", "-").replace(".", "-")
+        for requirements in extras.values()
+        for requirement in requirements
+    }
+    assert wanted - {"elasticjob"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    "pins", sorted((ROOT / "scripts" / "etcd").glob("*")), ids=lambda p: p.name
+)
+def test_etcd_build_is_pinned_to_its_version(pins: Path) -> None:
+    modules = (pins / "go.mod").read_text()
+    for module in ("server", "etcdctl"):
+        assert f"go.etcd.io/etcd/{module}/v3 v{pins.name} // indirect\n" in modules
+        assert f"go.etcd.io/etcd/{module}/v3 v{pins.name} h1:" in (pins / "go.sum").read_text()
+
+
+@pytest.mark.parametrize("module", CORES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_core_module_calls_nothing_impure(module: Path) -> None:
+    """The part of the promise that import-linter cannot see: it looks at imports alone."""
+    found = []
+    for node in ast.walk(ast.parse(module.read_text(), str(module))):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+                if name in IMPURE_CALLS:
+                    found.append(f"{module.name}:{node.lineno}: {name}()")
+            case ast.AsyncFunctionDef() | ast.Await() | ast.Global():
+                found.append(f"{module.name}:{node.lineno}: {type(node).__name__}")
+            case ast.Name(id="environ" | "__import__"):
+                found.append(f"{module.name}:{node.lineno}: {node.id}")
+    assert found == []
+
+
+def test_the_cores_were_found() -> None:
+    assert {path.relative_to(ROOT).parts[1] for path in CORES} == {
+        "elasticjob_agent",
+        "elasticjob_operator",
+        "elasticjob_rendezvous",
+    }
