@@ -1,0 +1,186 @@
+"""The agent's end of a connection to a launcher: commands out, events in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_agent.hands import (
+    HandsError,
+    HandsEvent,
+    HandsGone,
+    Hello,
+    LauncherSignalled,
+    LogTrouble,
+    Started,
+    StartRefused,
+    StartWorkers,
+    Stopped,
+    WorkerExited,
+)
+from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES, WireError, decode, encode
+
+SEND_TIMEOUT_SECONDS = 10.0
+HELLO_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Who this agent is to the launcher, which answers probes with it.
+
+    `job_key` signs those answers; `orphan_seconds` is how long workers outlive a lost agent.
+    """
+
+    member: str
+    session: str
+    job_key: bytes
+    orphan_seconds: float = 30.0
+
+
+class Channel:
+    """One connection, attached. `events` ends when it closes; `HandsGone` only if it is final."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @staticmethod
+    async def attached(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attach: Attach
+    ) -> Channel:
+        channel = Channel(reader, writer)
+        await channel.send(
+            {
+                "type": "attach",
+                "member": attach.member,
+                "session": attach.session,
+                "job_key": attach.job_key.hex(),
+                "orphan_seconds": attach.orphan_seconds,
+            }
+        )
+        return channel
+
+    async def events(self) -> AsyncIterator[HandsEvent]:
+        """What the launcher says; the connection's end, for whatever cause, ends it."""
+        try:
+            # The first answer comes at once or never; after it, silence is normal.
+            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+                line = await self._reader.readline()
+            while line.endswith(b"\n"):
+                yield event(decode(line))
+                line = await self._reader.readline()
+        except TimeoutError:
+            yield HandsGone("the launcher took the connection but did not answer")
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            yield HandsGone(f"the launcher's message cannot be read: {error!r}")
+        except OSError:
+            return
+
+    async def start(self, command: StartWorkers) -> None:
+        workers = [
+            {
+                "local_rank": worker.local_rank,
+                "argv": list(worker.argv),
+                "env": dict(worker.env),
+                "log_dir": worker.log_dir,
+                "prefix": worker.prefix,
+            }
+            for worker in command.workers
+        ]
+        await self.send(
+            {
+                "type": "start",
+                "round": command.round,
+                "workers": workers,
+                "max_log_bytes": command.max_log_bytes,
+            }
+        )
+
+    async def stop(self, round: int, grace_seconds: float) -> None:
+        await self.send({"type": "stop", "round": round, "grace_seconds": grace_seconds})
+
+    async def signal(self, round: int, signum: int) -> None:
+        await self.send({"type": "signal", "round": round, "signum": signum})
+
+    async def release(self, exit_code: int, message: str) -> None:
+        await self.send({"type": "release", "exit_code": exit_code, "message": message})
+
+    async def send(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                self._writer.write(encode(message))
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise HandsError(f"the launcher took no {message['type']!r}: it is stuck") from error
+        except (OSError, RuntimeError) as error:
+            raise HandsError(f"the launcher took no {message['type']!r}: {error}") from error
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def connected_streams(
+    path: str,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the unix socket; raises OSError or TimeoutError."""
+    async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+        return await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)
+
+
+def event(message: dict[str, Any]) -> HandsEvent:
+    """The typed event; raises WireError, KeyError, TypeError or ValueError on a foreign message."""
+    match message.get("type"):
+        case "hello":
+            return _hello(message)
+        case "started":
+            return Started(int(message["round"]), _pids(message["pids"]))
+        case "start_refused":
+            return StartRefused(int(message["round"]), str(message["message"]))
+        case "worker_exited":
+            return _exited(message)
+        case "stopped":
+            return Stopped(int(message["round"]))
+        case "launcher_signalled":
+            return LauncherSignalled(int(message["signum"]))
+        case "log_trouble":
+            return LogTrouble(str(message["message"]))
+        case "taken_over":
+            return HandsGone(f"another agent took over, session {message['session']}")
+        case "error":
+            return HandsGone(f"the launcher refused: {message['message']}")
+        case kind:
+            raise WireError(f"unknown message type {kind!r}")
+
+
+def _hello(message: dict[str, Any]) -> Hello:
+    running = message["running"]
+    return Hello(
+        argv=tuple(message["argv"]),
+        pid=int(message["pid"]),
+        python=str(message["python"]),
+        cwd=str(message["cwd"]),
+        probe_port=int(message["probe_port"]),
+        running=None if running is None else int(running),
+        pids=_pids(message["pids"]),
+        exits=tuple(_exited(exit_) for exit_ in message["exits"]),
+        env_names=frozenset(message["env_names"]),
+    )
+
+
+def _exited(message: dict[str, Any]) -> WorkerExited:
+    return WorkerExited(
+        round=int(message["round"]),
+        local_rank=int(message["local_rank"]),
+        pid=int(message["pid"]),
+        exit_code=message["exit_code"],
+        signal=message["signal"],
+        at_unix_ms=int(message["at_unix_ms"]),
+        message=str(message["message"]),
+        stderr_tail=str(message["stderr_tail"]),
+    )
+
+
+def _pids(pids: dict[str, int]) -> dict[int, int]:
+    return {int(local_rank): int(pid) for local_rank, pid in pids.items()}

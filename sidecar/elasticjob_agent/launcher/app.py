@@ -1,0 +1,250 @@
+"""The launcher itself: which agent it listens to, and what it does when there is none.
+
+With an agent it only obeys. Without one it lets the workers train on for a while, forwards a
+SIGTERM to them, and ends what nobody came back for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .children import kill_descendants, open_pidfd
+from .connection import Connection
+from .loop import Loop, Timer
+from .output import Output
+from .probe import ProbeServer, answer
+from .requests import Attach, Release, Signal, Start, Stop, request
+from .server import AgentServer
+from .settings import Settings, worker_environment
+from .spawn import become_subreaper
+from .wire import MAX_MESSAGE_BYTES, WireError
+from .workers import Workers
+
+if TYPE_CHECKING:
+    from .requests import Request
+
+FLUSH_SECONDS = 2.0
+SWEEP_SECONDS = 5.0
+LIFELINE_CHECK_SECONDS = 1.0
+TERMINATION_MESSAGE_BYTES = 4096
+EXIT_AGENT_LOST = 1
+
+
+class Launcher:
+    """One launcher process; `run` gives its exit code."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._loop = Loop()
+        self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
+        self._env = worker_environment(environ)
+        self._workers = Workers(self._loop, self._output, self._env, self._tell)
+        self._cwd = str(Path.cwd())
+        self._attach = Attach("", "", b"", settings.orphan_seconds)
+        self._agent: Connection | None = None
+        self._orphan_timer: Timer | None = None
+        self._signalled: int | None = None
+        self._ending = False
+        self._exit_code: int | None = None
+        self._log_trouble: str | None = None
+        self._server: AgentServer | None = None
+        self._probe: ProbeServer | None = None
+
+    def run(self) -> int:
+        become_subreaper()
+        self._loop.on_signal(signal.SIGCHLD, self._workers.reap)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.on_signal(signum, partial(self._asked_to_end, signum))
+        self._follow_lifeline()
+        if self._settings.probe_port is not None:
+            self._probe = ProbeServer(
+                self._loop, self._settings.probe_address, self._settings.probe_port, self._probed
+            )
+        self._listen()
+        self._loop.run()
+        return self._finish()
+
+    def _listen(self) -> None:
+        if self._settings.agent_fd is None:
+            self._server = AgentServer(self._loop, self._settings.socket_path, self._connected)
+        else:
+            sock = socket.socket(fileno=self._settings.agent_fd)
+            self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
+
+    def _follow_lifeline(self) -> None:
+        """End with the process named in the settings, however it ends."""
+        pid = self._settings.lifeline_pid
+        if not pid:
+            return
+        try:
+            fd = open_pidfd(pid)
+        except ProcessLookupError:
+            self._end(EXIT_AGENT_LOST)
+            return
+        if fd is not None:
+            self._loop.watch(fd, lambda: self._end(EXIT_AGENT_LOST))
+        else:  # a kernel before 5.3
+            self._loop.call_later(LIFELINE_CHECK_SECONDS, self._follow_lifeline)
+
+    # --- agents
+
+    def _connected(self, connection: Connection) -> None:
+        connection.on_message = lambda message: self._received(connection, message)
+        connection.on_closed = lambda: self._disconnected(connection)
+
+    def _received(self, connection: Connection, message: dict[str, Any]) -> None:
+        asked = request(message)
+        if isinstance(asked, Attach):
+            self._attached(connection, asked)
+        elif connection is not self._agent:
+            raise WireError("the first message must be `attach`")
+        else:
+            self._obey(asked)
+
+    def _attached(self, connection: Connection, attach: Attach) -> None:
+        if self._attach.member not in ("", attach.member):
+            raise WireError(
+                f"this launcher belongs to member {self._attach.member!r}, not to "
+                f"{attach.member!r}: connect to the launcher of your own node"
+            )
+        previous, self._agent = self._agent, connection
+        if previous is not None and previous is not connection:
+            previous.send({"type": "taken_over", "session": attach.session})
+            previous.close_when_sent()
+        if attach.orphan_seconds is None:
+            attach = attach._replace(orphan_seconds=self._settings.orphan_seconds)
+        self._attach = attach
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        connection.send(self._hello())
+        if self._log_trouble is not None:
+            connection.send({"type": "log_trouble", "message": self._log_trouble})
+        if self._signalled is not None:
+            connection.send({"type": "launcher_signalled", "signum": self._signalled})
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "type": "hello",
+            "argv": list(self._settings.argv),
+            "pid": os.getpid(),
+            "python": sys.executable,
+            "cwd": self._cwd,
+            "probe_port": self._probe.port if self._probe is not None else 0,
+            "running": self._workers.running_round,
+            "pids": {str(rank): pid for rank, pid in self._workers.running_pids.items()},
+            "exits": self._workers.exits,
+            "env_names": sorted(self._env),
+        }
+
+    def _obey(self, asked: Request) -> None:
+        if isinstance(asked, Start):
+            if not self._ending:
+                self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
+            else:
+                message = "the launcher is ending"
+                self._tell({"type": "start_refused", "round": asked.round, "message": message})
+        elif isinstance(asked, Stop):
+            self._workers.stop(asked.round, asked.grace_seconds)
+        elif isinstance(asked, Signal):
+            self._workers.signal(asked.round, asked.signum)
+        elif isinstance(asked, Release):
+            self._released(asked)
+
+    def _disconnected(self, connection: Connection) -> None:
+        if connection is not self._agent:
+            return
+        self._agent = None
+        if self._settings.agent_fd is not None:
+            self._end(EXIT_AGENT_LOST)
+        elif self._signalled is not None:
+            self._end_by_myself(self._signalled)
+        elif self._workers.running_round is not None:
+            seconds = self._attach.orphan_seconds or 0.0
+            self._orphan_timer = self._loop.call_later(seconds, self._orphaned)
+
+    def _orphaned(self) -> None:
+        running = self._workers.running_round
+        if self._agent is None and running is not None:
+            self._output.say(
+                f"no agent came back for {self._attach.orphan_seconds:g} s: "
+                f"killing the workers of round {running}"
+            )
+            self._workers.stop(running, 0)
+
+    # --- events
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._agent is not None:
+            self._agent.send(event)
+        if event["type"] == "stopped" and self._ending:
+            self._end(128 + (self._signalled or signal.SIGTERM))
+
+    def _trouble(self, message: str) -> None:
+        if self._log_trouble is None:
+            self._log_trouble = message
+            self._output.say(message)
+            self._tell({"type": "log_trouble", "message": message})
+
+    def _probed(self, question: dict[str, Any]) -> dict[str, Any]:
+        body = {
+            "member": self._attach.member,
+            "session": self._attach.session,
+            "round": self._workers.running_round,
+            "workers": len(self._workers.running_pids),
+            "agent_attached": self._agent is not None,
+        }
+        return answer(question, self._attach.job_key, body)
+
+    # --- the end
+
+    def _asked_to_end(self, signum: int) -> None:
+        self._signalled = signum
+        if self._agent is not None:
+            self._tell({"type": "launcher_signalled", "signum": signum})
+        else:
+            self._end_by_myself(signum)
+
+    def _end_by_myself(self, signum: int) -> None:
+        running = self._workers.running_round
+        if running is None:
+            self._end(128 + signum)
+            return
+        self._ending = True
+        self._output.say(f"{signal.Signals(signum).name} without an agent: stopping the workers")
+        self._workers.stop(running, self._settings.stop_grace_seconds)
+
+    def _released(self, asked: Release) -> None:
+        if asked.message:
+            self._output.say(asked.message)
+            self._write_termination_message(asked.message)
+        self._end(asked.exit_code)
+
+    def _write_termination_message(self, message: str) -> None:
+        path = Path(self._settings.termination_log)
+        with contextlib.suppress(OSError):
+            if path.exists():  # kubelet makes it; elsewhere there is none
+                path.write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
+
+    def _end(self, exit_code: int) -> None:
+        if self._exit_code is None:
+            self._exit_code = exit_code
+        self._loop.stop()
+
+    def _finish(self) -> int:
+        running = self._workers.running_round
+        if running is not None:
+            self._workers.stop(running, 0)
+        kill_descendants(SWEEP_SECONDS)
+        self._workers.drain()
+        if self._server is not None:
+            self._server.close()
+        self._output.flush(FLUSH_SECONDS)
+        return self._exit_code if self._exit_code is not None else EXIT_AGENT_LOST

@@ -1,0 +1,93 @@
+"""What the kernel knows about processes: groups, orphans, and the end of another process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+# The same number on every architecture; os.pidfd_open came only with Python 3.9.
+SYS_PIDFD_OPEN = 434
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/<pid>/stat that matter here."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+
+
+def processes() -> Iterator[Stat]:
+    """Every process that can be seen; those that end meanwhile are left out."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                yield _parsed((entry / "stat").read_bytes())
+
+
+def _parsed(stat: bytes) -> Stat:
+    # The name, in parentheses, may itself hold spaces and parentheses.
+    head, _, tail = stat.rpartition(b")")
+    state, parent, group = tail.split()[:3]
+    return Stat(int(head.split()[0]), state.decode("ascii"), int(parent), int(group))
+
+
+def group_exists(group: int) -> bool:
+    """Whether the process group has a member, a zombie included."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def group_has_only_zombies(group: int) -> bool:
+    return all(stat.state in "ZX" for stat in processes() if stat.group == group)
+
+
+def kill_group(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_descendants(within_seconds: float) -> None:
+    """SIGKILL and reap whatever is left below this subreaper, such as daemons of a worker.
+
+    Each death hands its children to this process, so a few turns reach everything.
+    """
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        own = os.getpid()
+        left = [stat.pid for stat in processes() if stat.parent == own]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where there is none.
+
+    Raises ProcessLookupError when it has ended already.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = int(libc.syscall(SYS_PIDFD_OPEN, pid, 0))
+    if fd >= 0:
+        return fd
+    with contextlib.suppress(PermissionError):
+        os.kill(pid, 0)
+    return None

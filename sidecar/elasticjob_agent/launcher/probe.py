@@ -1,0 +1,123 @@
+"""The launcher's answer to other nodes: are this member's workers alive, and its agent?
+
+A prober sends one JSON line, {"nonce": hex}, and gets one line back, signed with the job's key so
+that no stranger at this address can speak for the member.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from .connection import Connection
+from .loop import Loop
+from .settings import PROBE_ADDRESS, PROBE_PORT, SettingsError
+from .wire import canonical
+
+NONCE = re.compile(r"(?:[0-9a-f]{2}){8,64}")
+MAX_QUESTION_BYTES = 1024
+QUESTION_SECONDS = 5.0
+MAX_PROBERS = 128
+
+
+def signature(job_key: bytes, nonce: str, body: dict[str, Any]) -> str:
+    """Hex HMAC-SHA256 over the nonce, as sent, and the canonical JSON of `body` without "hmac"."""
+    unsigned = {name: value for name, value in body.items() if name != "hmac"}
+    return hmac.new(job_key, nonce.encode() + canonical(unsigned), hashlib.sha256).hexdigest()
+
+
+def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> dict[str, Any]:
+    """What a prober gets: the signed body, or an error that says what its question must be."""
+    nonce = question.get("nonce")
+    if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
+        return {"error": "nonce must be 16 to 128 lowercase hex digits, an even number of them"}
+    if not job_key:
+        return {"error": "no agent has attached to this launcher yet"}
+    return {**body, "hmac": signature(job_key, nonce, body)}
+
+
+class ProbeServer:
+    """Answers probes on a TCP port; `port` is the one it got."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: str,
+        port: int,
+        answer_to: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        self._loop = loop
+        self._answer_to = answer_to
+        self._sock = _listening_socket(address, port)
+        self._open = 0
+        self.port: int = self._sock.getsockname()[1]
+        loop.watch(self._sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        if self._open >= MAX_PROBERS:
+            sock.close()
+            return
+        self._open += 1
+        connection = Connection(self._loop, sock, MAX_QUESTION_BYTES)
+        too_late = self._loop.call_later(QUESTION_SECONDS, connection.close)
+
+        def on_message(question: dict[str, Any]) -> None:
+            connection.send(self._answer_to(question))
+            connection.close_when_sent()
+
+        def on_closed() -> None:
+            self._open -= 1
+            too_late.cancel()
+
+        connection.on_message = on_message
+        connection.on_closed = on_closed
+
+
+def _listening_socket(address: str, port: int) -> socket.socket:
+    try:
+        if address:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            sock = _bound(family, address, port)
+        else:
+            sock = _bound_to_all(port)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on port {port} of {address or 'any address'}: {error.strerror}; "
+            f"set {PROBE_PORT} to a free port or 0, {PROBE_ADDRESS} to an address of this host"
+        ) from error
+    sock.listen(MAX_PROBERS)
+    sock.setblocking(False)
+    return sock
+
+
+def _bound_to_all(port: int) -> socket.socket:
+    """Both address families where the host has IPv6, else IPv4."""
+    try:
+        return _bound(socket.AF_INET6, "::", port)
+    except OSError:
+        return _bound(socket.AF_INET, "0.0.0.0", port)
+
+
+def _bound(family: int, address: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

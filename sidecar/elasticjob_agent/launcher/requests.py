@@ -1,0 +1,120 @@
+"""What an agent may ask of the launcher, parsed once from its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .wire import WireError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    # An expression that Python 3.8 cannot evaluate.
+    Request: TypeAlias = "Attach | Start | Stop | Signal | Release"
+
+class Attach(NamedTuple):
+    """Who the agent is; `orphan_seconds` None keeps the launcher's own setting."""
+
+    member: str
+    session: str
+    job_key: bytes
+    orphan_seconds: float | None
+
+
+class Start(NamedTuple):
+    """Each worker: local_rank, argv, env, log_dir, prefix."""
+
+    round: int
+    workers: list[dict[str, Any]]
+    max_log_bytes: int
+
+
+class Stop(NamedTuple):
+    round: int
+    grace_seconds: float
+
+
+class Signal(NamedTuple):
+    round: int
+    signum: int
+
+
+class Release(NamedTuple):
+    exit_code: int
+    message: str
+
+
+def request(message: dict[str, Any]) -> Request:
+    """The typed request; raises WireError that names the field."""
+    kind = message.get("type")
+    if kind == "attach":
+        return _attach(message)
+    if kind == "start":
+        return _start(message)
+    if kind == "stop":
+        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"))
+    if kind == "signal":
+        return Signal(_int(message, "round"), _int(message, "signum", 1, 64))
+    if kind == "release":
+        return Release(_int(message, "exit_code", 0, 255), _text(message, "message"))
+    raise WireError(f"unknown message type {kind!r}")
+
+
+def _attach(message: dict[str, Any]) -> Attach:
+    orphan_seconds = None
+    if message.get("orphan_seconds") is not None:
+        orphan_seconds = _seconds(message, "orphan_seconds")
+    try:
+        job_key = bytes.fromhex(_text(message, "job_key"))
+    except ValueError as error:
+        raise WireError("job_key must be hex digits") from error
+    return Attach(_text(message, "member"), _text(message, "session"), job_key, orphan_seconds)
+
+
+def _start(message: dict[str, Any]) -> Start:
+    workers = message.get("workers")
+    if not isinstance(workers, list):
+        raise WireError("workers must be a list")
+    return Start(
+        _int(message, "round"),
+        [_worker(worker) for worker in workers],
+        _int(message, "max_log_bytes"),
+    )
+
+
+def _worker(worker: Any) -> dict[str, Any]:
+    if not isinstance(worker, dict):
+        raise WireError("each of workers must be an object")
+    argv, env = worker.get("argv"), worker.get("env")
+    if not isinstance(argv, list) or not all(isinstance(item, str) for item in argv):
+        raise WireError("argv must be a list of strings")
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise WireError("env must be an object whose values are strings")
+    return {
+        "local_rank": _int(worker, "local_rank"),
+        "argv": argv,
+        "env": env,
+        "log_dir": _text(worker, "log_dir"),
+        "prefix": _text(worker, "prefix"),
+    }
+
+
+def _text(message: dict[str, Any], name: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str):
+        raise WireError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def _int(message: dict[str, Any], name: str, least: int = 0, most: int = 2**63) -> int:
+    value = message.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise WireError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
+    return value
+
+
+def _seconds(message: dict[str, Any], name: str) -> float:
+    value = message.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1e9:
+        raise WireError(f"{name} must be seconds, at least 0, got {value!r}")
+    return float(value)

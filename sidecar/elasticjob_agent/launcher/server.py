@@ -1,0 +1,78 @@
+"""The launcher's ear for agents: a unix socket that any of them may connect to.
+
+One agent is attached at a time. A newer one takes over from an older one, since an agent that was
+killed comes back as a new process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from .connection import Connection
+from .loop import Loop
+from .settings import SOCKET, SettingsError
+from .wire import MAX_MESSAGE_BYTES
+
+
+class AgentServer:
+    """Accepts connections at `path`; `on_connected` gets each before it is read."""
+
+    def __init__(self, loop: Loop, path: str, on_connected: Callable[[Connection], None]) -> None:
+        self._loop = loop
+        self._path = path
+        self._on_connected = on_connected
+        self._sock = listening_socket(path)
+        loop.watch(self._sock.fileno(), self._accept)
+
+    def close(self) -> None:
+        self._loop.unwatch(self._sock.fileno())
+        self._sock.close()
+        with contextlib.suppress(OSError):
+            Path(self._path).unlink()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            return
+        self._on_connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
+
+
+def listening_socket(path: str) -> socket.socket:
+    """A unix socket for every uid, in place of one that a dead launcher left behind."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_dead(path)
+        sock.bind(path)
+        # The agent's container may run as another user than the trainer's.
+        Path(path).chmod(0o666)
+        sock.listen(16)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise SettingsError(
+            f"cannot listen at {SOCKET}={path}: {reason}; its directory must exist and be "
+            "writable for this user"
+        ) from error
+    except SettingsError:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_dead(path: str) -> None:
+    if not Path(path).is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink()
+            return
+    raise SettingsError(f"another launcher listens at {SOCKET}={path}: set another path")

@@ -1,0 +1,126 @@
+"""The launcher's settings: the only module here that reads the environment or the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+SOCKET = "ELASTICJOB_SOCKET"
+PROBE_ADDRESS = "ELASTICJOB_PROBE_ADDRESS"
+PROBE_PORT = "ELASTICJOB_PROBE_PORT"
+ORPHAN_SECONDS = "ELASTICJOB_ORPHAN_SECONDS"
+STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
+AGENT_FD = "ELASTICJOB_AGENT_FD"
+LIFELINE_PID = "ELASTICJOB_LIFELINE_PID"
+TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
+
+OWN_VARIABLES = (
+    SOCKET,
+    PROBE_ADDRESS,
+    PROBE_PORT,
+    ORPHAN_SECONDS,
+    STOP_GRACE_SECONDS,
+    AGENT_FD,
+    LIFELINE_PID,
+    TERMINATION_LOG,
+)
+DEFAULT_SOCKET = "/elasticjob/launcher.sock"
+# sun_path holds 108 bytes, one of them the closing zero.
+MAX_SOCKET_PATH_BYTES = 107
+USAGE = "usage: python3 launcher.pyz -- COMMAND [ARGUMENT ...]"
+
+
+class SettingsError(Exception):
+    """The launcher cannot start as it was called; the text says what to change."""
+
+
+class Settings(NamedTuple):
+    """What the launcher was told.
+
+    `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
+    `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none.
+    """
+
+    argv: tuple[str, ...]
+    socket_path: str
+    agent_fd: int | None
+    probe_address: str
+    probe_port: int | None
+    orphan_seconds: float
+    stop_grace_seconds: float
+    lifeline_pid: int
+    termination_log: str
+
+
+def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Raises SettingsError, naming the variable or argument and the fix."""
+    agent_fd = _whole(environ, AGENT_FD, -1)
+    probe_port = environ.get(PROBE_PORT, "0")
+    settings = Settings(
+        argv=_command(arguments, required=agent_fd < 0),
+        socket_path=environ.get(SOCKET) or DEFAULT_SOCKET,
+        agent_fd=agent_fd if agent_fd >= 0 else None,
+        probe_address=environ.get(PROBE_ADDRESS, ""),
+        probe_port=None if probe_port == "off" else _whole(environ, PROBE_PORT, 0, most=65535),
+        orphan_seconds=_seconds(environ, ORPHAN_SECONDS, 30.0),
+        stop_grace_seconds=_seconds(environ, STOP_GRACE_SECONDS, 10.0),
+        lifeline_pid=_whole(environ, LIFELINE_PID, 0),
+        termination_log=environ.get(TERMINATION_LOG, "/dev/termination-log"),
+    )
+    if settings.agent_fd is None:
+        check_socket_path(settings.socket_path)
+    return settings
+
+
+def check_socket_path(path: str) -> None:
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise SettingsError(
+            f"{SOCKET} is {length} bytes long, a unix socket's path must have at most "
+            f"{MAX_SOCKET_PATH_BYTES}: set a shorter one (now {path!r})"
+        )
+
+
+def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What workers inherit: everything but the launcher's own variables."""
+    return {name: value for name, value in environ.items() if name not in OWN_VARIABLES}
+
+
+def from_process() -> Settings:
+    return read_settings(sys.argv[1:], os.environ)
+
+
+def _command(arguments: Sequence[str], required: bool) -> tuple[str, ...]:
+    if not arguments and not required:
+        return ()
+    if not arguments or arguments[0] != "--":
+        raise SettingsError(f"the command must follow `--`; {USAGE}")
+    if len(arguments) < 2 and required:
+        raise SettingsError(
+            f"no command after `--`: set `command` of the trainer container; {USAGE}"
+        )
+    return tuple(arguments[1:])
+
+
+def _whole(environ: Mapping[str, str], name: str, default: int, most: int = 2**31 - 1) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) > most:
+        raise SettingsError(f"{name} must be a whole number from 0 to {most}, got {text!r}")
+    return int(text)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise SettingsError(f"{name} must be seconds from 0 to 86400, got {text!r}")
+    return seconds

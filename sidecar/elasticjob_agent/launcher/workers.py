@@ -1,0 +1,260 @@
+"""A round's worker processes: started, signalled, and reaped to the last member of their groups.
+
+Owns what is known of the running round. Driven by the loop: SIGCHLD, readable pipes and timers;
+nothing is polled while workers run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from .children import group_exists, group_has_only_zombies, kill_group
+from .loop import Loop, Timer
+from .output import Output
+from .spawn import LaunchError, spawn
+from .stream import WorkerStream
+
+# After SIGKILL, a dead group member whose parent left the group is not announced to us by SIGCHLD.
+RECHECK_SECONDS = 0.2
+
+
+class Worker:
+    """One worker process and its two streams."""
+
+    def __init__(self, local_rank: int, process: Popen[bytes], streams: list[WorkerStream]) -> None:
+        self.local_rank = local_rank
+        self.process = process
+        self.streams = streams
+        self.exited = False
+        self.group_gone = False
+
+
+class Round:
+    """A started round; `gone` once all its process groups are empty."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.workers: list[Worker] = []
+        self.exits: list[dict[str, Any]] = []
+        self.gone = False
+        self.terminated = False
+        self.killed = False
+        self.kill_timer: Timer | None = None
+
+
+class Workers:
+    """Starts and ends one round at a time; `emit` gets its events as messages of the protocol."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        output: Output,
+        base_env: Mapping[str, str],
+        emit: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._loop = loop
+        self._output = output
+        self._base_env = base_env
+        self._emit = emit
+        self._round: Round | None = None
+
+    @property
+    def running_round(self) -> int | None:
+        return self._round.number if self._round is not None and not self._round.gone else None
+
+    @property
+    def running_pids(self) -> dict[int, int]:
+        """Of the workers that have not exited, by local rank."""
+        workers = self._round.workers if self._round is not None else []
+        return {w.local_rank: w.process.pid for w in workers if not w.exited}
+
+    @property
+    def exits(self) -> list[dict[str, Any]]:
+        return list(self._round.exits) if self._round is not None else []
+
+    def start(self, number: int, specs: list[dict[str, Any]], max_log_bytes: int) -> None:
+        running = self.running_round
+        if running is not None:
+            message = f"round {running} still has processes: stop it before starting {number}"
+            self._emit({"type": "start_refused", "round": number, "message": message})
+            return
+        current = self._round = Round(number)
+        failed = []
+        for spec in specs:
+            try:
+                current.workers.append(self._started(spec, max_log_bytes))
+            except LaunchError as error:
+                failed.append((spec["local_rank"], error))
+        pids = {str(w.local_rank): w.process.pid for w in current.workers}
+        self._emit({"type": "started", "round": number, "pids": pids})
+        for local_rank, why in failed:
+            self._output.say(f"worker {local_rank}: {why.message}")
+            self._record_exit(current, local_rank, 0, why.exit_code, None, why.message, "")
+        self._check_groups()
+
+    def stop(self, number: int, grace_seconds: float) -> None:
+        current = self._round
+        if current is None or current.gone or current.number != number:
+            self._emit({"type": "stopped", "round": number})
+        elif grace_seconds <= 0:
+            self._kill(current)
+        else:
+            self._terminate(current, grace_seconds)
+
+    def signal(self, number: int, signum: int) -> None:
+        current = self._round
+        if current is not None and current.number == number:
+            self._signal_groups(current, signum)
+
+    def reap(self) -> None:
+        """Collect every child that ended: workers, and orphans handed to this subreaper."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._ended(pid, status)
+        self._check_groups()
+
+    def drain(self) -> None:
+        """Forward what workers have written so far."""
+        for worker in self._round.workers if self._round is not None else []:
+            for stream in worker.streams:
+                stream.drain()
+                stream.close()
+
+    def _started(self, spec: dict[str, Any], max_log_bytes: int) -> Worker:
+        read_fds, write_fds = _pipes()
+        names = ("stdout.log", "stderr.log")
+        log_dir = spec["log_dir"] if max_log_bytes > 0 else ""
+        prefix = os.fsencode(spec["prefix"])
+        try:
+            env = {**self._base_env, **spec["env"]}
+            process = spawn(spec["argv"], env, write_fds[0], write_fds[1])
+        except LaunchError:
+            _close_all(read_fds)
+            raise
+        finally:
+            _close_all(write_fds)
+        paths = [Path(log_dir, name) if log_dir else None for name in names]
+        streams = [
+            WorkerStream(self._loop, self._output, fd, number + 1, prefix, path, max_log_bytes)
+            for number, (fd, path) in enumerate(zip(read_fds, paths))  # noqa: B905
+        ]
+        return Worker(spec["local_rank"], process, streams)
+
+    def _terminate(self, current: Round, grace_seconds: float) -> None:
+        if not current.terminated:
+            current.terminated = True
+            self._signal_groups(current, signal.SIGTERM)
+        due = time.monotonic() + grace_seconds
+        if not current.killed and (current.kill_timer is None or due < current.kill_timer.due):
+            if current.kill_timer is not None:
+                current.kill_timer.cancel()
+            current.kill_timer = self._loop.call_later(grace_seconds, lambda: self._kill(current))
+
+    def _kill(self, current: Round) -> None:
+        if current.gone:
+            return
+        current.terminated = current.killed = True
+        if current.kill_timer is not None:
+            current.kill_timer.cancel()
+        self._signal_groups(current, signal.SIGKILL)
+        self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
+
+    def _recheck(self, current: Round) -> None:
+        self.reap()
+        if not current.gone:
+            self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
+
+    def _signal_groups(self, current: Round, signum: int) -> None:
+        for worker in current.workers:
+            # A group that was seen empty may have its number taken by a stranger.
+            if not worker.group_gone:
+                kill_group(worker.process.pid, signum)
+
+    def _ended(self, pid: int, status: int) -> None:
+        current = self._round
+        workers = current.workers if current is not None else []
+        worker = next((w for w in workers if w.process.pid == pid and not w.exited), None)
+        if current is None or worker is None:
+            return
+        worker.exited = True
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if signum is None else None
+        # Popen must not wait for the process again: its number may belong to another by then.
+        worker.process.returncode = code if code is not None else -(signum or 0)
+        for stream in worker.streams:
+            stream.drain()
+        tail = worker.streams[1].tail
+        self._record_exit(current, worker.local_rank, pid, code, signum, "", tail)
+
+    def _record_exit(
+        self,
+        current: Round,
+        local_rank: int,
+        pid: int,
+        code: int | None,
+        signum: int | None,
+        message: str,
+        stderr_tail: str,
+    ) -> None:
+        event = {
+            "type": "worker_exited",
+            "round": current.number,
+            "local_rank": local_rank,
+            "pid": pid,
+            "exit_code": code,
+            "signal": signum,
+            "at_unix_ms": int(time.time() * 1000),
+            "message": message,
+            "stderr_tail": stderr_tail,
+        }
+        current.exits.append(event)
+        self._emit(event)
+
+    def _check_groups(self) -> None:
+        current = self._round
+        if current is None or current.gone:
+            return
+        for worker in current.workers:
+            if worker.exited and not worker.group_gone and _empty(worker, current.killed):
+                worker.group_gone = True
+                for stream in worker.streams:
+                    stream.drain()
+                    stream.close()
+        if all(worker.group_gone for worker in current.workers):
+            current.gone = True
+            if current.kill_timer is not None:
+                current.kill_timer.cancel()
+            self._emit({"type": "stopped", "round": current.number})
+
+
+def _empty(worker: Worker, killed: bool) -> bool:
+    group = worker.process.pid
+    return not group_exists(group) or (killed and group_has_only_zombies(group))
+
+
+def _pipes() -> tuple[list[int], list[int]]:
+    """Read and write ends for two streams; raises LaunchError."""
+    pairs: list[tuple[int, int]] = []
+    try:
+        pairs.append(os.pipe())
+        pairs.append(os.pipe())
+    except OSError as error:
+        _close_all([fd for pair in pairs for fd in pair])
+        raise LaunchError(126, f"no pipes for the worker's output: {error}") from error
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

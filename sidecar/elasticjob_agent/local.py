@@ -1,0 +1,126 @@
+"""Hands without a pod: the workers run below the agent's own process and die with it.
+
+A launcher runs as the agent's child and starts them, spoken to over a socket pair. It could be a
+thread of the agent instead, but then the agent, with grpc's threads in it, would fork; forwarding a
+flood of output would hold up the loop that keeps the lease; and orphans of a worker could not be
+told from other children. This way it is the same code as in a pod, and `import` costs the
+launcher's start of about 30 ms once, before the agent waits for a round.
+
+The launcher ends, killing all below it, when the agent's end of the pair closes, and when the
+agent's process ends (a forked child of the agent may hold the pair open).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from elasticjob_agent.channel import Attach, Channel
+from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, StartWorkers
+from elasticjob_agent.launcher import settings
+from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES
+
+# Isolated and without site-packages: started fast, and nothing of the user's is imported. Last on
+# the path, so that modules beside the launcher hide nothing of the standard library.
+PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); import launcher.__main__ as m; m.main()"
+END_TIMEOUT_SECONDS = 10.0
+
+
+class LocalHands:
+    """`command` is what `Hello.argv` repeats; output goes to `stdout` and `stderr` (descriptors),
+    the agent's own when None."""
+
+    def __init__(
+        self, command: tuple[str, ...] = (), stdout: int | None = None, stderr: int | None = None
+    ) -> None:
+        self._command = command
+        self._stdout = stdout
+        self._stderr = stderr
+        self._process: Process | None = None
+        self._channel: Channel | None = None
+        self._released = False
+
+    async def events(self) -> AsyncIterator[HandsEvent]:
+        channel = self._channel = await self._launched()
+        async for event in channel.events():
+            yield event
+            if isinstance(event, HandsGone):
+                return
+        self._channel = None
+        if not self._released:
+            yield HandsGone(f"the launcher below this agent ended: {await self._ending()}")
+
+    async def start(self, command: StartWorkers) -> None:
+        await self._running().start(command)
+
+    async def stop(self, round: int, grace_seconds: float) -> None:
+        await self._running().stop(round, grace_seconds)
+
+    async def signal(self, round: int, signum: int) -> None:
+        await self._running().signal(round, signum)
+
+    async def release(self, exit_code: int, message: str) -> None:
+        """The outcome is the agent's own to exit with; here it ends what still runs."""
+        self._released = True
+        await self._running().release(exit_code, message)
+        await self._ending()
+
+    async def aclose(self) -> None:
+        self._released = True
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        await self._ending()
+
+    async def _launched(self) -> Channel:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await self._launcher(theirs)
+            except OSError as error:
+                ours.close()
+                raise HandsError(f"cannot start {sys.executable}: {error}") from error
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
+        return await Channel.attached(reader, writer, Attach("", "", b""))
+
+    async def _launcher(self, theirs: socket.socket) -> Process:
+        environ = {
+            **settings.worker_environment(os.environ),
+            settings.AGENT_FD: str(theirs.fileno()),
+            settings.LIFELINE_PID: str(os.getpid()),
+            settings.PROBE_PORT: "off",
+        }
+        command = ("--", *self._command) if self._command else ()
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", PROGRAM, str(Path(__file__).parent), *command),
+            env=environ,
+            stdin=DEVNULL,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # a terminal's Ctrl-C is for the agent, which then decides
+        )
+
+    def _running(self) -> Channel:
+        if self._channel is None:
+            raise HandsError("the launcher below this agent does not run")
+        return self._channel
+
+    async def _ending(self) -> str:
+        """Wait for the launcher's end, and say what it was."""
+        if self._process is None:
+            return "never started"
+        try:
+            async with asyncio.timeout(END_TIMEOUT_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            code = await self._process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
