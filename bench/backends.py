@@ -1,0 +1,107 @@
+"""The rendezvous backends under comparison: how a member of each makes its handler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from bench import etcd_proc
+from bench.rendezvous_case import Handler, HandlerFactory
+from bench.settings import OUR_ETCD_VERSION, PEERS_ETCD_VERSION, etcd_binary, fresh_id
+
+JOIN_SECONDS = 600
+
+
+class Backend(StrEnum):
+    """Ours, and torch's three by the names that torch gives them."""
+
+    ELASTICJOB = "elasticjob"
+    ETCD = "etcd"
+    ETCD_V2 = "etcd-v2"
+    C10D = "c10d"
+
+
+PEERS = (Backend.ETCD, Backend.ETCD_V2, Backend.C10D)
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """What a case runs in: the members' factory and, where there is an etcd, its request count."""
+
+    make: HandlerFactory
+    requests: Callable[[], int] | None
+
+
+def preload() -> None:
+    """Import in the parent what members use, so that no member's time holds an import."""
+    import etcd  # noqa: F401
+    import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
+    import torch.distributed.elastic.rendezvous.etcd_rendezvous
+    import torch.distributed.elastic.rendezvous.etcd_rendezvous_backend  # noqa: F401
+
+    with contextlib.suppress(ModuleNotFoundError):  # then its cases fail, and say so
+        import elasticjob_rendezvous.etcd.handler  # noqa: F401
+
+
+@contextlib.contextmanager
+def arena(backend: Backend, members: int) -> Iterator[Arena]:
+    """A fresh server, where the backend has one, and a run id of its own."""
+    run_id = fresh_id("rendezvous")
+    match backend:
+        case Backend.ELASTICJOB:
+            with etcd_proc.etcd_server(etcd_binary(OUR_ETCD_VERSION), v2=False) as server:
+                yield Arena(_ours(server.endpoint, run_id, members), server.requests)
+        case Backend.ETCD | Backend.ETCD_V2:
+            with etcd_proc.etcd_server(etcd_binary(PEERS_ETCD_VERSION), v2=True) as server:
+                make = _torchs(backend, server.endpoint, run_id, members)
+                yield Arena(make, server.requests)
+        case Backend.C10D:
+            endpoint = f"127.0.0.1:{etcd_proc.free_port()}"
+            yield Arena(_torchs(backend, endpoint, run_id, members), None)
+        case _:
+            assert_never(backend)
+
+
+def _ours(endpoint: str, run_id: str, members: int) -> HandlerFactory:
+    def make(index: int) -> Handler:
+        from elasticjob_rendezvous.api import RendezvousParameters
+        from elasticjob_rendezvous.etcd.handler import create_handler
+
+        parameters = RendezvousParameters(
+            backend="etcd",
+            endpoint=endpoint,
+            run_id=run_id,
+            min_nodes=members,
+            max_nodes=members,
+            local_addr="127.0.0.1",
+        )
+        handler: Handler = create_handler(parameters)
+        return handler
+
+    return make
+
+
+def _torchs(backend: Backend, endpoint: str, run_id: str, members: int) -> HandlerFactory:
+    def make(index: int) -> Handler:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters
+        from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+        # Said outright, where torch would guess from the host name which member hosts the store.
+        more = {"is_host": index == 0} if backend is Backend.C10D else {}
+        parameters = RendezvousParameters(
+            backend=str(backend),
+            endpoint=endpoint,
+            run_id=run_id,
+            min_nodes=members,
+            max_nodes=members,
+            local_addr="127.0.0.1",
+            timeout=JOIN_SECONDS,
+            **more,
+        )
+        handler: Handler = get_rendezvous_handler(parameters)
+        return handler
+
+    return make

@@ -1,0 +1,110 @@
+"""One etcd in a temporary folder on ephemeral loopback ports, and a count of its requests."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.processes import die_with_parent
+
+START_SECONDS = 20.0
+HTTP_SECONDS = 5.0
+ATTEMPTS = 3  # a port that was free may be taken by somebody else before etcd has bound it
+
+# Every message that a client sent: a unary call is one, and so is each keep-alive or watch request
+# on a stream (grpc_server_handled_total would show a stream once, and only when it has ended).
+_COUNTERS = ("grpc_server_msg_received_total", "etcd_http_received_total")
+_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{[^}]*\})? (?P<value>[0-9.e+]+)$", re.MULTILINE)
+
+
+class EtcdFailed(Exception):
+    """The server did not come up; the text carries the end of its log."""
+
+
+def count_requests(metrics: str) -> int:
+    """Client requests of both APIs in the text of `/metrics`."""
+    samples = _SAMPLE.finditer(metrics)
+    return int(sum(float(s["value"]) for s in samples if s["name"] in _COUNTERS))
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdServer:
+    endpoint: str  # host:port
+    pid: int
+
+    def requests(self) -> int:
+        """Client requests since it started."""
+        return count_requests(_read(f"http://{self.endpoint}/metrics"))
+
+
+@contextlib.contextmanager
+def etcd_server(binary: Path, *, v2: bool) -> Iterator[EtcdServer]:
+    """Run an etcd until the end of the block, with etcd's default durability."""
+    with tempfile.TemporaryDirectory(prefix="elasticjob-bench-etcd-") as folder:
+        process, endpoint = _started(binary, Path(folder), v2=v2)
+        try:
+            yield EtcdServer(endpoint, process.pid)
+        finally:
+            process.kill()
+            process.wait(timeout=START_SECONDS)
+
+
+def version(binary: Path) -> str:
+    """`3.7.3`, as the binary says of itself."""
+    said = subprocess.run(
+        [binary, "--version"], capture_output=True, text=True, timeout=HTTP_SECONDS, check=True
+    ).stdout
+    return said.splitlines()[0].rpartition(" ")[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _started(binary: Path, folder: Path, *, v2: bool) -> tuple[subprocess.Popen[bytes], str]:
+    for attempt in range(ATTEMPTS):
+        client, peer = free_port(), free_port()
+        endpoint, log = f"127.0.0.1:{client}", folder / f"log-{attempt}"
+        command = [str(binary), "--name=bench", f"--data-dir={folder / f'data-{attempt}'}"]
+        command += [f"--listen-client-urls=http://{endpoint}"]
+        command += [f"--advertise-client-urls=http://{endpoint}"]
+        command += [f"--listen-peer-urls=http://127.0.0.1:{peer}"]
+        command += [f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}"]
+        command += [f"--initial-cluster=bench=http://127.0.0.1:{peer}"]
+        command += ["--enable-v2"] if v2 else []
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            )
+        if _healthy(process, endpoint):
+            return process, endpoint
+        process.kill()
+        process.wait(timeout=START_SECONDS)
+    tail = log.read_text(errors="replace")[-1000:]
+    raise EtcdFailed(f"{binary} did not start in {ATTEMPTS} attempts; the end of its log:\n{tail}")
+
+
+def _healthy(process: subprocess.Popen[bytes], endpoint: str) -> bool:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if '"true"' in _read(f"http://{endpoint}/health"):
+                return True
+        time.sleep(0.02)
+    return False
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=HTTP_SECONDS) as response:
+        content: bytes = response.read()
+    return content.decode()

@@ -1,0 +1,139 @@
+"""A gang under measurement: its agents' processes, and what its workers say of themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import etcd_proc, processes
+from bench.events import FirstAllReduce, latest, read_events, recovered_at
+from bench.peers.commands import Peer
+from bench.settings import child_environment, etcd_binary, fresh_id
+
+_MARK = "BENCH_GANG"
+POLL_SECONDS = 0.02
+# Without a change of world for this long, the gang is calm enough for the next fault.
+CALM_SECONDS = 3.0
+END_SECONDS = 10.0
+
+
+class NotRecovered(Exception):
+    """The gang did not come together again in time; the text says what was seen instead."""
+
+
+@dataclass(slots=True)
+class Gang:
+    """Agents by member number. Numbers only grow: a newcomer is a new member."""
+
+    peer: Peer
+    endpoint: str
+    run_id: str
+    events_folder: Path
+    log_prefix: Path
+    agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # that should be there
+    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # all that ever were
+
+    def start_agent(self) -> int:
+        """Start one more agent; return its member number."""
+        member = len(self._started)
+        environment = child_environment(
+            **self.peer.environment,
+            BENCH_MEMBER=str(member),
+            BENCH_PID=str(os.getpid()),
+            BENCH_EVENTS=str(self.events_folder),
+            **{_MARK: self.run_id},
+        )
+        with Path(f"{self.log_prefix}-{member}.log").open("wb") as log:
+            agent = subprocess.Popen(
+                self.peer.command(self.endpoint, self.run_id, member),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+        self._started.append(agent)
+        self.agents[member] = agent
+        return member
+
+    def worker(self, member: int) -> FirstAllReduce:
+        """The newest worker of a member that has been heard of."""
+        return latest(read_events(self.events_folder))[member]
+
+    def drain(self, member: int) -> None:
+        """What a platform does to a node that it takes back: SIGTERM to its agent."""
+        processes.kill(self.agents.pop(member).pid, signal.SIGTERM)
+
+    def kill_node(self, member: int) -> None:
+        """The agent and its worker are gone at the same moment."""
+        worker = self.worker(member).pid
+        processes.kill(self.agents.pop(member).pid)
+        processes.kill(worker)
+
+    def seconds_to_recover(self, since: float, limit_seconds: float) -> float:
+        """From `since` until all present members have reduced in a world that is exactly theirs.
+
+        Raises NotRecovered after the limit, or as soon as an agent that should stay has ended.
+        """
+        deadline = since + limit_seconds
+        while (at := recovered_at(self._events(), since, self.agents)) is None:
+            if ended := [m for m, agent in self.agents.items() if agent.poll() is not None]:
+                raise NotRecovered(f"the agents of members {ended} ended")
+            if time.monotonic() > deadline:
+                seen = {m: e.world for m, e in latest(self._events()).items() if e.at > since}
+                raise NotRecovered(f"not within {limit_seconds:g} s; worlds by member: {seen}")
+            time.sleep(POLL_SECONDS)
+        return at - since
+
+    def wait_until_calm(self, limit_seconds: float) -> None:
+        """Wait until no world has begun for a while, and the newest is of all present members."""
+        deadline = time.monotonic() + limit_seconds
+        while True:
+            events = self._events()
+            newest = events[-1].at if events else 0.0
+            together = recovered_at(events, 0.0, self.agents) is not None
+            if together and time.monotonic() - newest > CALM_SECONDS:
+                return
+            if time.monotonic() > deadline:
+                raise NotRecovered("it came together, and then fell apart again")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Kill everything that descends from this gang's agents, and wait for its end."""
+        deadline = time.monotonic() + END_SECONDS
+        while pids := [p for p in processes.marked(_MARK, self.run_id) if processes.alive(p)]:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"processes {pids} of {self.run_id} survived SIGKILL")
+            for pid in pids:
+                processes.kill(pid)
+            time.sleep(POLL_SECONDS)
+        for agent in self._started:
+            agent.wait(timeout=END_SECONDS)
+
+    def _events(self) -> list[FirstAllReduce]:
+        return read_events(self.events_folder)
+
+
+@contextlib.contextmanager
+def gang(peer: Peer, logs: Path, turn: int) -> Iterator[Gang]:
+    """An empty gang with its own rendezvous server and run id; at the end nothing of it is left."""
+    with contextlib.ExitStack() as stack:
+        if peer.etcd_version is None:
+            endpoint = f"127.0.0.1:{etcd_proc.free_port()}"
+        else:
+            binary = etcd_binary(peer.etcd_version)
+            server = etcd_proc.etcd_server(binary, v2=peer.etcd_v2)
+            endpoint = stack.enter_context(server).endpoint
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elasticjob-bench-")))
+        run_id = fresh_id("recovery")
+        started = Gang(peer, endpoint, run_id, folder, logs / f"recovery-{peer.name}-{turn}")
+        stack.callback(started.stop)
+        yield started

@@ -1,0 +1,33 @@
+"""What a measurement was taken on, to be read beside its numbers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+from bench import etcd_proc
+from bench.settings import OUR_ETCD_VERSION, PEERS_ETCD_VERSION, etcd_binary
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """Processor, memory and the versions of what took part."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu": _processor(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average_1m": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "etcd_ours": etcd_proc.version(etcd_binary(OUR_ETCD_VERSION)),
+        "etcd_peers": etcd_proc.version(etcd_binary(PEERS_ETCD_VERSION)),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

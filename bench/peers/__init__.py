@@ -1,0 +1,1 @@
+"""The systems that ElasticJob is measured against, and the worker that all of them run."""

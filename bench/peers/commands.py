@@ -1,0 +1,74 @@
+"""How each system under comparison is started: one agent, one worker, of a gang of one to eight."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+WORKER = Path(__file__).with_name("worker.py")
+MAX_RESTARTS = 100  # faults are what is measured: no budget may end the gang
+
+_TORCHRUN = ("-m", "torch.distributed.run")
+_OURS = ("-m", "elasticjob_cli", "agent")
+# The restarted gang otherwise meets the process-group keys of the world before it, in the store
+# that the rendezvous shares with the workers, and often never comes back (pytorch#135712).
+_OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A system with its settings; `ours` is the one that the others are divided by."""
+
+    name: str
+    launcher: Sequence[str]
+    backend: str
+    etcd_version: str | None  # None: needs no etcd
+    etcd_v2: bool = False  # speaks the v2 API, which etcd must be told to serve
+    conf: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    conf_of_member: Callable[[int], Mapping[str, str]] = lambda member: {}
+
+    def command(self, endpoint: str, run_id: str, member: int) -> list[str]:
+        """The command line of one member's agent."""
+        conf = {**self.conf, **self.conf_of_member(member)}
+        options = [
+            "--nnodes=1:8",
+            "--nproc-per-node=1",
+            f"--max-restarts={MAX_RESTARTS}",
+            f"--rdzv-backend={self.backend}",
+            f"--rdzv-endpoint={endpoint}",
+            f"--rdzv-id={run_id}",
+            "--local-addr=127.0.0.1",
+        ]
+        if conf:
+            options.append("--rdzv-conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
+        return [sys.executable, *self.launcher, *options, str(WORKER)]
+
+
+def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
+    """All systems by name, ours first."""
+    known = [
+        Peer("elasticjob", _OURS, "etcd", ours_etcd),
+        Peer("etcd", _TORCHRUN, "etcd", their_etcd, etcd_v2=True),
+        Peer(
+            "etcd-tuned",
+            _TORCHRUN,
+            "etcd",
+            their_etcd,
+            etcd_v2=True,
+            conf={"last_call_timeout": "1"},
+        ),
+        # The host of the store is said outright: it is the first member, which no fault hits.
+        Peer(
+            "c10d",
+            _TORCHRUN,
+            "c10d",
+            None,
+            environment=_OWN_STORE,
+            conf_of_member=lambda member: {"is_host": str(member == 0).lower()},
+        ),
+    ]
+    return {peer.name: peer for peer in known}

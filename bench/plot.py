@@ -1,0 +1,80 @@
+"""The pictures of both benchmarks, drawn from the same rows that their JSON files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+_COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#66a182", "#8d6a9f")
+_OURS = "elasticjob"
+
+
+def plot_rendezvous(rows: Sequence[Row], path: Path) -> None:
+    """Wall time, and etcd requests a member, over the number of members."""
+    pyplot = _pyplot()
+    figure, (walls, requests) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for colour, backend in zip(_COLOURS, _names(rows, "backend"), strict=False):
+        mine = [row for row in rows if row["backend"] == backend]
+        style = {"color": colour, "label": backend, "linewidth": 2.5 if backend == _OURS else 1.5}
+        _line(walls, mine, "wall_seconds", style)
+        if any(row["requests_per_member"] is not None for row in mine):
+            _line(requests, mine, "requests_per_member", style)
+    sizes = sorted({row["members"] for row in rows})
+    for axes, title in ((walls, "seconds until all have ranks"), (requests, "etcd requests each")):
+        axes.set(xscale="log", yscale="log", xlabel="members starting at once", title=title)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None:
+    """A bar for each peer and fault; where a gang never recovered, a hollow bar that says so."""
+    pyplot = _pyplot()
+    peers, faults = _names(rows, "peer"), _names(rows, "fault")
+    seconds = {(row["peer"], row["fault"]): row["seconds"] for row in rows}
+    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    width = 0.8 / max(1, len(peers))
+    for place, (peer, colour) in enumerate(zip(peers, _COLOURS, strict=False)):
+        for position, fault in enumerate(faults):
+            if (peer, fault) not in seconds:
+                continue
+            value = seconds[peer, fault]
+            height = limit_seconds if value is None else value
+            fill = "none" if value is None else colour
+            at = position + (place - (len(peers) - 1) / 2) * width
+            axes.bar(at, height, width * 0.9, color=fill, edgecolor=colour)
+            text = "never" if value is None else f"{value:.1f}"
+            axes.text(at, height * 1.05, text, ha="center", va="bottom", fontsize=8)
+        axes.bar(0, 0, color=colour, label=peer)
+    axes.set(yscale="log", ylabel="seconds", title="from the fault to the new world's all-reduce")
+    axes.set_xticks(range(len(faults)), faults)
+    axes.set_ylim(top=limit_seconds * 3)
+    axes.legend(frameon=False, ncols=len(peers), loc="upper center")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _line(axes: Any, rows: Sequence[Row], field: str, style: Mapping[str, Any]) -> None:
+    known = sorted((row["members"], row[field]) for row in rows if row[field] is not None)
+    axes.plot([n for n, _ in known], [value for _, value in known], marker="o", **style)
+
+
+def _names(rows: Sequence[Row], field: str) -> list[str]:
+    """The values of a field, each once, in the order in which they first appear."""
+    return list(dict.fromkeys(str(row[field]) for row in rows))
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

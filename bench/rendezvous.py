@@ -1,0 +1,128 @@
+"""`python -m bench.rendezvous`: how long N members, starting at once, take to agree on their ranks.
+
+Ours against torch's own backends in one run, interleaved; the numbers and a plot of them go to
+build/bench/rendezvous.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.backends import PEERS, Backend, arena, preload
+from bench.etcd_proc import EtcdFailed
+from bench.machine import machine_facts
+from bench.numbers import median_or_none, ratio
+from bench.plot import plot_rendezvous
+from bench.rendezvous_case import CaseFailed, CaseResult, run_case
+from bench.settings import OUTPUT, ProgramMissing
+
+SIZES = (8, 16, 32, 64, 128, 256)
+
+
+@dataclass(slots=True)
+class Measured:
+    """All repeats of one backend at one size."""
+
+    backend: Backend
+    members: int
+    runs: list[CaseResult] = field(default_factory=list)
+    error: str | None = None  # why there is no number
+
+    def wall_seconds(self) -> float | None:
+        return None if self.error else median_or_none([run.wall_seconds for run in self.runs])
+
+    def requests_per_member(self) -> float | None:
+        counts = [run.requests for run in self.runs]
+        total = None if self.error else median_or_none(counts)
+        return None if total is None else round(total / self.members, 2)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "backend": self.backend,
+            "members": self.members,
+            "wall_seconds": self.wall_seconds(),
+            "cpu_seconds": median_or_none([run.cpu_seconds for run in self.runs]),
+            "requests_per_member": self.requests_per_member(),
+            "error": self.error,
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+Key = tuple[Backend, int]
+
+
+def measure(
+    backends: Sequence[Backend], sizes: Sequence[int], repeat: int, limit_seconds: float, logs: Path
+) -> dict[Key, Measured]:
+    """Every case, backends interleaved so that a slow minute of the machine hits all of them."""
+    table = {(b, n): Measured(b, n) for n in sizes for b in backends}
+    for turn in range(repeat):
+        for (backend, members), cell in table.items():
+            if cell.error:
+                continue
+            print(f"[{turn + 1}/{repeat}] {backend} with {members} members: ", end="", flush=True)
+            log = logs / f"rendezvous-{backend}-{members}-{turn}.log"
+            log.unlink(missing_ok=True)
+            try:
+                with arena(backend, members) as place:
+                    run = run_case(members, place.make, place.requests, limit_seconds, log)
+            except (CaseFailed, EtcdFailed, ProgramMissing) as failure:
+                cell.error = str(failure)
+                print(f"failed: {failure}", flush=True)
+            else:
+                cell.runs.append(run)
+                print(f"{run.wall_seconds:.3f} s", flush=True)
+    return table
+
+
+def summary(table: dict[Key, Measured]) -> dict[str, object]:
+    """The content of rendezvous.json, less what it was measured on."""
+    ours = {n: cell for (backend, n), cell in table.items() if backend is Backend.ELASTICJOB}
+    walls = {n: cell.wall_seconds() for n, cell in ours.items()}
+    return {
+        "ratios": {
+            f"{backend}/{n}": ratio(cell.wall_seconds(), walls.get(n))
+            for (backend, n), cell in table.items()
+            if backend is not Backend.ELASTICJOB
+        },
+        "requests_per_member": {str(n): cell.requests_per_member() for n, cell in ours.items()},
+        "results": [cell.to_json() for cell in table.values()],
+    }
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.rendezvous", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N")
+    names = [str(peer) for peer in PEERS]
+    parser.add_argument("--peers", nargs="*", choices=names, default=names)
+    parser.add_argument("--without-ours", action="store_true", help="measure the peers alone")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--limit-seconds", type=float, default=120.0, help="of one case")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 where ours has no number for some size; a peer without one is reported."""
+    options = parse(arguments)
+    ours = [] if options.without_ours else [Backend.ELASTICJOB]
+    backends = [*ours, *(Backend(name) for name in options.peers)]
+    logs = options.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    facts = machine_facts()
+    preload()
+    table = measure(backends, options.sizes, options.repeat, options.limit_seconds, logs)
+    content = {"benchmark": "rendezvous", "machine": facts, **summary(table)}
+    (options.output / "rendezvous.json").write_text(json.dumps(content, indent=2) + "\n")
+    plot_rendezvous([cell.to_json() for cell in table.values()], options.output / "rendezvous.png")
+    print(f"written: {options.output / 'rendezvous.json'} and rendezvous.png")
+    return int(any(cell.error for (backend, _), cell in table.items() if backend in ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Where the benchmarks find programs and leave files. Nothing else here reads the environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+OUTPUT = REPOSITORY / "build" / "bench"
+OUR_ETCD_VERSION = "3.7.3"
+# Since 3.6 etcd has no v2 API at all, and that is what both of torch's etcd backends speak.
+PEERS_ETCD_VERSION = "3.4"
+
+
+class ProgramMissing(Exception):
+    """A server that a benchmark needs is not on this machine."""
+
+
+def etcd_binary(version: str) -> Path:
+    """The etcd of a version: from $ELASTICJOB_ETCD_DIR, else the cache, else PATH."""
+    configured = os.environ.get("ELASTICJOB_ETCD_DIR")
+    folders = [Path(configured)] if configured else []
+    folders.append(Path.home() / ".cache" / "elasticjob")
+    for folder in folders:
+        if (binary := folder / f"etcd-{version}" / "etcd").is_file():
+            return binary
+    if found := shutil.which("etcd"):
+        return Path(found)
+    raise ProgramMissing(
+        f"no etcd {version}: looked for etcd-{version}/etcd in {', '.join(map(str, folders))} and"
+        " for etcd on PATH; install it (Debian: etcd-server) or set ELASTICJOB_ETCD_DIR"
+    )
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """The environment of an agent under test: this one, with our packages importable."""
+    packages = [str(REPOSITORY / room) for room in ("operator", "sidecar", "cli")]
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([*packages, *([inherited] if inherited else [])])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+
+
+def fresh_id(purpose: str) -> str:
+    """A run id that no other case, and no other user of this machine, has."""
+    return f"bench-{purpose}-{uuid.uuid4().hex[:10]}"
