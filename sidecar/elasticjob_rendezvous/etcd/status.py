@@ -31,8 +31,8 @@ class Verdict(StrEnum):
     """The auth token is no longer good; nothing was changed."""
 
 
-_NEVER_SENT = ("failed to connect to all addresses", "DNS resolution failed")
-_NOT_HTTP2 = ("http1.x server", "HTTP1", "Failed parsing HTTP/2", "settings frame expected")
+_NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
+_NOT_HTTP2 = "Failed parsing HTTP/2"
 _STALE_TOKEN = (
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
@@ -56,9 +56,9 @@ _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
 def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
     """Return the verdict on a call that ended so, or the error that refuses it for good."""
     if code is grpc.StatusCode.UNAVAILABLE:
-        if any(mark in detail for mark in _NOT_HTTP2):
-            return NotEtcd
-        return Verdict.NO_EFFECT if detail.startswith(_NEVER_SENT) else Verdict.UNKNOWN
+        if not detail.startswith(_NEVER_SENT):
+            return Verdict.UNKNOWN
+        return NotEtcd if _NOT_HTTP2 in detail else Verdict.NO_EFFECT
     if detail.startswith("Received http2 header with status"):
         return NotEtcd
     if detail.startswith(_STALE_TOKEN):

@@ -138,7 +138,7 @@ class Transport:
             raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if place_in_round:
             return 0.0
-        backoff_seconds = min(_FIRST_BACKOFF_SECONDS * 2 ** (rounds - 1), _LAST_BACKOFF_SECONDS)
+        backoff_seconds = min(_FIRST_BACKOFF_SECONDS * 2.0 ** (rounds - 1), _LAST_BACKOFF_SECONDS)
         return backoff_seconds * (0.5 + self._random() / 2)
 
 

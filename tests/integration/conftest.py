@@ -1,0 +1,73 @@
+"""Fixtures of the integration tests: real etcd servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.certificates import Certificates, make_certificates
+from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdCluster, EtcdServer
+
+StartEtcd = Callable[..., EtcdServer]
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def etcd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A server that tests share, once for each version. Use keys of your own (`prefix`)."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), request.param)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def newest_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A server of the newest version that tests share. Use keys of your own (`prefix`)."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), NEWEST)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A key prefix that no other test uses."""
+    return f"/test/{request.node.name}/"
+
+
+@pytest.fixture
+def start_etcd(tmp_path: Path) -> Iterator[StartEtcd]:
+    """Start servers of one's own, to hurt or to configure; they end with the test."""
+    with ExitStack() as stack:
+
+        def start(version: str = NEWEST, **options: Any) -> EtcdServer:
+            number = len(list(tmp_path.glob("etcd-*")))
+            server = EtcdServer(tmp_path / f"etcd-{number}", version, **options)
+            stack.callback(server.close)
+            return server.start()
+
+        yield start
+
+
+@pytest.fixture
+def start_cluster(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
+    """Start a cluster of three members; they end with the test."""
+    with ExitStack() as stack:
+
+        def start(version: str = NEWEST) -> EtcdCluster:
+            cluster = EtcdCluster(tmp_path / "cluster", version)
+            stack.callback(cluster.close)
+            return cluster.start()
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))

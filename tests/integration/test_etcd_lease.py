@@ -1,0 +1,101 @@
+"""Leases: expiry, keep-alive of several over one stream, revocation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from elasticjob_rendezvous.core.kv import Deleted, Put, Range
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import LeaseLost
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.watching import events_of
+
+
+def test_an_expired_lease_deletes_its_keys_and_the_watch_says_so(
+    etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            lease = await client.grant(1)
+            revision = await client.put(Put(f"{prefix}k", b"", lease.id))
+            (kv,) = (await client.range(Range(f"{prefix}k"))).kvs
+            assert kv.lease == lease.id
+            (event,) = await events_of(client.watch([Range(prefix, True)], revision + 1), 1)
+            assert isinstance(event, Deleted)
+            assert (event.key, event.mod_revision > revision) == (f"{prefix}k", True)
+            with pytest.raises(LeaseLost):
+                await client.keep_alive(lease.id)
+            with pytest.raises(LeaseLost):
+                await client.put(Put(f"{prefix}k", b"", lease.id))
+
+    asyncio.run(main())
+
+
+def test_several_leases_are_kept_alive_at_once(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            leases = [await client.grant(ttl) for ttl in (2, 3, 5)]
+            for lease in leases:
+                await client.put(Put(f"{prefix}{lease.ttl_seconds}", b"", lease.id))
+            lost = await client.grant(5)
+            await client.revoke(lost.id)
+            end = time.monotonic() + 3.5  # beyond the shorter leases
+            while time.monotonic() < end:
+                answers = await asyncio.gather(
+                    *(client.keep_alive(lease.id) for lease in [*leases, lost]),
+                    return_exceptions=True,
+                )
+                assert answers[:3] == [2, 3, 5]
+                assert isinstance(answers[3], LeaseLost)
+                await asyncio.sleep(0.3)
+            assert (await client.range(Range(prefix, True))).count == 3
+
+    asyncio.run(main())
+
+
+def test_revoking_deletes_the_keys_and_may_be_repeated(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            lease = await client.grant(30)
+            await client.put(Put(f"{prefix}k", b"", lease.id))
+            await client.revoke(lease.id)
+            await client.revoke(lease.id)
+            assert (await client.range(Range(prefix, True))).kvs == ()
+
+    asyncio.run(main())
+
+
+def test_a_put_without_a_lease_detaches_the_key(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([newest_etcd.url]) as client:
+            lease = await client.grant(30)
+            await client.put(Put(f"{prefix}k", b"", lease.id))
+            await client.put(Put(f"{prefix}k", b""))
+            await client.revoke(lease.id)
+            (kv,) = (await client.range(Range(prefix, True))).kvs
+            assert kv.lease == 0
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_keep_alive_leaves_the_others_right(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    """Its answer must not be taken for that of the next lease."""
+
+    async def main() -> None:
+        async with Client([newest_etcd.url]) as client:
+            short, long = await client.grant(5), await client.grant(60)
+            for turns in range(20):
+                impatient = asyncio.create_task(client.keep_alive(short.id))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                impatient.cancel()
+                assert await client.keep_alive(long.id) == 60
+                with pytest.raises(asyncio.CancelledError):
+                    await impatient
+
+    asyncio.run(main())

@@ -1,0 +1,190 @@
+"""Watches: several ranges, order, resumption, compaction, silence."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from elasticjob_rendezvous.core.kv import Delete, Deleted, KeyValue, Put, Range, Txn
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Compacted, Unavailable
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.watching import drained, events_of, next_events, opened
+
+
+def test_several_ranges_over_one_stream(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            targets = [Range(f"{prefix}members/", True), Range(f"{prefix}round")]
+            async with aclosing(client.watch(targets, 0)) as watch:
+                start = await opened(watch)
+                first = await client.put(Put(f"{prefix}members/a", b"1"))
+                await client.put(Put(f"{prefix}round-not-this", b""))
+                second = await client.put(Put(f"{prefix}round", b"2"))
+                third = await client.txn(Txn((), (Delete(f"{prefix}members/a"),)))
+                assert first > start
+                assert await next_events(watch, 3) == [
+                    KeyValue(f"{prefix}members/a", b"1", first, first),
+                    KeyValue(f"{prefix}round", b"2", second, second),
+                    Deleted(f"{prefix}members/a", third.revision),
+                ]
+
+    asyncio.run(main())
+
+
+def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
+    etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            start = (await client.range(Range(prefix, True))).revision + 1
+            revisions = []
+            for turn in range(30):
+                puts = tuple(Put(f"{prefix}{key}", b"%d" % turn) for key in range(40))
+                revisions.append((await client.txn(Txn((), puts))).revision)
+            batches = []
+            async with asyncio.timeout(15), aclosing(client.watch([Range(prefix, True)], start)) as watch:
+                assert (await anext(watch)).revision == start - 1
+                while sum(len(batch.events) for batch in batches) < 1200:
+                    batches.append(await anext(watch))
+            seen = [event.mod_revision for batch in batches for event in batch.events]
+            assert seen == [revision for revision in revisions for _ in range(40)]
+            for batch in batches:
+                assert batch.revision == batch.events[-1].mod_revision
+                assert len(batch.events) % 40 == 0
+
+    asyncio.run(main())
+
+
+def test_two_watches_and_requests_share_the_client(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            async with (
+                aclosing(client.watch([Range(f"{prefix}a")], 0)) as one,
+                aclosing(client.watch([Range(f"{prefix}b")], 0)) as other,
+            ):
+                await opened(one)
+                await opened(other)
+                await asyncio.gather(
+                    *(client.put(Put(f"{prefix}{key}", b"")) for key in ("a", "b") * 10)
+                )
+                assert {event.key for event in await next_events(one, 10)} == {f"{prefix}a"}
+                assert {event.key for event in await next_events(other, 10)} == {f"{prefix}b"}
+
+    asyncio.run(main())
+
+
+def test_a_start_below_the_compaction_is_refused(
+    etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            start = await client.put(Put(f"{prefix}k", b"1"))
+            for _ in range(3):
+                last = await client.put(Put(f"{prefix}k", b"2"))
+            await asyncio.to_thread(etcd.ctl, "compact", str(last))
+            with pytest.raises(Compacted) as caught:
+                await drained(client.watch([Range(f"{prefix}other"), Range(prefix, True)], start))
+            assert caught.value.compact_revision == last
+            assert etcd.url in str(caught.value)
+            (event,) = await events_of(client.watch([Range(prefix, True)], last), 1)
+            assert event.mod_revision == last
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_keeps_up_outlives_a_compaction(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            async with aclosing(client.watch([Range(prefix, True)], 0)) as watch:
+                await opened(watch)
+                await client.put(Put(f"{prefix}k", b"1"))
+                last = await client.put(Put(f"{prefix}k", b"2"))
+                await next_events(watch, 2)
+                await asyncio.to_thread(etcd.ctl, "compact", str(last))
+                await client.put(Put(f"{prefix}k", b"3"))
+                (event,) = await next_events(watch, 1)
+                assert isinstance(event, KeyValue)
+                assert event.value == b"3"
+
+    asyncio.run(main())
+
+
+def test_a_watch_that_fell_behind_a_compaction_says_so(start_etcd: StartEtcd) -> None:
+    """It does not read while more is written than all buffers hold, and that is compacted."""
+    server = start_etcd()
+
+    async def main() -> None:
+        async with Client([server.url]) as lazy, Client([server.url]) as writer:
+            watch = lazy.watch([Range("/k")], 0)
+            await opened(watch)
+            value = bytes(500_000)
+            for _ in range(200):
+                last = await writer.put(Put("/k", value))
+            await asyncio.to_thread(server.ctl, "compact", str(last))
+            with pytest.raises(Compacted) as caught:
+                await drained(watch)
+            assert caught.value.compact_revision == last
+
+    asyncio.run(main())
+
+
+def test_a_start_that_the_server_never_reached_is_refused(etcd: EtcdServer, prefix: str) -> None:
+    """After a loss of all data the revisions begin anew, and the watch would be silent."""
+
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            revision = (await client.range(Range(prefix))).revision
+            with pytest.raises(Unavailable, match="lost its data"):
+                await drained(client.watch([Range(prefix, True)], revision + 1000))
+
+    asyncio.run(main())
+
+
+def test_an_idle_watch_asks_whether_the_server_is_there(etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with Client([etcd.url], watch_idle_seconds=0.1) as client:
+            async with aclosing(client.watch([Range(prefix, True)], 0)) as watch:
+                await opened(watch)
+                following = asyncio.create_task(next_events(watch, 1))
+                await asyncio.wait((following,), timeout=1.0)  # several idle spans go by
+                assert not following.done()
+                await client.put(Put(f"{prefix}k", b""))
+                assert (await following)[0].key == f"{prefix}k"
+
+    asyncio.run(main())
+
+
+def test_a_watch_on_a_server_that_hangs_ends(start_etcd: StartEtcd) -> None:
+    server = start_etcd()
+
+    async def main() -> None:
+        async with Client(
+            [server.url], watch_idle_seconds=0.3, request_timeout_seconds=0.5
+        ) as client:
+            watch = client.watch([Range("/", True)], 0)
+            await opened(watch)
+            server.pause()
+            with pytest.raises(Unavailable, match="silent"):
+                await drained(watch)
+            server.resume()
+            assert (await client.range(Range("/k"))).kvs == ()
+
+    asyncio.run(main())
+
+
+def test_closing_the_client_ends_its_watches(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        client = Client([newest_etcd.url])
+        watch = client.watch([Range(prefix, True)], 0)
+        await opened(watch)
+        ending = asyncio.create_task(drained(watch))
+        await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(Unavailable):
+            await ending
+
+    asyncio.run(main())
