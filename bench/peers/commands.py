@@ -17,6 +17,8 @@ _OURS = ("-m", "elasticjob_cli", "agent")
 # that the rendezvous shares with the workers, and often never comes back (pytorch#135712).
 _OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
+_TUNED = MappingProxyType({"last_call_timeout": "1"})
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
