@@ -33,20 +33,28 @@ types: install ## mypy, strict
 imports: install ## import-linter: the arrows between the packages
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
+.PHONY: generate generated
+generate: install ## write the generated files again: the CRD, from the models
+	$(PY) -m elasticjob_operator.model.crdgen
+generated: install ## fail if a generated file is not what the models make
+	$(PY) -m elasticjob_operator.model.crdgen --check
+
 .PHONY: format
 format: install ## put the code into its one shape
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
 .PHONY: check
-check: lint types imports ## lint, types, unit tests, 1,000 simulated schedules: under a minute
+check: lint types imports generated ## lint, types, unit tests, 1,000 simulated schedules: under a minute
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports etcd ## everything, with 10,000 schedules and real etcd servers
+test: lint types imports generated etcd ## everything, with 10,000 schedules and real etcd servers
 	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
 
-.PHONY: bench bench-rendezvous
-bench: bench-rendezvous ## every benchmark
+.PHONY: bench bench-rendezvous bench-recovery
+bench: bench-rendezvous bench-recovery ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
+bench-recovery: etcd ## a fault to the next training step, ours and torchrun's: build/bench/recovery.json
+	$(PY) -m bench.recovery

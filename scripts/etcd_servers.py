@@ -25,16 +25,18 @@ BINARIES = ("etcd", "etcdctl")
 
 
 def output(*command: object, cwd: Path | None = None, **environment: str) -> str:
-    """What the command prints; it must succeed."""
+    """What the command prints; if it fails, its complaints are shown and it raises."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
         env=os.environ | environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        check=True,
+        capture_output=True,
         text=True,
     )
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
     return done.stdout
 
 
