@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import (
@@ -28,8 +29,6 @@ from elasticjob_rendezvous.core.kv import (
 from elasticjob_rendezvous.core.records import Bounds, Outcome
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
-
-from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    FailureView,
+    MemberView,
+    OutcomeKind,
+    OutcomeView,
+    RendezvousView,
+    RoundView,
+)
+from elasticjob_operator.model.enums import RendezvousState
+from elasticjob_rendezvous.core import verdicts
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import KeyValue
@@ -16,6 +28,7 @@ from elasticjob_rendezvous.core.records import (
     Failure,
     History,
     Member,
+    MemberState,
     Outcome,
     Roster,
     Round,
@@ -43,13 +56,8 @@ class Records:
 
     @property
     def roster(self) -> Roster | None:
-        """The roster of the last final round."""
-        if self.round is None:
-            return None
-        sealed = self.round.state in (RoundState.FINAL, RoundState.CLOSED)
-        return self.rosters.get(self.round.number if sealed else self.round.previous) or (
-            self.rosters.get(self.round.previous)
-        )
+        """The roster of the current round; None before it is sealed."""
+        return None if self.round is None else self.rosters.get(self.round.number)
 
 
 def prefix_of(key: str) -> str:
@@ -124,3 +132,81 @@ def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | No
     if found.state is RoundState.CLOSED:
         return None
     return encode(replace(found, state=RoundState.CLOSED, outcome=outcome, since_ms=utc_ms))
+
+
+def rendezvous_view(found: Records) -> RendezvousView:
+    """The records as the plan and the status see them."""
+    current = found.round
+    members = tuple(_member_view(member, found.roster) for member in found.members)
+    waiting = sum(member.state is MemberState.WAITING for member in found.members)
+    if current is None:
+        return RendezvousView(members=members, waiting=waiting)
+    sealed = current.state in (RoundState.FINAL, RoundState.CLOSED)
+    return RendezvousView(
+        state=RendezvousState(current.state.value),
+        round=current.number,
+        nodes=current.nodes if sealed else len(current.ids),
+        waiting=waiting,
+        world_size=current.world_size if sealed else 0,
+        master=(current.master_name or None) if sealed else None,
+        cause=CauseView(current.cause.kind.value, current.cause.members, current.cause.detail),
+        since=datetime.fromtimestamp(current.since_ms / 1000, UTC) if current.since_ms else None,
+        members=members,
+        rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
+        failures_charged=len(current.charged),
+        first_failure=_first_failure(found, current.charged),
+        outcome=_outcome_view(current.outcome),
+    )
+
+
+def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
+    return None if outcome is None else OutcomeView(OutcomeKind(outcome.kind.value), outcome.detail)
+
+
+def _member_view(member: Member, roster: Roster | None) -> MemberView:
+    seat = roster.seat(member.id) if roster else None
+    return MemberView(
+        pod=member.name,
+        state=member.state.value,
+        node=member.node or None,
+        rank=seat.group_rank if seat else None,
+        round=member.round,
+    )
+
+
+def _round_view(item: History) -> RoundView:
+    return RoundView(
+        round=item.number,
+        cause=item.cause.kind.value,
+        nodes=item.nodes,
+        detect_ms=item.detect_ms,
+        stop_ms=item.stop_ms,
+        join_ms=item.join_ms,
+        start_ms=item.start_ms,
+    )
+
+
+def _first_failure(found: Records, charged: Iterable[int]) -> FailureView | None:
+    """The culprit of the latest failure.
+
+    What only follows from a node's loss or leave is no failure: it is never charged.
+    """
+    by_round: dict[int, list[Failure]] = {}
+    for failure in found.failures:
+        by_round.setdefault(failure.round, []).append(failure)
+    counted = set(charged) | {n for n in by_round if verdicts.speaks_for_itself(by_round[n])}
+    latest = max(counted & by_round.keys(), default=None)
+    culprit = None if latest is None else verdicts.culprit(by_round[latest])
+    if culprit is None:
+        return None
+    return FailureView(
+        round=culprit.round,
+        pod=culprit.name,
+        node=culprit.node or None,
+        rank=culprit.rank,
+        exit_code=culprit.exit_code,
+        signal=culprit.signal,
+        kind=culprit.kind.value,
+        message=culprit.message,
+        traceback=culprit.traceback,
+    )

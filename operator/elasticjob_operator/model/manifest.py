@@ -81,9 +81,7 @@ def _unreadable(path: Path, message: str) -> FileProblem:
     return FileProblem(str(path), 0, 0, "", message)
 
 
-def _judge(
-    document: YamlDocument, jobs: list[ElasticJob]
-) -> Iterator[tuple[Place, Location, str]]:
+def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Place, Location, str]]:
     """The problems of one document; without any, its job is added to `jobs`."""
     for fault in document.faults:
         yield fault.place, fault.location, fault.message

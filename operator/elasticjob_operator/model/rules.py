@@ -139,7 +139,8 @@ def _secret_belongs_to_endpoints(spec: Document) -> Iterable[Location]:
         yield SECRET_NAME
 
 
-_INIT = "(has(self.template.spec.initContainers) ? self.template.spec.initContainers : [])"
+_PODS = "self.template.spec.containers"
+_INIT = "self.template.spec.initContainers"
 _RESERVED = "[" + ", ".join(f"'{name}'" for name in RESERVED_NAMES) + "]"
 _UNSUSPENDED = "self.runPolicy.suspend || oldSelf.runPolicy.suspend"
 
@@ -164,7 +165,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         CONTAINERS,
-        "command must be set in the trainer container: the image's own entry point is not known here",
+        "command must be set in the trainer container: the image's own is not known here",
         "self.template.spec.containers.all(c, (has(self.trainer) ? c.name != self.trainer : "
         "self.template.spec.containers.size() > 1) || (has(c.command) && c.command.size() > 0))",
         _trainer_has_a_command,
@@ -172,17 +173,16 @@ RULES: tuple[Rule, ...] = (
     Rule(
         CONTAINERS,
         "names must be unique among the pod's containers and init containers",
-        "self.template.spec.containers.all(c, "
-        "self.template.spec.containers.exists_one(d, d.name == c.name)) && "
-        f"{_INIT}.all(c, {_INIT}.exists_one(d, d.name == c.name) && "
-        "!self.template.spec.containers.exists(d, d.name == c.name))",
+        f"{_PODS}.all(c, {_PODS}.exists_one(d, d.name == c.name)) && "
+        f"(!has({_INIT}) || {_INIT}.all(c, {_INIT}.exists_one(d, d.name == c.name) && "
+        f"!{_PODS}.exists(d, d.name == c.name)))",
         _names_are_unique,
     ),
     Rule(
         CONTAINERS,
         f"names must not be {' or '.join(RESERVED_NAMES)}: these containers are added to the pod",
-        f"self.template.spec.containers.all(c, !(c.name in {_RESERVED})) && "
-        f"{_INIT}.all(c, !(c.name in {_RESERVED}))",
+        f"{_PODS}.all(c, !(c.name in {_RESERVED})) && "
+        f"(!has({_INIT}) || {_INIT}.all(c, !(c.name in {_RESERVED})))",
         _names_are_free,
     ),
     Rule(

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.problems import Location
-from elasticjob_operator.model.rules import IMMUTABLE, RULES
+from elasticjob_operator.model.rules import IMMUTABLE, RULES, Immutable, Rule
 
 Schema = dict[str, Any]
 
@@ -67,9 +67,10 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def _validations() -> list[Schema]:
+    rules: tuple[Rule | Immutable, ...] = (*RULES, *IMMUTABLE)
     return [
         {"rule": rule.cel, "message": rule.message, "fieldPath": _cel_path(rule.field)}
-        for rule in (*RULES, *IMMUTABLE)
+        for rule in rules
     ]
 
 

@@ -65,7 +65,7 @@ class Rendezvous(SpecModel):
 
     backend: Backend = Backend.ETCD
     """Who keeps the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
-    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = []
+    endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
     """host:port of each server. Absent: the operator's etcd; for c10d the first node."""
     secret_name: ObjectName | None = None
     """Secret with ca.crt, tls.crt, tls.key, username and password for the endpoints."""
@@ -99,7 +99,7 @@ class Recovery(SpecModel):
 
     warm_start: WarmStart = WarmStart.AUTO
     """Fork workers from a preloaded interpreter (Auto), or always start afresh ("Off")."""
-    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = []
+    warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(default=[])
     """Modules to preload besides those that are found by themselves."""
     stop_grace_seconds: Seconds = 10
     """Seconds from SIGTERM to SIGKILL when workers are stopped for a planned change."""

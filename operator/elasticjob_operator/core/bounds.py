@@ -1,0 +1,44 @@
+"""The `bounds` record of a job: the size and the patience its members are told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.records import Bounds, Mark
+
+TERMINATING = "Terminating"
+"""Reason of the mark of a pod that someone else deleted."""
+
+
+def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark] = ()) -> Bounds:
+    """`bounds` for a job of the `wanted` size of which `expected` nodes can come.
+
+    The wanted size is the members' maximum: a round never outgrows what the user asks for.
+    """
+    spec = job.spec
+    return Bounds(
+        min_nodes=spec.min_nodes,
+        max_nodes=wanted,
+        increment=spec.node_increment,
+        expected=expected,
+        max_restarts=spec.max_restarts,
+        join_timeout_seconds=float(spec.rendezvous.join_timeout_seconds),
+        last_call_seconds=float(spec.rendezvous.last_call_seconds),
+        keep_alive_seconds=float(spec.rendezvous.keep_alive_seconds),
+        confirm_seconds=float(spec.rendezvous.confirm_seconds),
+        settle_seconds=float(spec.elasticity.settle_seconds),
+        stop_grace_seconds=float(spec.recovery.stop_grace_seconds),
+        marks=tuple(sorted(marks, key=lambda mark: mark.member)),
+    )
+
+
+def marks(
+    observed: Observed, marked: Iterable[Pod], victims: Iterable[tuple[Pod, DeleteReason]]
+) -> list[Mark]:
+    """Marks of all pods that are to leave; one given before keeps its reason."""
+    before = {mark.member: mark for mark in observed.bounds.marks} if observed.bounds else {}
+    found = [before.get(pod.uid) or Mark(pod.uid, TERMINATING) for pod in marked]
+    return [*found, *(Mark(pod.uid, reason.value) for pod, reason in victims)]

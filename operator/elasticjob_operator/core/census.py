@@ -1,0 +1,69 @@
+"""Counting a job's pods: which hold an index, which count towards the size, which can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.model.job import ElasticJob
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The pods of a job by what they mean for its size, each list in order of index.
+
+    Args:
+        counted: those that make up the size.
+        given_up: those of `counted` whose launcher has not run for pendingTimeoutSeconds.
+        marked: those told to leave: marked in bounds, or terminating.
+        failed: those that ended in failure and were not told to go.
+        indices: held by a pod of any kind; none of them may be used again yet.
+    """
+
+    counted: tuple[Pod, ...]
+    given_up: tuple[Pod, ...]
+    marked: tuple[Pod, ...]
+    failed: tuple[Pod, ...]
+    indices: frozenset[int]
+
+    def free_indices(self) -> Iterator[int]:
+        """Indices that no pod holds, lowest first."""
+        index = 0
+        while True:
+            if index not in self.indices:
+                yield index
+            index += 1
+
+
+def take_census(job: ElasticJob, observed: Observed, now: datetime) -> Census:
+    """The pods of the job, counted."""
+    pods = sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
+    told = {mark.member for mark in observed.bounds.marks} if observed.bounds else set()
+    marked = tuple(pod for pod in pods if pod.terminating or pod.uid in told)
+    leaving = {pod.uid for pod in marked}
+    counted = tuple(pod for pod in pods if pod.uid not in leaving and _counts(pod))
+    return Census(
+        counted=counted,
+        given_up=tuple(pod for pod in counted if _given_up(job, pod, now)),
+        marked=marked,
+        failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
+        indices=frozenset(pod.index for pod in pods),
+    )
+
+
+def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
+    """When the job stops waiting for this pod; None while its launcher runs or has ended well."""
+    if pod.launcher_since is not None or pod.phase is PodPhase.SUCCEEDED:
+        return None
+    return pod.created_at + timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
+
+
+def _counts(pod: Pod) -> bool:
+    return pod.phase is not PodPhase.FAILED and pod.node_state is not NodeState.NOT_READY
+
+
+def _given_up(job: ElasticJob, pod: Pod, now: datetime) -> bool:
+    due = gives_up_at(job, pod)
+    return due is not None and due <= now

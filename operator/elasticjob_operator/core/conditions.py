@@ -1,0 +1,194 @@
+"""The conditions of a job: what they say, and when they last changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from elasticjob_operator.core.census import Census
+from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
+from elasticjob_operator.core.sizes import Clamp, WantedSize
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import Condition
+from elasticjob_rendezvous.core.roster import natural_order
+
+NAMED_PODS = 5
+"""Pods named in a message: it has to stay readable for a job of a thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A condition before its times are known."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def conditions(
+    job: ElasticJob,
+    observed: Observed,
+    view: RendezvousView,
+    census: Census,
+    size: WantedSize,
+    phase: Phase,
+    now: datetime,
+) -> list[Condition]:
+    """All conditions, in the order of `ConditionType`."""
+    findings = [
+        Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
+        pods_ready(observed, census, size, phase),
+        *_phases(job, view, phase),
+        resizing(view, size, phase),
+        *_ends(view, phase),
+    ]
+    order = list(ConditionType)
+    findings.sort(key=lambda finding: order.index(finding.type))
+    return dated(findings, job.status.conditions, job.metadata.generation, now)
+
+
+def dated(
+    findings: Iterable[Finding], before: Iterable[Condition], generation: int, now: datetime
+) -> list[Condition]:
+    """The findings as conditions; the transition time moves only when the status does."""
+    known = {condition.type: condition for condition in before}
+    result = []
+    for finding in findings:
+        old = known.get(finding.type)
+        unchanged = old is not None and old.status is finding.status
+        result.append(
+            Condition(
+                type=finding.type,
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message,
+                observed_generation=generation,
+                last_transition_time=old.last_transition_time if old and unchanged else now,
+            )
+        )
+    return result
+
+
+def pods_ready(observed: Observed, census: Census, size: WantedSize, phase: Phase) -> Finding:
+    """Whether the wanted number of pods is Ready; if not, which pods are not and why."""
+    kind = ConditionType.PODS_READY
+    if phase in FINISHED or phase is Phase.SUSPENDED:
+        return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
+    ready = sum(pod.ready for pod in census.counted)
+    if ready >= size.nodes:
+        return Finding(kind, ConditionStatus.TRUE, "AllReady", f"{ready} of {size.nodes} are ready")
+    tally = f"{ready} of {size.nodes} are ready"
+    if observed.refusal is not None:
+        refusal = observed.refusal
+        message = f"{tally}; a pod cannot be created: {refusal.message}"
+        return Finding(kind, ConditionStatus.FALSE, refusal.obstacle.value, message)
+    blocked = [pod for pod in census.counted if pod.obstacle is not None and not pod.ready]
+    if blocked:
+        reason = str(blocked[0].obstacle)
+        return Finding(kind, ConditionStatus.FALSE, reason, f"{tally}; {_blocked(blocked)}")
+    waiting = [pod.name for pod in census.counted if not pod.ready]
+    names = f"; waiting for {_some(waiting)}" if waiting else ""
+    return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
+
+
+def _blocked(pods: list[Pod]) -> str:
+    said = [
+        f"{pod.name}: {pod.obstacle}"
+        + (f" ({pod.obstacle_message})" if pod.obstacle_message else "")
+        for pod in pods
+    ]
+    return _some(said, separator="; ")
+
+
+def _some(names: list[str], separator: str = ", ") -> str:
+    shown = sorted(names, key=natural_order)[:NAMED_PODS]
+    more = len(names) - len(shown)
+    return separator.join(shown) + (f" and {more} more" if more else "")
+
+
+def _phases(job: ElasticJob, view: RendezvousView, phase: Phase) -> list[Finding]:
+    def finding(kind: ConditionType, of: Phase, reason: str, message: str = "") -> Finding:
+        if phase is of:
+            return Finding(kind, ConditionStatus.TRUE, reason, message)
+        return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
+
+    running = f"round {view.round} with {view.nodes} nodes" if view.round else ""
+    return [
+        finding(ConditionType.RUNNING, Phase.RUNNING, "RoundFinal", running),
+        finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _because(view)),
+        finding(ConditionType.SUSPENDED, Phase.SUSPENDED, "Suspended", "runPolicy.suspend is true"),
+    ]
+
+
+def _because(view: RendezvousView) -> str:
+    if view.cause is None:
+        return ""
+    members = f" of {_some(list(view.cause.members))}" if view.cause.members else ""
+    detail = f": {view.cause.detail}" if view.cause.detail else ""
+    return f"{view.cause.kind}{members}{detail}"
+
+
+_CLAMPED = {
+    Clamp.BELOW_MIN_NODES: "below minNodes",
+    Clamp.ABOVE_MAX_NODES: "above maxNodes",
+    Clamp.BETWEEN_INCREMENTS: "no legal size",
+}
+
+
+def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
+    """Whether the round has another size than the wanted one, and whether that was clamped."""
+    kind = ConditionType.RESIZING
+    clamped = ""
+    if size.clamp is not None:
+        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted are {size.nodes}"
+    if phase in (Phase.RUNNING, Phase.RESTARTING) and view.readable:
+        final = view.state is RendezvousState.FINAL
+        if final and view.nodes != size.nodes:
+            reason = "Growing" if view.nodes < size.nodes else "Shrinking"
+            message = f"from {view.nodes} to {size.nodes} nodes"
+            text = f"{message}; {clamped}" if clamped else message
+            return Finding(kind, ConditionStatus.TRUE, reason, text)
+        if not final:
+            return Finding(kind, ConditionStatus.UNKNOWN, "RoundForming", clamped)
+    reason = size.clamp.value if size.clamp is not None else "AtWantedSize"
+    if phase not in (Phase.RUNNING, Phase.RESTARTING):
+        reason = size.clamp.value if size.clamp is not None else f"Job{phase.value}"
+    return Finding(kind, ConditionStatus.FALSE, reason, clamped)
+
+
+def end_reason(view: RendezvousView) -> tuple[str, str]:
+    """Reason and message of the end of a job that did not succeed."""
+    if view.outcome is None or view.suspended:
+        return StopReason.DEADLINE_EXCEEDED.value, "the job was active for too long"
+    detail = view.outcome.detail
+    match view.outcome.kind:
+        case OutcomeKind.TIMED_OUT:
+            return "JoinTimeout", detail or "minNodes did not come together in time"
+        case OutcomeKind.STOPPED:
+            known = detail in {reason.value for reason in StopReason}
+            return (detail if known else "Stopped"), "" if known else detail
+        case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
+            return "WorkersFailed", detail
+
+
+def _ends(view: RendezvousView, phase: Phase) -> list[Finding]:
+    kinds = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.FINISHED)
+    if phase not in FINISHED:
+        return [Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}") for kind in kinds]
+    succeeded = phase is Phase.SUCCEEDED
+    reason, message = ("AllWorkersSucceeded", "") if succeeded else end_reason(view)
+    truth = {ConditionType.SUCCEEDED: succeeded, ConditionType.FAILED: not succeeded}
+    return [
+        Finding(
+            kind,
+            ConditionStatus.TRUE if truth.get(kind, True) else ConditionStatus.FALSE,
+            reason,
+            message,
+        )
+        for kind in kinds
+    ]

@@ -1,0 +1,99 @@
+"""What exists of a job at one moment, free of where it runs: the input of the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from elasticjob_operator.core.rendezvous_view import NOBODY_YET, RendezvousView
+from elasticjob_rendezvous.core.records import Bounds
+
+
+class PodPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class NodeState(StrEnum):
+    """What the machine under a pod is fit for."""
+
+    READY = "Ready"
+    CORDONED = "Cordoned"
+    TAINTED = "Tainted"
+    NOT_READY = "NotReady"
+
+
+class Obstacle(StrEnum):
+    """Why a pod's launcher cannot run."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE = "ImageUnavailable"
+    CONFIG = "ConfigError"
+    INIT = "InitFailed"
+    QUOTA = "QuotaExceeded"
+    REFUSED = "CreationRefused"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, or on one machine the process group that plays one.
+
+    Args:
+        index: its place in the job; held until the object is gone.
+        uid: also the id of its member in the rendezvous.
+        created_at: UTC; how long it has been pending counts from here.
+        terminating: it was told to go (a deletion timestamp is set).
+        ready: its launcher runs and its lease is there.
+        node: name of the machine, None before it has one.
+        launcher_since: UTC time from which its launcher runs, None while it does not.
+        obstacle, obstacle_message: why the launcher cannot run, when that is known.
+    """
+
+    index: int
+    name: str
+    uid: str
+    created_at: datetime
+    phase: PodPhase = PodPhase.PENDING
+    ready: bool = False
+    terminating: bool = False
+    node: str | None = None
+    node_state: NodeState = NodeState.READY
+    launcher_since: datetime | None = None
+    obstacle: Obstacle | None = None
+    obstacle_message: str = ""
+
+    @property
+    def active(self) -> bool:
+        """Neither finished nor told to go."""
+        return not self.terminating and self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The platform's refusal to create pods, e.g. by a quota, since a UTC time."""
+
+    obstacle: Obstacle
+    message: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Everything the plan looks at besides the job itself.
+
+    Args:
+        pods: every pod of the job that exists, in any order, terminating ones too.
+        rendezvous: one look at the rendezvous of the newest incarnation.
+        bounds: what `bounds` of that incarnation holds, None when it is not there.
+        incarnation: number of that incarnation, from 1.
+        refusal: set while pods cannot be created.
+    """
+
+    pods: tuple[Pod, ...] = ()
+    rendezvous: RendezvousView = NOBODY_YET
+    bounds: Bounds | None = None
+    incarnation: int = 1
+    refusal: Refusal | None = None

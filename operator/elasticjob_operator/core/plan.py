@@ -1,0 +1,226 @@
+"""The plan: from a job and what exists of it to what is to be done now.
+
+Level-triggered: it looks only at the present, so applying a plan and planning again yields
+nothing new, and a pass that broke off half-way is completed by the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+
+from elasticjob_operator.core.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    WriteBounds,
+    WriteNodes,
+)
+from elasticjob_operator.core.bounds import bounds_of, marks
+from elasticjob_operator.core.census import Census, gives_up_at, take_census
+from elasticjob_operator.core.lifecycle import (
+    FINISHED,
+    cleanup_at,
+    deadline,
+    deadline_exceeded,
+    expires_at,
+    failed_by_deadline,
+    next_phase,
+)
+from elasticjob_operator.core.names import pod_name
+from elasticjob_operator.core.observed import NodeState, Observed, Pod
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.sizes import WantedSize, wanted_size
+from elasticjob_operator.core.victims import DeleteReason, surplus
+from elasticjob_operator.model.enums import CleanPodPolicy, Phase
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.records import Bounds
+
+KEPT_FAILED_PODS = 3
+"""Failed pods kept for their logs; each holds an index. Older ones are deleted."""
+
+DELETE_REASONS = {
+    StopReason.SUSPENDED: DeleteReason.SUSPENDED,
+    StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
+    StopReason.DELETED: DeleteReason.JOB_DELETED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done now, and when to look again.
+
+    Args:
+        actions: to be applied in this order.
+        phase: the phase the job is in.
+        size: the wanted size.
+        bounds: what members are to be told; None while nobody is to join.
+        wake_at: when the plan changes by itself, if nothing else happens; None is never.
+    """
+
+    actions: tuple[Action, ...]
+    phase: Phase
+    size: WantedSize
+    bounds: Bounds | None = None
+    wake_at: datetime | None = None
+
+    @property
+    def expected(self) -> int | None:
+        """How many members can come; None while nobody is to join."""
+        return self.bounds.expected if self.bounds else None
+
+
+def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
+    """What is to be done with the job, given what exists of it at `now` (UTC)."""
+    phase = next_phase(job, observed.rendezvous, now)
+    if job.metadata.deletion_timestamp is not None:
+        return _ending(job, observed, phase, StopReason.DELETED)
+    if job.status.phase in FINISHED or observed.rendezvous.ended:
+        return _finished(job, observed, phase, now)
+    if job.spec.run_policy.suspend:
+        return _ending(job, observed, phase, StopReason.SUSPENDED)
+    if deadline_exceeded(job, now):
+        return _ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+    if observed.rendezvous.suspended:
+        return _resuming(job, observed, phase, now)
+    return _active(job, observed, phase, now)
+
+
+def _ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
+    """Close first, then delete: a member that leaves a closed job starts no round.
+
+    While the rendezvous is unreadable the pods go all the same: nobody is left to disagree.
+    """
+    view = observed.rendezvous
+    actions: list[Action] = []
+    if observed.bounds is not None and view.readable and view.outcome is None:
+        actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
+    everything = reason is not StopReason.DEADLINE_EXCEEDED
+    actions += [
+        DeletePod(pod.name, pod.uid, DELETE_REASONS[reason])
+        for pod in _in_order(observed)
+        if pod.active or (everything and not pod.terminating)
+    ]
+    return Plan(tuple(actions), phase, wanted_size(job.spec))
+
+
+def _finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    """cleanPodPolicy after a grace for the agents' own end, then the time to live."""
+    size = wanted_size(job.spec)
+    expiry, cleanup = expires_at(job), cleanup_at(job)
+    if expiry is not None and expiry <= now:
+        return Plan((DeleteJob(),), phase, size)
+    if failed_by_deadline(job):
+        ending = _ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        if ending.actions:
+            return ending
+    policy = job.spec.run_policy.clean_pod_policy
+    doomed = [
+        pod
+        for pod in _in_order(observed)
+        if (policy is CleanPodPolicy.RUNNING and pod.active)
+        or (policy is CleanPodPolicy.ALL and not pod.terminating)
+    ]
+    due = cleanup is not None and cleanup <= now
+    actions = [
+        DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED)
+        for pod in doomed
+        # A pod that never ran has nothing to end and no logs to lose.
+        if due or (pod.active and pod.launcher_since is None)
+    ]
+    left = len(doomed) > len(actions)
+    return Plan(tuple(actions), phase, size, None, _earliest(expiry, cleanup if left else None))
+
+
+def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    """A new incarnation, once nobody of the old one can still write a checkpoint.
+
+    Pods on a machine that is cut off are not waited for: their lease is gone, so is their work.
+    """
+    remaining = [pod for pod in _in_order(observed) if pod.node_state is not NodeState.NOT_READY]
+    if remaining:
+        actions = [
+            DeletePod(pod.name, pod.uid, DeleteReason.SUSPENDED)
+            for pod in remaining
+            if not pod.terminating
+        ]
+        return Plan(tuple(actions), phase, wanted_size(job.spec))
+    fresh = Observed(observed.pods, incarnation=observed.incarnation + 1, refusal=observed.refusal)
+    return _active(job, fresh, phase, now)
+
+
+def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    size, view = wanted_size(job.spec), observed.rendezvous
+    census = take_census(job, observed, now)
+    missing = size.nodes - len(census.counted)
+    victims: list[tuple[Pod, DeleteReason]] = []
+    if not view.finishing and view.readable:
+        victims = surplus(census.counted, view, -missing)
+    elif view.finishing:
+        # A newcomer could not enter; only a job that cannot go on below its minimum needs one.
+        missing = min(missing, job.spec.min_nodes - len(census.counted))
+    bounds = bounds_of(
+        job,
+        size.nodes,
+        _expected(job, observed, census, size, now),
+        marks(observed, census.marked, victims),
+    )
+    actions: list[Action] = []
+    if job.spec.nodes is None:
+        actions.append(WriteNodes(size.asked))
+    if view.readable and observed.bounds != bounds:
+        actions.append(WriteBounds(observed.incarnation, bounds))
+    actions += [
+        CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
+        for index in islice(census.free_indices(), max(missing, 0))
+    ]
+    actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
+    actions += _leftovers(census, view.readable)
+    return Plan(tuple(actions), phase, size, bounds, _wake_at(job, observed, census, now))
+
+
+def _leftovers(census: Census, readable: bool) -> list[DeletePod]:
+    """Pods that an earlier plan chose, and failed ones that are no longer needed as witnesses."""
+    chosen = [pod for pod in census.marked if not pod.terminating] if readable else []
+    newest = sorted(census.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
+    old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod not in chosen]
+    return [
+        *(DeletePod(pod.name, pod.uid, DeleteReason.MARKED) for pod in chosen),
+        *(DeletePod(pod.name, pod.uid, DeleteReason.REPLACED) for pod in old),
+    ]
+
+
+def _expected(
+    job: ElasticJob, observed: Observed, census: Census, size: WantedSize, now: datetime
+) -> int:
+    """How many members can come: those counted and not given up, and those being created."""
+    able = len(census.counted) - len(census.given_up)
+    missing = max(size.nodes - len(census.counted), 0)
+    refused_until = _refusal_gives_up_at(job, observed)
+    if refused_until is None or refused_until > now:
+        able += missing
+    return min(able, size.nodes)
+
+
+def _refusal_gives_up_at(job: ElasticJob, observed: Observed) -> datetime | None:
+    if observed.refusal is None:
+        return None
+    patience = timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)
+    return observed.refusal.since + patience
+
+
+def _wake_at(job: ElasticJob, observed: Observed, census: Census, now: datetime) -> datetime | None:
+    patience = [gives_up_at(job, pod) for pod in census.counted]
+    dues = [deadline(job), _refusal_gives_up_at(job, observed), *patience]
+    return _earliest(*(due for due in dues if due is not None and due > now))
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def _in_order(observed: Observed) -> list[Pod]:
+    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))

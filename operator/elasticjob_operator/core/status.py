@@ -1,0 +1,137 @@
+"""The next status of a job, computed in memory; whoever applies the plan writes it once."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from elasticjob_operator.core.census import take_census
+from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.lifecycle import FINISHED, next_phase
+from elasticjob_operator.core.names import selector
+from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    FailureView,
+    MemberView,
+    RendezvousView,
+    RoundView,
+)
+from elasticjob_operator.core.sizes import wanted_size
+from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import (
+    MAX_MEMBERS,
+    MAX_ROUNDS,
+    CauseStatus,
+    FirstFailure,
+    MemberStatus,
+    RendezvousStatus,
+    RoundStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.roster import natural_order
+
+
+def next_status(
+    job: ElasticJob, observed: Observed, rendezvous_view: RendezvousView, now: datetime
+) -> Status:
+    """The status to write at `now` (UTC). Equal to the job's own when nothing has changed.
+
+    `rendezvous_view` is `observed.rendezvous`, or a newer look taken after the plan was applied.
+    While it cannot be read, what was known of members, rounds and failures stays.
+    """
+    view, before = rendezvous_view, job.status
+    phase = next_phase(job, view, now)
+    census, size = take_census(job, observed, now), wanted_size(job.spec)
+    suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
+    return Status(
+        phase=phase,
+        rendezvous=_rendezvous(view, before),
+        nodes=len(census.counted),
+        ready_nodes=sum(pod.ready for pod in census.counted),
+        wanted_nodes=size.nodes,
+        selector=selector(job),
+        restarts=view.failures_charged if view.readable else before.restarts,
+        members=_members(view) if view.readable else before.members,
+        rounds=_rounds(view) if view.readable else before.rounds,
+        first_failure=_failure(view.first_failure) or before.first_failure,
+        conditions=(
+            # The end is told once: what happens to the pods afterwards does not change it.
+            before.conditions
+            if before.phase in FINISHED
+            else conditions(job, observed, view, census, size, phase, now)
+        ),
+        observed_generation=job.metadata.generation,
+        start_time=None if suspended else before.start_time or now,
+        completion_time=(before.completion_time or now) if finished else None,
+    )
+
+
+def _rendezvous(view: RendezvousView, before: Status) -> RendezvousStatus:
+    if not view.readable:
+        known = before.rendezvous or RendezvousStatus()
+        return known.model_copy(update={"state": view.state})
+    return RendezvousStatus(
+        state=view.state,
+        round=view.round,
+        nodes=view.nodes,
+        waiting=view.waiting,
+        world_size=view.world_size,
+        master=view.master,
+        cause=_cause(view.cause),
+        since=view.since,
+    )
+
+
+def _cause(cause: CauseView | None) -> CauseStatus | None:
+    if cause is None:
+        return None
+    members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
+    return CauseStatus(kind=cause.kind, members=members, detail=cause.detail)
+
+
+def _members(view: RendezvousView) -> list[MemberStatus]:
+    first = sorted(view.members, key=lambda member: natural_order(member.pod))[:MAX_MEMBERS]
+    return [_member(member) for member in first]
+
+
+def _member(member: MemberView) -> MemberStatus:
+    return MemberStatus(
+        pod=member.pod,
+        node=member.node,
+        rank=member.rank,
+        state=member.state,
+        round=member.round,
+    )
+
+
+def _rounds(view: RendezvousView) -> list[RoundStatus]:
+    return [_round(found) for found in view.rounds[-MAX_ROUNDS:]]
+
+
+def _round(found: RoundView) -> RoundStatus:
+    return RoundStatus(
+        round=found.round,
+        cause=found.cause,
+        nodes=found.nodes,
+        detect_ms=found.detect_ms,
+        stop_ms=found.stop_ms,
+        join_ms=found.join_ms,
+        start_ms=found.start_ms,
+    )
+
+
+def _failure(failure: FailureView | None) -> FirstFailure | None:
+    if failure is None:
+        return None
+    return FirstFailure(
+        round=failure.round,
+        pod=failure.pod,
+        node=failure.node,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        class_=failure.kind,
+        message=failure.message,
+        traceback=failure.traceback,
+    )

@@ -1,0 +1,61 @@
+"""Which pods go when there are more than wanted, and why each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from elasticjob_operator.core.observed import NodeState, Pod
+from elasticjob_operator.core.rendezvous_view import RendezvousView
+
+
+class DeleteReason(StrEnum):
+    """Why a pod is deleted. The surplus reasons stand in the order in which pods are chosen."""
+
+    SURPLUS_PENDING = "SurplusPending"
+    SURPLUS_NODE_CORDONED = "SurplusNodeCordoned"
+    SURPLUS_NODE_TAINTED = "SurplusNodeTainted"
+    SURPLUS_NOT_IN_ROUND = "SurplusNotInRound"
+    SURPLUS_HIGHEST_RANK = "SurplusHighestRank"
+    MARKED = "Marked"  # chosen by an earlier plan that could not finish
+    REPLACED = "Replaced"  # failed long enough ago that others show what went wrong
+    SUSPENDED = "Suspended"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    JOB_DELETED = "JobDeleted"
+    JOB_FINISHED = "JobFinished"
+
+
+_ORDER = {
+    DeleteReason.SURPLUS_PENDING: 0,
+    DeleteReason.SURPLUS_NODE_CORDONED: 1,
+    DeleteReason.SURPLUS_NODE_TAINTED: 1,
+    DeleteReason.SURPLUS_NOT_IN_ROUND: 2,
+    DeleteReason.SURPLUS_HIGHEST_RANK: 3,
+}
+
+
+def surplus_reason(pod: Pod, view: RendezvousView) -> DeleteReason:
+    """Why this pod would be the one to go."""
+    if pod.launcher_since is None:
+        return DeleteReason.SURPLUS_PENDING
+    if pod.node_state is NodeState.CORDONED:
+        return DeleteReason.SURPLUS_NODE_CORDONED
+    if pod.node_state is NodeState.TAINTED:
+        return DeleteReason.SURPLUS_NODE_TAINTED
+    if view.rank_of(pod.name) is None:
+        return DeleteReason.SURPLUS_NOT_IN_ROUND
+    return DeleteReason.SURPLUS_HIGHEST_RANK
+
+
+def surplus(
+    counted: Iterable[Pod], view: RendezvousView, number: int
+) -> list[tuple[Pod, DeleteReason]]:
+    """The `number` pods to give up first, cheapest first; of equals the highest rank or index."""
+
+    def cost(choice: tuple[Pod, DeleteReason]) -> tuple[int, int, int]:
+        pod, reason = choice
+        rank = view.rank_of(pod.name)
+        return _ORDER[reason], -(rank if rank is not None else -1), -pod.index
+
+    choices = sorted(((pod, surplus_reason(pod, view)) for pod in counted), key=cost)
+    return choices[: max(number, 0)]
