@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import stat
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -46,11 +46,14 @@ def pyproject() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def committed_files() -> list[Path]:
-    """Every file that is committed or about to be."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+def our_files() -> list[Path]:
+    """Every file of the repository, without what git ignores."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    found = []
+    for folder, subfolders, names in os.walk(ROOT):
+        subfolders[:] = [name for name in subfolders if name not in ignored | {".git"}]
+        found += [Path(folder, name) for name in names if not name.endswith(".pyc")]
+    return found
 
 
 def test_operator_folder_does_not_hide_pythons_operator_module() -> None:
@@ -61,7 +64,7 @@ def test_no_file_names_a_package_registry_or_a_home_of_its_author() -> None:
     forbidden = re.compile("|".join(map(re.escape, [*REGISTRIES, "/wo" + "rk/", "/ro" + "ot/"])))
     named = {
         str(path.relative_to(ROOT)): found[0]
-        for path in committed_files()
+        for path in our_files()
         if (found := forbidden.search(path.read_text(encoding="utf-8", errors="replace")))
     }
     assert named == {}
