@@ -1,0 +1,283 @@
+"""The agent's shell: one queue of events, one loop that steps, edges that act.
+
+Owns nothing of the job: `core.step` decides, the hands and the rendezvous know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, assert_never
+
+from elasticjob_agent.core.model import (
+    Command,
+    Directed,
+    Ending,
+    Event,
+    Exit,
+    ExitCode,
+    Facts,
+    FromHands,
+    HoldPort,
+    LeaveAsked,
+    Note,
+    PortHeld,
+    Release,
+    StartCrew,
+    State,
+    StopCrew,
+    Tell,
+    Timer,
+)
+from elasticjob_agent.core.step import step, wake_at
+from elasticjob_agent.environment import start_workers
+from elasticjob_agent.hands import (
+    Hands,
+    HandsError,
+    HandsEvent,
+    HandsGone,
+    Hello,
+    LogTrouble,
+    WorkerExited,
+)
+from elasticjob_agent.logs import RunLogs
+from elasticjob_agent.ports import PortHolder
+from elasticjob_agent.settings import AgentSettings
+from elasticjob_rendezvous.core.events import Directive, Local
+
+log = logging.getLogger("elasticjob.agent")
+
+ORDER_TIMEOUT_SECONDS = 15.0
+
+
+class Rendezvous(Protocol):
+    """What the agent needs of the rendezvous: `etcd.member.RendezvousMember` is it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def tell(self, local: Local) -> None:
+        """The whole truth of this node; does not block."""
+        ...
+
+    def directives(self) -> AsyncIterator[Directive]:
+        """The current directive, then each change."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a probe or a person may ask a running agent."""
+
+    state: State
+    stepped_at: float
+
+
+class Agent:
+    """Runs one node's workers as the rendezvous directs, until the job ends or the node leaves.
+
+    Args:
+        settings: what this agent was told.
+        hands: where the workers run.
+        enter: makes the rendezvous' member, given the port at which the launcher
+            answers probes; called once, when the hands have said hello.
+    """
+
+    def __init__(
+        self, settings: AgentSettings, hands: Hands, enter: Callable[[int], Rendezvous]
+    ) -> None:
+        self._settings = settings
+        self._hands = hands
+        self._enter = enter
+        self._logs = RunLogs(settings.logs)
+        self._ports = PortHolder(settings.address)
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._rendezvous: Rendezvous | None = None
+        self._interrupted = False
+        facts = Facts(
+            member=settings.member,
+            name=settings.name,
+            node=settings.node,
+            slots=settings.slots,
+            stop_grace_seconds=settings.stop_grace_seconds,
+            run_id=settings.run_id,
+        )
+        self.progress = Progress(State(facts), time.monotonic())
+
+    def leave(self, reason: str, hurry: bool = False) -> None:
+        """Ask this node to leave the job. Safe to call again; `hurry` forgoes all grace."""
+        self._events.put_nowait(LeaveAsked(reason, hurry))
+
+    async def run(self) -> Ending:
+        """Until the end. A fault of the agent itself is an ending too: it is logged and told."""
+        try:
+            async with AsyncExitStack() as stack:
+                stack.callback(self._ports.close)
+                stack.push_async_callback(self._hands.aclose)
+                return await self._run(stack)
+        except Exception as error:
+            log.exception("%s: the agent failed", self._settings.name)
+            return Ending(ExitCode.INTERNAL, ExitCode.INTERNAL, _fault(self._settings, error))
+
+    async def _run(self, stack: AsyncExitStack) -> Ending:
+        with self._signals():
+            async with asyncio.TaskGroup() as tasks:
+                pumps = [tasks.create_task(self._hear_hands())]
+                try:
+                    ending = await self._steps(stack, tasks, pumps)
+                finally:
+                    for pump in pumps:
+                        pump.cancel()
+        return ending
+
+    async def _steps(
+        self,
+        stack: AsyncExitStack,
+        tasks: asyncio.TaskGroup,
+        pumps: list[asyncio.Task[None]],
+    ) -> Ending:
+        """Take event after event; each step's commands are done before the next."""
+        state = self.progress.state
+        while True:
+            event = await self._next(wake_at(state))
+            now = time.monotonic()
+            state, commands = step(state, event, now)
+            self.progress = Progress(state, now)
+            if self._rendezvous is None and state.hello is not None:
+                self._rendezvous = self._enter(state.hello.probe_port)
+                await stack.enter_async_context(self._rendezvous)
+                pumps.append(tasks.create_task(self._hear_rendezvous(self._rendezvous)))
+            for command in commands:
+                if isinstance(command, Exit):
+                    return command.ending
+                await self._do(command, state)
+
+    async def _next(self, at: float | None) -> Event:
+        if at is None:
+            return await self._events.get()
+        try:
+            async with asyncio.timeout(max(0.0, at - time.monotonic())):
+                return await self._events.get()
+        except TimeoutError:
+            return Timer()
+
+    # -- commands -------------------------------------------------------------------
+
+    async def _do(self, command: Command, state: State) -> None:
+        match command:
+            case StartCrew():
+                await self._start(command, state)
+            case StopCrew(number, grace_seconds):
+                await self._tell_hands("stop", self._hands.stop(number, grace_seconds))
+            case HoldPort():
+                self._events.put_nowait(PortHeld(self._ports.hold()))
+            case Tell(local):
+                if self._rendezvous is not None:
+                    self._rendezvous.tell(local)
+            case Release(exit_code, message):
+                release = self._hands.release(int(exit_code), message)
+                await self._tell_hands("release", release)
+            case Note(text, warning):
+                log.log(
+                    logging.WARNING if warning else logging.INFO,
+                    "%s: %s", self._settings.name, text,
+                )  # fmt: skip
+            case Exit():
+                raise AssertionError("the loop takes this one")
+            case _:
+                assert_never(command)
+
+    async def _start(self, command: StartCrew, state: State) -> None:
+        number, seat = command.roster.number, command.seat
+        logs: RunLogs | None = self._logs
+        try:
+            await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
+        except OSError as error:
+            logs = None
+            self._events.put_nowait(FromHands(LogTrouble(f"round {number} keeps none: {error}")))
+        assert state.hello is not None
+        order = start_workers(
+            command, state.hello, logs, self._settings.run_id, self._settings.logs.max_bytes
+        )
+        await self._tell_hands("start", self._hands.start(order))
+
+    async def _tell_hands(self, what: str, order: Awaitable[None]) -> None:
+        """Give an order. One that is lost is given again when the hands say hello anew."""
+        try:
+            async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):
+                await order
+        except (HandsError, TimeoutError) as error:
+            log.warning("%s: the launcher did not take %s: %s", self._settings.name, what, error)
+
+    # -- events ---------------------------------------------------------------------
+
+    async def _hear_hands(self) -> None:
+        try:
+            async for event in self._hands.events():
+                self._events.put_nowait(await self._with_evidence(event))
+        except HandsError as error:
+            self._events.put_nowait(FromHands(HandsGone(str(error))))
+            return
+        self._events.put_nowait(FromHands(HandsGone("it ended")))
+
+    async def _with_evidence(self, event: HandsEvent) -> FromHands:
+        """Read the error files with the news of an exit: the core judges both together."""
+        number = None
+        match event:
+            case WorkerExited() if event.exit_code != 0:
+                number = event.round
+            case Hello() if event.running is not None:
+                number = event.running
+            case Hello() if event.exits:
+                number = event.exits[-1].round
+        if number is None:
+            return FromHands(event)
+        slots = self._settings.slots
+        reports = await asyncio.to_thread(self._logs.reports, number, slots)
+        return FromHands(event, reports, await asyncio.to_thread(self._logs.base_rank, number))
+
+    async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
+        async for directive in rendezvous.directives():
+            self._events.put_nowait(Directed(directive))
+
+    # -- signals --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        for signum in handled:
+            loop.add_signal_handler(signum, self._signalled, signum)
+        try:
+            yield
+        finally:
+            for signum in handled:
+                loop.remove_signal_handler(signum)
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        """SIGTERM may come twice from a kubelet; a second Ctrl-C is a person's impatience."""
+        hurry = signum == signal.SIGINT and self._interrupted
+        self._interrupted = self._interrupted or signum == signal.SIGINT
+        self.leave(signum.name, hurry)
+
+
+def _fault(settings: AgentSettings, error: Exception) -> str:
+    causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
+    text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
+    return (
+        f"job {settings.run_id}: the agent of {settings.name} failed: {text}; "
+        "its workers are left to the launcher, if there is one"
+    )

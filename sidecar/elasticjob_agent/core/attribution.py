@@ -1,0 +1,140 @@
+"""Which of a node's workers failed first, and the record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from elasticjob_agent.core.classify import SIGKILL, classified, ending_text
+from elasticjob_agent.core.evidence import (
+    Account,
+    encodable,
+    from_error_file,
+    from_stderr,
+    last_words,
+)
+from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.records import FAILURE_BYTES, Failure, FailureClass
+
+MESSAGE_CHARACTERS = 1000
+UNKNOWN_RANK = -1
+ENDED_ON_TERM = 143  # what a shell makes of SIGTERM
+
+_SEEKING = (None, StopCause.FAILURE, StopCause.PEER_FAILURE)
+"""While ending for these causes (or for none) the culprit may still show itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    failure: Failure
+    ended_at_ms: int
+
+    def blame(self) -> tuple[bool, int, int, int]:
+        """Least is the culprit: an aborted collective says itself that a peer went first."""
+        aborted = self.failure.kind is FailureClass.PEER_ABORT
+        return (aborted, self.failure.at_ms, self.ended_at_ms, self.failure.local_rank)
+
+
+def failure_of(crew: Crew, facts: Facts) -> Failure | None:
+    """The first failure of a crew, or None when none failed.
+
+    Every end but exit code 0 is a failure while nobody ends the workers. While
+    they are killed for a failure, only an error of a worker's own counts: it may
+    be why its peers broke off before it was gone itself. Ends during any other
+    stop are none. A worker with an error file is placed by the time in it, others
+    by their exit.
+    """
+    suspects = [s for ended in crew.exits if (s := _suspect(crew, facts, ended)) is not None]
+    if not suspects:
+        return None
+    suspects.extend(_still_ending(crew, facts))
+    return min(suspects, key=_Suspect.blame).failure
+
+
+def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
+    exit_ = ended.exit
+    if exit_.exit_code == 0 or ended.during not in _SEEKING:
+        return None
+    report = from_error_file(crew.reports.get(exit_.local_rank, b""))
+    if ended.during is None:
+        by_signal = exit_.signal is not None
+        account = report or from_stderr(exit_.stderr_tail, final_only=by_signal)
+        return _record(crew, facts, ended, exit_.local_rank, account)
+    killed = exit_.signal is not None or exit_.exit_code == ENDED_ON_TERM
+    account = report or from_stderr(exit_.stderr_tail, final_only=killed)
+    if account is None:
+        return None
+    if exit_.signal == SIGKILL:  # ours: its own end would have come a moment later
+        ended = replace(ended, exit=replace(exit_, signal=None))
+    suspect = _record(crew, facts, ended, exit_.local_rank, account)
+    return None if suspect.failure.kind is FailureClass.PEER_ABORT else suspect
+
+
+def _still_ending(crew: Crew, facts: Facts) -> Iterator[_Suspect]:
+    """Workers that wrote an error file and have not ended yet."""
+    over = {ended.exit.local_rank for ended in crew.exits}
+    for local_rank, raw in crew.reports.items():
+        account = from_error_file(raw)
+        if local_rank not in over and account is not None:
+            yield _record(crew, facts, None, local_rank, account)
+
+
+def _record(
+    crew: Crew, facts: Facts, ended: Ended | None, local_rank: int, account: Account | None
+) -> _Suspect:
+    exit_ = None if ended is None else ended.exit
+    rank = UNKNOWN_RANK if crew.base_rank is None else crew.base_rank + local_rank
+    ended_at_ms = 0 if exit_ is None else exit_.at_unix_ms
+    failure = Failure(
+        round=crew.round,
+        member=facts.member,
+        name=facts.name,
+        rank=rank,
+        local_rank=local_rank,
+        kind=classified(exit_, account, rank),
+        at_ms=ended_at_ms if account is None or account.at_ms is None else account.at_ms,
+        exit_code=None if exit_ is None else exit_.exit_code,
+        signal=None if exit_ is None else exit_.signal,
+        message=_message(ended, account),
+        traceback="" if account is None else account.traceback,
+        node=facts.node,
+    )
+    return _Suspect(fitted(failure), ended_at_ms)
+
+
+def _message(ended: Ended | None, account: Account | None) -> str:
+    if account is not None:
+        return account.message
+    if ended is None:
+        return ""
+    if ended.exit.message:
+        return ended.exit.message
+    how, words = ending_text(ended.exit), last_words(ended.exit.stderr_tail)
+    if words and ended.exit.signal is None:
+        return f"{how}; the last line on its standard error: {words}"
+    return how
+
+
+def fitted(failure: Failure) -> Failure:
+    """The same failure, small enough to store: the message keeps its start, a traceback its end."""
+    failure = replace(
+        failure,
+        message=_start(failure.message, MESSAGE_CHARACTERS),
+        traceback=_end(failure.traceback, FAILURE_BYTES),
+    )
+    while len(encode(failure)) > FAILURE_BYTES and failure.traceback:
+        failure = replace(failure, traceback=_end(failure.traceback, len(failure.traceback) // 2))
+    while len(encode(failure)) > FAILURE_BYTES and failure.message:
+        failure = replace(failure, message=_start(failure.message, len(failure.message) // 2))
+    return failure
+
+
+def _start(text: str, limit: int) -> str:
+    clean = encodable(text)
+    return clean if len(clean) <= limit else clean[: max(0, limit - 1)] + "…" * (limit > 0)
+
+
+def _end(text: str, limit: int) -> str:
+    clean = encodable(text)
+    return clean if len(clean) <= limit else "…" * (limit > 0) + clean[len(clean) - limit + 1 :]

@@ -1,0 +1,124 @@
+"""How a crew changes with what the hands report. Facts only; no orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import assert_never
+
+from elasticjob_agent.core.attribution import UNKNOWN_RANK, failure_of
+from elasticjob_agent.core.model import Crew, Ended, Facts, FromHands
+from elasticjob_agent.hands import (
+    Hello,
+    Started,
+    StartRefused,
+    Stopped,
+    WorkerExited,
+)
+from elasticjob_rendezvous.core.records import Failure, FailureClass
+
+
+def after(
+    crew: Crew,
+    event: Started | WorkerExited | StartRefused | Stopped,
+    reports: Mapping[int, bytes],
+    facts: Facts,
+    now: float,
+) -> Crew:
+    """The crew after news of its own round."""
+    match event:
+        case Started():
+            if crew.started:
+                return crew
+            start_ms = max(1, round((now - crew.began) * 1000))
+            return replace(crew, started=True, start_ms=start_ms)
+        case WorkerExited():
+            return _after_exit(crew, event, reports, facts, now)
+        case StartRefused(_, message):
+            return replace(crew, empty=True, failure=_of_all(crew, facts, message))
+        case Stopped():
+            return replace(crew, empty=True)
+        case _:
+            assert_never(event)
+
+
+def _after_exit(
+    crew: Crew, exit_: WorkerExited, reports: Mapping[int, bytes], facts: Facts, now: float
+) -> Crew:
+    """One more worker ended; a worker ends once, however often it is reported."""
+    if any(ended.exit.local_rank == exit_.local_rank for ended in crew.exits):
+        return crew
+    during = None if crew.order is None else crew.order.cause
+    crew = replace(
+        crew, exits=(*crew.exits, Ended(exit_, during)), reports={**crew.reports, **reports}
+    )
+    return replace(
+        crew,
+        failure=_settled(crew.failure, failure_of(crew, facts)),
+        ended_at=now if crew.all_ended else None,
+    )
+
+
+def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
+    """Once told, a failure changes only when it turns out to be the echo of another."""
+    if known is None or found is None:
+        return known or found
+    echo = known.kind is FailureClass.PEER_ABORT and found.kind is not FailureClass.PEER_ABORT
+    return found if echo else known
+
+
+def without_hands(crew: Crew, facts: Facts, reason: str) -> Crew:
+    """The launcher is lost, and the workers with it: they lived in its container."""
+    if crew.empty:
+        return crew
+    failure = crew.failure
+    if failure is None and crew.order is None:
+        failure = replace(_of_all(crew, facts, reason), kind=FailureClass.SIGNAL)
+    return replace(crew, empty=True, failure=failure)
+
+
+def _of_all(crew: Crew, facts: Facts, message: str) -> Failure:
+    """A failure of the whole node, put down to its first worker."""
+    return Failure(
+        round=crew.round,
+        member=facts.member,
+        name=facts.name,
+        rank=UNKNOWN_RANK if crew.base_rank is None else crew.base_rank,
+        local_rank=0,
+        kind=FailureClass.LAUNCH_ERROR,
+        at_ms=0,
+        message=message[:1000],
+        node=facts.node,
+    )
+
+
+def after_hello(
+    crew: Crew | None, heard: FromHands, hello: Hello, facts: Facts, now: float
+) -> Crew | None:
+    """The crew as the hands know it: caught up with, or taken over from an earlier agent.
+
+    A crew that was ordered and that the hands never heard of was not started:
+    the order was lost with the connection. None lets it be given again.
+    """
+    number = _round_of(hello)
+    if crew is not None and crew.round != number:
+        if hello.running is None:
+            lost = "the launcher was restarted and its workers are gone"
+            return without_hands(crew, facts, lost) if crew.started else None
+        crew = None
+    if number is None:
+        return None
+    if crew is None:
+        known = hello.pids.keys() | {exit_.local_rank for exit_ in hello.exits}
+        crew = Crew(number, max(len(known), facts.slots), heard.base_rank, now)
+    crew = replace(crew, started=True, empty=hello.running != number)
+    for exit_ in hello.exits:
+        crew = _after_exit(crew, exit_, heard.reports, facts, now)
+    return crew
+
+
+def _round_of(hello: Hello) -> int | None:
+    """The round that was started last, running or not."""
+    if hello.running is not None:
+        return hello.running
+    return hello.exits[-1].round if hello.exits else None

@@ -1,0 +1,101 @@
+"""What a failed worker left behind, as text: its error file, or the end of its standard error.
+
+Everything here comes from the user's program and may be anything at all: nothing
+in this module raises on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MESSAGE_LINES = 5
+_TRACEBACK = "Traceback (most recent call last):"
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a worker says of its failure. `at_ms` is UTC by that worker's clock, or None."""
+
+    message: str
+    traceback: str = ""
+    at_ms: int | None = None
+
+
+def from_error_file(raw: bytes) -> Account | None:
+    """Read an error file; None when it says nothing usable.
+
+    Two forms are in use: `message` may be an object with its own `message` and
+    `extraInfo`, or plain text with a `timestamp` beside it.
+    """
+    try:
+        document = json.loads(raw.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, Mapping):
+        return None
+    message: Any = document.get("message")
+    extra: Any = {}
+    stamp: Any = document.get("timestamp")
+    if isinstance(message, Mapping):
+        extra = message.get("extraInfo")
+        message = message.get("message")
+        extra = extra if isinstance(extra, Mapping) else {}
+        stamp = extra.get("timestamp", stamp)
+    if not isinstance(message, str) or not message.strip():
+        return None
+    callstack = extra.get("py_callstack")
+    traceback = callstack if isinstance(callstack, str) else ""
+    return Account(encodable(message.strip()), encodable(traceback.strip()), _milliseconds(stamp))
+
+
+def from_stderr(tail: str, final_only: bool = False) -> Account | None:
+    """Find the last Python traceback at the end of a worker's standard error.
+
+    With `final_only` it must be the last thing there: of a worker that did not
+    end by itself, an earlier one may have been caught and logged.
+    """
+    text = _RANK_PREFIX.sub("", encodable(tail))
+    start = text.rfind(_TRACEBACK)
+    lines = text[start:].splitlines() if start >= 0 else text.splitlines()
+    raises = [
+        index
+        for index, line in enumerate(lines)
+        if index > 0 and line and not line[0].isspace() and (start >= 0 or _RAISED.match(line))
+    ]
+    # After the header the first unindented line is the exception; of a cut tail take the last.
+    raised = None if not raises else raises[0] if start >= 0 else raises[-1]
+    if raised is None or (final_only and len(lines) - raised > MESSAGE_LINES):
+        return None
+    message = _first_lines(lines[raised:])
+    return Account(message, "\n".join(lines).strip() if start >= 0 else message)
+
+
+def last_words(tail: str) -> str:
+    """The last line that says anything, or an empty string."""
+    lines = (line.strip() for line in reversed(_RANK_PREFIX.sub("", encodable(tail)).splitlines()))
+    return next((line for line in lines if line), "")
+
+
+def _first_lines(lines: list[str]) -> str:
+    """An exception's text: its line, and the next few that belong to it."""
+    return "\n".join(lines[:MESSAGE_LINES]).strip()
+
+
+def _milliseconds(stamp: Any) -> int | None:
+    try:
+        seconds = float(stamp)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(seconds * 1000) if math.isfinite(seconds) and 0 < seconds < 1e11 else None
+
+
+def encodable(text: str) -> str:
+    """Text that can be encoded: JSON escapes can spell lone surrogates, which can't."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,31 @@
+"""What the rendezvous is told of this node. A function of the state alone."""
+
+from __future__ import annotations
+
+from elasticjob_agent.core.model import State
+from elasticjob_rendezvous.core.events import Local, Workers
+
+
+def local_facts(state: State) -> Local:
+    """The whole truth, to be told whenever it changed."""
+    crew = state.crew
+    able = state.hello is not None and not state.gone and state.port > 0
+    return Local(
+        ready=able,
+        workers=_workers(state),
+        round=state.round,
+        failure=None if crew is None else crew.failure,
+        done=crew is not None and crew.done,
+        leaving=state.leaving,
+        master_port=state.port,
+        start_ms=0 if crew is None else crew.start_ms,
+    )
+
+
+def _workers(state: State) -> Workers:
+    crew = state.crew
+    if crew is None or crew.empty:
+        return Workers.NONE
+    if crew.order is not None:
+        return Workers.STOPPING
+    return Workers.RUNNING if crew.started else Workers.STARTING

@@ -1,0 +1,299 @@
+"""The agent's state, what happens to it and what it orders. Only values; nothing decides here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
+from elasticjob_rendezvous.core.events import Directive, Finish, Left, Local, Refused
+from elasticjob_rendezvous.core.records import Failure, Roster, Seat
+
+
+class ExitCode(IntEnum):
+    """How the agent's process ends."""
+
+    OK = 0  # the job succeeded, or this node left as it was asked to
+    FAILED = 1  # the job failed, or this node's launcher was lost
+    USAGE = 2  # bad options, settings or files
+    RENDEZVOUS = 3  # refused, closed before this agent came, or the join timed out
+    STOPPED = 4  # the job was ended from outside
+    INTERNAL = 70  # a fault of the agent itself
+
+
+LEFTOVER_SECONDS = 0.2
+"""How long what the workers left behind may take to go by itself."""
+
+LEFT_CODE = 143
+"""What the launcher exits with when its node left: ended on request, not succeeded."""
+
+
+# -- state --------------------------------------------------------------------------
+
+
+class StopCause(StrEnum):
+    """Why this agent ends a round's workers."""
+
+    FAILURE = "failure"  # one of them failed: the rest can't go on
+    PEER_FAILURE = "peerFailure"  # the rendezvous wants them dead: another node's worker failed
+    URGENT = "urgent"  # the rendezvous wants them dead for another reason: a node was lost, …
+    PLANNED = "planned"  # the rendezvous wants them to end in good order
+    LEAVE = "leave"  # this node leaves
+    LEFTOVERS = "leftovers"  # all workers ended, processes of theirs did not
+    END = "end"  # the job is over
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """The order that was given last for a crew; a shorter grace may follow, never a longer."""
+
+    cause: StopCause
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's end, and why workers were being ended when we heard of it, if they were."""
+
+    exit: WorkerExited
+    during: StopCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The workers of one round on this node, from the order to start them on.
+
+    Args:
+        round: the round they belong to.
+        slots: how many there are.
+        base_rank: the rank of local rank 0; None when an earlier agent started
+            them and left no note of it.
+        began: when they were ordered, monotonic seconds.
+        started: the hands said that they run.
+        start_ms: how long that took.
+        exits: of those that ended, in order of arrival.
+        reports: the error files found, by local rank.
+        order: how they are being ended, if they are.
+        failure: the first failure among them.
+        ended_at: when the last of them ended, monotonic seconds.
+        empty: no process of theirs is left.
+    """
+
+    round: int
+    slots: int
+    base_rank: int | None
+    began: float
+    started: bool = False
+    start_ms: int = 0
+    exits: tuple[Ended, ...] = ()
+    reports: Mapping[int, bytes] = field(default_factory=dict)
+    order: StopOrder | None = None
+    failure: Failure | None = None
+    ended_at: float | None = None
+    empty: bool = False
+
+    @property
+    def leftovers_at(self) -> float | None:
+        """When processes that outlive all workers are ended: they get a moment to go by
+        themselves, so that a plain end is not told as a stop."""
+        if self.ended_at is None or self.empty or self.order is not None:
+            return None
+        return self.ended_at + LEFTOVER_SECONDS
+
+    @property
+    def all_ended(self) -> bool:
+        return len({ended.exit.local_rank for ended in self.exits}) >= self.slots
+
+    @property
+    def done(self) -> bool:
+        """Every worker ended with success, and nothing of theirs is left."""
+        return (
+            self.empty
+            and self.all_ended
+            and self.failure is None
+            and all(ended.exit.exit_code == 0 for ended in self.exits)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What never changes in an agent's life.
+
+    Args:
+        member, name, node: who this is, for failure records.
+        slots: workers to run.
+        stop_grace_seconds: what workers get when this node leaves by itself.
+        run_id: the job, for messages.
+    """
+
+    member: str
+    name: str
+    node: str
+    slots: int
+    stop_grace_seconds: float
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The agent's end: its exit code, the launcher's, and what explains both."""
+
+    code: ExitCode
+    launcher_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything the agent knows.
+
+    Args:
+        directive: the rendezvous' latest word.
+        hello: the hands are there.
+        gone: why the hands are lost for good; empty while they are not.
+        crew: the last round of workers that ran here, running or not.
+        ran: the highest round before that of which a worker ran here.
+        port: the port held for the next round, 0 before there is one.
+        leaving: why this node goes; empty when it stays.
+        hurried: somebody asked a second time: no more grace.
+        leave_by, release_by: monotonic deadlines for going without an answer.
+        ending: decided; the hands were released.
+        told: the last `Local`.
+        over: nothing follows.
+    """
+
+    facts: Facts
+    directive: Directive | None = None
+    hello: Hello | None = None
+    gone: str = ""
+    crew: Crew | None = None
+    ran: int = 0
+    port: int = 0
+    leaving: str = ""
+    hurried: bool = False
+    leave_by: float | None = None
+    release_by: float | None = None
+    ending: Ending | None = None
+    told: Local | None = None
+    over: bool = False
+
+    @property
+    def round(self) -> int:
+        """The highest round of which a worker ever ran here, or is about to."""
+        return self.ran if self.crew is None else max(self.ran, self.crew.round)
+
+    @property
+    def busy(self) -> bool:
+        """Processes of a round are there, or may be."""
+        return self.crew is not None and not self.crew.empty
+
+    @property
+    def may_leave(self) -> bool:
+        """To be told to end is no leave once the end is there anyway."""
+        over = isinstance(self.directive, Finish | Left | Refused)
+        return not (over or self.gone or self.ending is not None)
+
+
+# -- events -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Directed:
+    """The rendezvous' directive changed."""
+
+    directive: Directive
+
+
+@dataclass(frozen=True, slots=True)
+class FromHands:
+    """The hands said something.
+
+    With a `Hello` or `WorkerExited` come the error files of that round's
+    workers, by local rank, and the base rank noted when they were started.
+    """
+
+    event: HandsEvent
+    reports: Mapping[int, bytes] = field(default_factory=dict)
+    base_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """This node is to go: SIGTERM, or the control socket. `hurry`: at once."""
+
+    reason: str
+    hurry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PortHeld:
+    """A port is held for the next round."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """`step.wake_at` was reached."""
+
+
+Event = Directed | FromHands | LeaveAsked | PortHeld | Timer
+
+
+# -- commands -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartCrew:
+    """Start this node's workers of a final round."""
+
+    roster: Roster
+    seat: Seat
+    max_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopCrew:
+    """End a round's workers: at once with no grace, else SIGTERM, grace, SIGKILL."""
+
+    round: int
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPort:
+    """Hold a fresh port for the next round; answered by `PortHeld`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the rendezvous the whole truth of this node."""
+
+    local: Local
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Kill what is left and let the launcher exit with this code."""
+
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End this agent."""
+
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log."""
+
+    text: str
+    warning: bool = False
+
+
+Command = StartCrew | StopCrew | HoldPort | Tell | Release | Exit | Note

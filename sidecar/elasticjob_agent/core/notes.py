@@ -1,0 +1,96 @@
+"""What the log says: one line for each transition, so that a user can follow the job by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob_agent.core.classify import ending_text
+from elasticjob_agent.core.model import (
+    Crew,
+    Directed,
+    Event,
+    FromHands,
+    LeaveAsked,
+    Note,
+    State,
+)
+from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, WorkerExited
+from elasticjob_rendezvous.core.events import Directive, Idle, Stop
+from elasticjob_rendezvous.core.records import Cause
+
+
+def notes(before: State, after: State, event: Event) -> Iterator[Note]:
+    """The lines for one step."""
+    match event:
+        case Directed(directive) if directive != before.directive:
+            yield from _directive(directive)
+        case FromHands(heard):
+            yield from _hands(before, after, heard)
+        case LeaveAsked(reason) if not after.leaving:
+            yield Note(f"told to end ({reason}), but the end is there already")
+    if after.leaving and not before.leaving:
+        yield Note(f"leaving: {after.leaving}")
+    if after.crew is not None:
+        yield from _crew(before.crew, after.crew)
+
+
+def _directive(directive: Directive) -> Iterator[Note]:
+    match directive:
+        case Idle(reason):
+            yield Note(f"waiting: {reason}")
+        case Stop(number, kill, cause):
+            how = "at once" if kill else f"with {directive.grace_seconds:g} s of grace"
+            yield Note(f"round {number} is over ({cause_text(cause)}): workers are ended {how}")
+
+
+def _hands(before: State, after: State, heard: object) -> Iterator[Note]:
+    match heard:
+        case Hello() if after.crew is not None and before.crew is None:
+            state = "still run" if after.busy else "ended meanwhile"
+            pids = ", ".join(str(pid) for _, pid in sorted(heard.pids.items()))
+            which = f" (pids {pids})" if pids else ""
+            yield Note(f"took over round {after.crew.round}: its workers {state}{which}")
+        case HandsGone(reason):
+            yield Note(f"the launcher is gone: {reason}", warning=not _expected(before))
+        case LogTrouble(message):
+            yield Note(f"worker logs are incomplete: {message}", warning=True)
+        case WorkerExited() if after.crew is not None:
+            yield _exit(after.crew, heard)
+
+
+def _exit(crew: Crew, exit_: WorkerExited) -> Note:
+    who = f"local rank {exit_.local_rank}"
+    if crew.base_rank is not None:
+        who = f"rank {crew.base_rank + exit_.local_rank} ({who}, pid {exit_.pid})"
+    failed = crew.failure is not None and crew.failure.local_rank == exit_.local_rank
+    return Note(f"round {exit_.round}: {who} ended: {ending_text(exit_)}", warning=failed)
+
+
+def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
+    same = before is not None and before.round == after.round
+    known = before if same else None
+    if known is None and not after.started:
+        last = "" if after.base_rank is None else f"-{after.base_rank + after.slots - 1}"
+        yield Note(f"round {after.round}: starting ranks {after.base_rank}{last}")
+    if after.started and known is not None and not known.started:
+        yield Note(f"round {after.round}: {after.slots} workers run after {after.start_ms} ms")
+    if after.failure is not None and (known is None or known.failure != after.failure):
+        failure = after.failure
+        first_line = failure.message.splitlines()[0] if failure.message else ""
+        yield Note(
+            f"round {after.round}: rank {failure.rank} failed ({failure.kind}): {first_line}",
+            warning=True,
+        )
+    if after.empty and not (known is not None and known.empty):
+        yield Note(f"round {after.round}: {'done' if after.done else 'no worker is left'}")
+
+
+def cause_text(cause: Cause) -> str:
+    """A cause in a few words."""
+    names = f" of {', '.join(cause.members)}" if cause.members else ""
+    detail = f": {cause.detail.splitlines()[0]}" if cause.detail else ""
+    return f"{cause.kind}{names}{detail}"
+
+
+def _expected(state: State) -> bool:
+    return state.ending is not None or bool(state.leaving)

@@ -1,0 +1,38 @@
+"""Why and how fast a crew is to be ended, from the state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob_agent.core.model import Crew, State, StopCause, StopOrder
+from elasticjob_rendezvous.core.events import Finish, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.records import CauseKind
+
+
+def wanted_order(state: State, crew: Crew, now: float) -> StopOrder | None:
+    """The most urgent reason to end this crew, or None to let it run."""
+    return min(_reasons(state, crew, now), key=lambda order: order.grace_seconds, default=None)
+
+
+def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
+    if crew.failure is not None:
+        yield StopOrder(StopCause.FAILURE, 0.0)
+    if state.leaving:
+        grace = 0.0 if state.hurried else state.facts.stop_grace_seconds
+        yield StopOrder(StopCause.LEAVE, grace)
+    if crew.leftovers_at is not None and now >= crew.leftovers_at:
+        yield StopOrder(StopCause.LEFTOVERS, state.facts.stop_grace_seconds)
+    match state.directive:
+        case Stop(number, kill, cause, grace) if crew.round <= number:
+            if not kill:
+                yield StopOrder(StopCause.PLANNED, grace)
+            elif cause.kind is CauseKind.FAILURE:
+                yield StopOrder(StopCause.PEER_FAILURE, 0.0)
+            else:
+                yield StopOrder(StopCause.URGENT, 0.0)
+        case Run(roster, _, _) if crew.round < roster.number:
+            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is sealed: this one is void
+        case Finish(_, _, grace):
+            yield StopOrder(StopCause.END, grace)
+        case Left() | Refused():
+            yield StopOrder(StopCause.END, 0.0)

@@ -1,0 +1,80 @@
+"""The environment that a worker gets: its ranks, its peers, the job's variables.
+
+Names and values are those that torch's own agent gives, so that any script
+written for `torchrun` runs unchanged; `ELASTICJOB_*` is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core.records import Roster, Seat
+
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+THREADS = "OMP_NUM_THREADS"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+PROGRESS_FILE = "ELASTICJOB_PROGRESS_FILE"
+ROUND = "ELASTICJOB_ROUND"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFiles:
+    """Paths of one worker's files; empty where there is no log folder."""
+
+    error: str = ""
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a round's workers share beside the roster."""
+
+    run_id: str
+    max_restarts: int
+
+
+def worker_environment(
+    roster: Roster,
+    seat: Seat,
+    local_rank: int,
+    run: Run,
+    files: WorkerFiles,
+    inherited: Collection[str],
+) -> Mapping[str, str]:
+    """The variables to lay over a worker's base environment.
+
+    Args:
+        local_rank: 0 … seat.slots - 1.
+        inherited: names that the base environment sets; those are left alone
+            where the user's own choice should win.
+    """
+    env = {
+        "RANK": seat.base_rank + local_rank,
+        "GROUP_RANK": seat.group_rank,
+        "ROLE_RANK": seat.role_base_rank + local_rank,
+        "ROLE_NAME": seat.role,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": seat.slots,
+        "WORLD_SIZE": roster.world_size,
+        "GROUP_WORLD_SIZE": len(roster.seats),
+        "ROLE_WORLD_SIZE": seat.role_world_size,
+        "MASTER_ADDR": roster.master_address,
+        "MASTER_PORT": roster.master_port,
+        "TORCHELASTIC_RESTART_COUNT": roster.restarts,
+        "TORCHELASTIC_MAX_RESTARTS": run.max_restarts,
+        "TORCHELASTIC_RUN_ID": run.run_id,
+        # Each round has a store of its own at a port of its own, served by rank 0.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        ROUND: roster.number,
+    }
+    if ASYNC_ERRORS not in inherited:
+        env[ASYNC_ERRORS] = "1"
+    if seat.slots > 1 and THREADS not in inherited:
+        env[THREADS] = "1"  # several workers with a thread for each core slow each other down
+    if files.error:
+        env[ERROR_FILE] = files.error
+    if files.progress:
+        env[PROGRESS_FILE] = files.progress
+    return {name: str(value) for name, value in env.items()}

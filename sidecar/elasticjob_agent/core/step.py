@@ -1,0 +1,165 @@
+"""The agent's step: take in one fact, then order whatever the whole truth now asks for.
+
+`absorb` only records. `reconcile` compares what the rendezvous wants with what
+the hands have, from the state alone, so an event lost, repeated or late changes
+nothing but the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from elasticjob_agent.core import crew as crews
+from elasticjob_agent.core.ending import wake_at, with_end
+from elasticjob_agent.core.local import local_facts
+from elasticjob_agent.core.model import (
+    Command,
+    Crew,
+    Directed,
+    Event,
+    FromHands,
+    HoldPort,
+    LeaveAsked,
+    PortHeld,
+    StartCrew,
+    State,
+    StopCrew,
+    Tell,
+    Timer,
+)
+from elasticjob_agent.core.notes import notes
+from elasticjob_agent.core.orders import wanted_order
+from elasticjob_agent.hands import (
+    HandsGone,
+    Hello,
+    LauncherSignalled,
+    LogTrouble,
+    Started,
+    StartRefused,
+    Stopped,
+    WorkerExited,
+)
+from elasticjob_rendezvous.core.events import Run
+
+__all__ = ["step", "wake_at"]
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
+    """The next state, and what to do, in this order. `now` is monotonic seconds."""
+    if state.over:
+        return state, ()
+    seen = absorb(state, event, now)
+    after, orders = reconcile(seen, event, now)
+    return after, (*notes(state, after, event), *orders)
+
+
+# -- facts --------------------------------------------------------------------------
+
+
+def absorb(state: State, event: Event, now: float) -> State:
+    """Record what happened."""
+    match event:
+        case Directed(directive):
+            return _seated(replace(state, directive=directive))
+        case FromHands():
+            return _heard(state, event, now)
+        case LeaveAsked(reason, hurry):
+            state = replace(state, hurried=state.hurried or hurry)
+            return _leaving(state, reason)
+        case PortHeld(port):
+            return replace(state, port=port)
+        case Timer():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _seated(state: State) -> State:
+    """A crew taken over without a note of its ranks learns them from its roster."""
+    crew, directive = state.crew, state.directive
+    if crew is None or crew.base_rank is not None or not isinstance(directive, Run):
+        return state
+    seat = directive.roster.seat(directive.member)
+    if seat is None or directive.roster.number != crew.round:
+        return state
+    return replace(state, crew=replace(crew, base_rank=seat.base_rank))
+
+
+def _heard(state: State, heard: FromHands, now: float) -> State:
+    event, facts, crew = heard.event, state.facts, state.crew
+    match event:
+        case Hello():
+            ran = state.ran if crew is None or not crew.started else state.round
+            crew = crews.after_hello(crew, heard, event, facts, now)
+            return replace(state, hello=event, crew=crew, ran=ran)
+        case Started() | WorkerExited() | StartRefused() | Stopped():
+            if crew is None or crew.round != event.round:
+                return state
+            return replace(state, crew=crews.after(crew, event, heard.reports, facts, now))
+        case LauncherSignalled():
+            return _leaving(state, "its launcher was told to end")
+        case HandsGone(reason):
+            state = _leaving(state, f"its launcher is gone: {reason}")
+            crew = None if crew is None else crews.without_hands(crew, facts, reason)
+            return replace(state, gone=reason or "no reason given", crew=crew)
+        case LogTrouble():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _leaving(state: State, reason: str) -> State:
+    return replace(state, leaving=state.leaving or reason) if state.may_leave else state
+
+
+# -- orders -------------------------------------------------------------------------
+
+
+def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Everything that the state asks for: stop, start, tell, end."""
+    heard = event.event if isinstance(event, FromHands) else None
+    commands: list[Command] = []
+    if isinstance(heard, Hello) and state.port == 0:
+        commands.append(HoldPort())
+    state, orders = _stopping(state, now, again=isinstance(heard, Hello))
+    commands.extend(orders)
+    state, orders = _starting(state, now)
+    commands.extend(orders)
+    local = local_facts(state)
+    if local != state.told:
+        state = replace(state, told=local)
+        commands.append(Tell(local))
+    state, orders = with_end(state, now)
+    return state, (*commands, *orders)
+
+
+def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
+    """Order the crew's end, or a quicker one; once more to hands that came back."""
+    crew = state.crew
+    if crew is None or crew.empty or state.gone:
+        return state, ()
+    wanted = wanted_order(state, crew, now)
+    stands = crew.order
+    if stands is not None and (wanted is None or wanted.grace_seconds >= stands.grace_seconds):
+        return state, (StopCrew(crew.round, stands.grace_seconds),) if again else ()
+    if wanted is None:
+        return state, ()
+    order = wanted if stands is None else replace(stands, grace_seconds=wanted.grace_seconds)
+    state = replace(state, crew=replace(crew, order=order))
+    return state, (StopCrew(crew.round, order.grace_seconds),)
+
+
+def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
+    """Start the round that the rendezvous wants here: each number once, and only after the last
+    one's processes are gone."""
+    directive = state.directive
+    if not isinstance(directive, Run) or state.busy or state.leaving or state.ending is not None:
+        return state, ()
+    roster = directive.roster
+    seat = roster.seat(directive.member)
+    if seat is None or state.hello is None or roster.number <= state.round:
+        return state, ()
+    crew = Crew(roster.number, seat.slots, seat.base_rank, now)
+    state = replace(state, crew=crew, ran=state.round)
+    return state, (StartCrew(roster, seat, directive.max_restarts), HoldPort())

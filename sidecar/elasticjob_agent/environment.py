@@ -1,0 +1,37 @@
+"""From the order to start a round to what the hands are told: commands, variables, files."""
+
+from __future__ import annotations
+
+from elasticjob_agent.core.model import StartCrew
+from elasticjob_agent.core.ranks import Run, WorkerFiles, worker_environment
+from elasticjob_agent.hands import Hello, StartWorkers, WorkerStart
+from elasticjob_agent.logs import RunLogs
+
+
+def start_workers(
+    command: StartCrew, hello: Hello, logs: RunLogs | None, run_id: str, max_log_bytes: int
+) -> StartWorkers:
+    """The workers of this node in that round; without `logs` they leave no files."""
+    number = command.roster.number
+    run = Run(run_id, command.max_restarts)
+    workers = []
+    for local_rank in range(command.seat.slots):
+        folder = None if logs is None else logs.worker(number, local_rank)
+        error_file = None if logs is None else logs.error_file(number, local_rank)
+        files = WorkerFiles(
+            error="" if error_file is None else str(error_file),
+            progress="" if logs is None else logs.progress_file(),
+        )
+        env = worker_environment(
+            command.roster, command.seat, local_rank, run, files, hello.env_names
+        )
+        workers.append(
+            WorkerStart(
+                local_rank=local_rank,
+                argv=hello.argv,
+                env=env,
+                log_dir="" if folder is None else str(folder),
+                prefix=f"[{command.seat.base_rank + local_rank}] ",
+            )
+        )
+    return StartWorkers(number, tuple(workers), max_log_bytes)

@@ -1,0 +1,33 @@
+"""Reading the error files that workers leave. They are written by user code: nothing is trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_ERROR_BYTES = 1024 * 1024
+
+
+def read_error_file(path: Path) -> bytes | None:
+    """The file's content; None when it is missing, too large to be true, or not a plain file."""
+    try:
+        # Not blocking: a user's script may have put a pipe there.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            content = file.read(MAX_ERROR_BYTES + 1)
+    except OSError:
+        return None
+    return content if 0 < len(content) <= MAX_ERROR_BYTES else None
+
+
+def read_error_files(paths: Mapping[int, Path]) -> dict[int, bytes]:
+    """What was found, by local rank."""
+    found = ((local_rank, read_error_file(path)) for local_rank, path in paths.items())
+    return {local_rank: content for local_rank, content in found if content is not None}

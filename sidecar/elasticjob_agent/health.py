@@ -1,0 +1,124 @@
+"""What a running agent answers to probes and to its `preStop`: a little HTTP, no library.
+
+`GET /live`: the loop steps. `GET /ready`: the launcher is there and the
+rendezvous knows of this node; not that a round is final. `GET /status`: both and
+the workers, as JSON. `POST /leave`, on the unix socket alone: this node is to go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from elasticjob_agent.agent import Agent
+from elasticjob_agent.core.local import local_facts
+from elasticjob_agent.core.model import State
+from elasticjob_rendezvous.core.events import Finish, Left, Refused
+
+REQUEST_SECONDS = 5.0
+_MAX_HEAD_BYTES = 8192
+
+
+@asynccontextmanager
+async def answering(
+    agent: Agent, address: str, port: int | None, control: Path | None
+) -> AsyncIterator[None]:
+    """Answer at that TCP port and that unix socket, whichever are given. Raises OSError."""
+    async with AsyncExitStack() as stack:
+        if port is not None:
+            probes = await asyncio.start_server(
+                _Answers(agent, may_leave=False), address, port, limit=_MAX_HEAD_BYTES
+            )
+            await stack.enter_async_context(probes)
+        if control is not None:
+            local = await asyncio.start_unix_server(
+                _Answers(agent, may_leave=True), control, limit=_MAX_HEAD_BYTES
+            )
+            await stack.enter_async_context(local)
+            stack.callback(_remove, control)
+        yield
+
+
+def _remove(control: Path) -> None:
+    control.unlink(missing_ok=True)
+
+
+def ready(state: State) -> bool:
+    """Whether this node can take part: its launcher is there and the rendezvous answered."""
+    over = state.directive is None or isinstance(state.directive, Finish | Left | Refused)
+    return not over and local_facts(state).ready
+
+
+def status(state: State) -> dict[str, object]:
+    """The facts of this node, for people."""
+    local = local_facts(state)
+    crew = state.crew
+    return {
+        "name": state.facts.name,
+        "ready": ready(state),
+        "directive": type(state.directive).__name__,
+        "workers": local.workers,
+        "round": local.round,
+        "baseRank": None if crew is None else crew.base_rank,
+        "done": local.done,
+        "leaving": local.leaving,
+    }
+
+
+class _Answers:
+    """Answers one request a connection."""
+
+    def __init__(self, agent: Agent, may_leave: bool) -> None:
+        self._agent = agent
+        self._may_leave = may_leave
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0]
+        state = self._agent.progress.state
+        match method, path.partition("?")[0]:
+            case "GET", "/live":
+                return _reply(HTTPStatus.OK, {"live": True})
+            case "GET", "/ready":
+                able = ready(state)
+                code = HTTPStatus.OK if able else HTTPStatus.SERVICE_UNAVAILABLE
+                return _reply(code, {"ready": able})
+            case "GET", "/status":
+                return _reply(HTTPStatus.OK, status(state))
+            case "POST", "/leave" if self._may_leave:
+                self._agent.leave(unquote(path.partition("?")[2]) or "asked to")
+                return _reply(HTTPStatus.ACCEPTED, {"leaving": True})
+        return _reply(HTTPStatus.NOT_FOUND, {"error": f"no {method} {path} here"})
+
+
+def _reply(code: HTTPStatus, body: dict[str, object]) -> bytes:
+    content = json.dumps(body).encode() + b"\n"
+    head = (
+        f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+async def ask_to_leave(control: Path, reason: str) -> None:
+    """Tell the agent at that socket that its node is to go. Raises OSError or TimeoutError."""
+    async with asyncio.timeout(REQUEST_SECONDS):
+        reader, writer = await asyncio.open_unix_connection(control)
+        writer.write(f"POST /leave?{quote(reason)} HTTP/1.1\r\n\r\n".encode())
+        await writer.drain()
+        await reader.read()
+        writer.close()

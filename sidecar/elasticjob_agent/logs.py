@@ -1,0 +1,87 @@
+"""The folder of the workers' logs: `round_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+
+The hands write the streams and the workers their error files; here folders are
+made, old rounds removed, and the base rank of a round noted for an agent that
+comes back. A full or read-only disk never stops training: `prepare` says what
+went wrong, and the round runs without files.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from elasticjob_agent.errorfile import read_error_files
+from elasticjob_agent.settings import LogSettings
+
+_ROUND = re.compile(r"round_(\d+)")
+_BASE_RANK = "base_rank"
+_OPEN_TO_ALL = 0o1777
+
+
+class RunLogs:
+    """One agent's log folder."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._folder = settings.folder
+        self._keep = settings.keep_rounds
+        self._shared = settings.shared
+
+    def progress_file(self) -> str:
+        """The same in every round: what a worker last said there outlives it."""
+        return "" if self._folder is None else str(self._folder / "progress.json")
+
+    def worker(self, round_: int, local_rank: int) -> Path | None:
+        """The folder of one worker."""
+        return None if self._folder is None else self._round(round_) / str(local_rank)
+
+    def error_file(self, round_: int, local_rank: int) -> Path | None:
+        folder = self.worker(round_, local_rank)
+        return None if folder is None else folder / "error.json"
+
+    def prepare(self, round_: int, slots: int, base_rank: int) -> None:
+        """Make the folders of a round and remove the oldest. Raises OSError."""
+        if self._folder is None:
+            return
+        for local_rank in range(slots):
+            folder = self._round(round_) / str(local_rank)
+            folder.mkdir(parents=True, exist_ok=True)
+            # An earlier run of this name may have been here.
+            (folder / "error.json").unlink(missing_ok=True)
+            if self._shared:
+                folder.chmod(_OPEN_TO_ALL)
+        if self._shared:
+            self._folder.chmod(_OPEN_TO_ALL)
+        (self._round(round_) / _BASE_RANK).write_text(f"{base_rank}\n")
+        self._prune(round_)
+
+    def reports(self, round_: int, slots: int) -> Mapping[int, bytes]:
+        """The error files of a round, by local rank."""
+        paths = {rank: self.error_file(round_, rank) for rank in range(slots)}
+        return read_error_files({rank: path for rank, path in paths.items() if path is not None})
+
+    def base_rank(self, round_: int) -> int | None:
+        """What `prepare` noted for that round, if it is to be found."""
+        if self._folder is None:
+            return None
+        try:
+            return int((self._round(round_) / _BASE_RANK).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _round(self, round_: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"round_{round_}"
+
+    def _prune(self, current: int) -> None:
+        assert self._folder is not None
+        numbers = sorted(
+            int(match[1])
+            for entry in self._folder.iterdir()
+            if (match := _ROUND.fullmatch(entry.name)) and not entry.is_symlink()
+        )
+        for number in numbers[: -self._keep]:
+            if number != current:
+                shutil.rmtree(self._round(number), ignore_errors=True)

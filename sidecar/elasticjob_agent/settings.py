@@ -1,0 +1,274 @@
+"""What the agent is told at its start: the only module here that reads the environment.
+
+| variable | meaning | default |
+|---|---|---|
+| `ELASTICJOB_PREFIX` | `/elasticjob/<namespace>/<uid>/<incarnation>/`, the job's keys | required |
+| `ELASTICJOB_ENDPOINTS` | etcd, `host:port` or URLs, separated by commas | required |
+| `ELASTICJOB_MEMBER_ID` | this member: a pod's uid | required |
+| `ELASTICJOB_NAME` | its name; natural order of names gives the ranks | required |
+| `ELASTICJOB_ADDRESS` | the IP address at which peers reach its workers | required |
+| `ELASTICJOB_SLOTS` | workers to run | 1 |
+| `ELASTICJOB_RUN_ID` | the job, for workers and messages | the uid in the prefix |
+| `ELASTICJOB_NODE` | the machine, for people | empty |
+| `ELASTICJOB_ROLE` | torch's role | default |
+| `ELASTICJOB_JOB_KEY_FILE` | the secret that the job's agents share | required |
+| `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
+| `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
+| `ELASTICJOB_SOCKET` | the launcher's socket | /elasticjob/launcher.sock |
+| `ELASTICJOB_LOG_DIR` | where workers' logs are kept; empty keeps none | empty |
+| `ELASTICJOB_MAX_LOG_BYTES` | what each stream of each worker keeps | 16 MiB |
+| `ELASTICJOB_KEEP_ROUNDS` | rounds whose logs are kept | 20 |
+| `ELASTICJOB_STOP_GRACE_SECONDS` | what workers get when this node leaves | 10 |
+| `ELASTICJOB_ORPHAN_SECONDS` | how long workers outlive a lost agent | 30 |
+| `ELASTICJOB_BIND_ADDRESS` | where the agent listens for its peers | 0.0.0.0 |
+| `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
+| `ELASTICJOB_HEALTH_PORT` | TCP port for probes; empty opens none | empty |
+| `ELASTICJOB_TERMINATION_LOG` | where the end is explained | /dev/termination-log |
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.etcd.endpoints import Tls
+
+TERMINATION_LOG = Path("/dev/termination-log")
+MAX_LOG_BYTES = 16 * 1024 * 1024
+KEEP_ROUNDS = 20
+_PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/\d+/")
+
+
+class SettingsError(ValueError):
+    """The agent cannot start as it was called; the text names the setting and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """Where etcd is, and as whom to speak to it."""
+
+    endpoints: tuple[str, ...]
+    tls: Tls | None = None
+    user: str | None = None
+    password: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """Where and how much of the workers' output is kept.
+
+    `folder` holds `round_<n>/<local_rank>/`; None keeps nothing. `shared`: the
+    workers may run under another uid, so they must be let in.
+    """
+
+    folder: Path | None = None
+    max_bytes: int = MAX_LOG_BYTES
+    keep_rounds: int = KEEP_ROUNDS
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Everything one agent is told. `bounds` is None where an operator writes them."""
+
+    prefix: str
+    run_id: str
+    member: str
+    name: str
+    address: str
+    etcd: EtcdAccess
+    job_key: bytes
+    slots: int = 1
+    node: str = ""
+    role: str = "default"
+    bounds: Bounds | None = None
+    socket: str = "/elasticjob/launcher.sock"
+    logs: LogSettings = LogSettings()
+    stop_grace_seconds: float = 10.0
+    orphan_seconds: float = 30.0
+    bind_address: str = "0.0.0.0"
+    control: Path | None = None
+    health_port: int | None = None
+    termination_log: Path | None = None
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
+    """The settings of an agent beside a launcher. Raises `SettingsError`."""
+    return _read(os.environ if environ is None else environ)
+
+
+def control_socket() -> Path:
+    """Where the running agent beside this process takes its orders. Raises `SettingsError`."""
+    return Path(_required(os.environ, "ELASTICJOB_CONTROL"))
+
+
+def inherited_names() -> frozenset[str]:
+    """The variables that child processes would inherit from this one."""
+    return frozenset(os.environ)
+
+
+def visible_devices() -> str | None:
+    """CUDA_VISIBLE_DEVICES, which narrows the GPUs that `auto` counts."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def termination_log(path: str | None) -> Path | None:
+    """Where the end is to be explained: as told, else where a container runtime looks."""
+    if path:
+        return Path(path)
+    return TERMINATION_LOG if path is None and TERMINATION_LOG.exists() else None
+
+
+def endpoints_of(text: str, source: str) -> tuple[str, ...]:
+    """Split and check a list of endpoints; `source` names where it came from."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise SettingsError(f"{source} must name at least one etcd endpoint, such as host:2379")
+    for endpoint in found:
+        host, _, port = endpoint.rpartition("://")[2].partition("/")[0].rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise SettingsError(
+                f"{source} must hold host:port (or http://host:port), got {endpoint!r}"
+            )
+    return found
+
+
+def _read(environ: Mapping[str, str]) -> AgentSettings:
+    prefix = _required(environ, "ELASTICJOB_PREFIX")
+    shape = _PREFIX.fullmatch(prefix)
+    if shape is None:
+        raise SettingsError(
+            "ELASTICJOB_PREFIX must be /elasticjob/<namespace>/<uid>/<incarnation>/, "
+            f"got {prefix!r}"
+        )
+    run_id = environ.get("ELASTICJOB_RUN_ID") or shape["uid"]
+    folder = environ.get("ELASTICJOB_LOG_DIR", "")
+    control = environ.get("ELASTICJOB_CONTROL", "")
+    port = environ.get("ELASTICJOB_HEALTH_PORT", "")
+    return AgentSettings(
+        prefix=prefix,
+        run_id=run_id,
+        member=_segment(environ, "ELASTICJOB_MEMBER_ID"),
+        name=_required(environ, "ELASTICJOB_NAME"),
+        address=_address(environ, "ELASTICJOB_ADDRESS"),
+        etcd=_etcd(environ),
+        job_key=_secret(environ, "ELASTICJOB_JOB_KEY_FILE"),
+        slots=_whole(environ, "ELASTICJOB_SLOTS", 1, least=1, most=1024),
+        node=environ.get("ELASTICJOB_NODE", ""),
+        role=environ.get("ELASTICJOB_ROLE") or "default",
+        socket=environ.get("ELASTICJOB_SOCKET") or "/elasticjob/launcher.sock",
+        logs=LogSettings(
+            folder=Path(folder) / run_id if folder else None,
+            max_bytes=_whole(environ, "ELASTICJOB_MAX_LOG_BYTES", MAX_LOG_BYTES, least=4096),
+            keep_rounds=_whole(environ, "ELASTICJOB_KEEP_ROUNDS", KEEP_ROUNDS, least=1),
+            shared=True,
+        ),
+        stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
+        orphan_seconds=_seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
+        bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",
+        control=Path(control) if control else None,
+        health_port=_whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,
+        termination_log=termination_log(environ.get("ELASTICJOB_TERMINATION_LOG")),
+    )
+
+
+def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
+    name = "ELASTICJOB_ENDPOINTS"
+    files = {
+        key: environ.get(f"ELASTICJOB_ETCD_{key}_FILE") or None for key in ("CA", "CERT", "KEY")
+    }
+    for key, path in files.items():
+        if path is not None and not Path(path).is_file():
+            raise SettingsError(f"ELASTICJOB_ETCD_{key}_FILE must be a file, got {path!r}")
+    if (files["CERT"] is None) != (files["KEY"] is None):
+        raise SettingsError(
+            "ELASTICJOB_ETCD_CERT_FILE and ELASTICJOB_ETCD_KEY_FILE must be set together"
+        )
+    server_name = environ.get("ELASTICJOB_ETCD_SERVER_NAME") or None
+    tls = any(files.values()) or server_name is not None
+    user = _text_file(environ, "ELASTICJOB_ETCD_USER_FILE")
+    password = _text_file(environ, "ELASTICJOB_ETCD_PASSWORD_FILE")
+    if (user is None) != (password is None):
+        raise SettingsError(
+            "ELASTICJOB_ETCD_USER_FILE and ELASTICJOB_ETCD_PASSWORD_FILE must be set together"
+        )
+    return EtcdAccess(
+        endpoints=endpoints_of(_required(environ, name), name),
+        tls=Tls(files["CA"], files["CERT"], files["KEY"], server_name) if tls else None,
+        user=user,
+        password=password,
+    )
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise SettingsError(f"{name} must be set")
+    return value
+
+
+def _segment(environ: Mapping[str, str], name: str) -> str:
+    value = _required(environ, name)
+    if "/" in value:
+        raise SettingsError(f"{name} must not contain '/', got {value!r}")
+    return value
+
+
+def _address(environ: Mapping[str, str], name: str) -> str:
+    value = _required(environ, name)
+    try:
+        return str(ip_address(value))
+    except ValueError as error:
+        raise SettingsError(f"{name} must be an IP address, got {value!r}") from error
+
+
+def _bytes_file(environ: Mapping[str, str], name: str) -> bytes | None:
+    path = environ.get(name, "")
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"{name}: {path!r} cannot be read: {error.strerror}") from error
+
+
+def _secret(environ: Mapping[str, str], name: str) -> bytes:
+    _required(environ, name)
+    secret = _bytes_file(environ, name)
+    if not secret:
+        raise SettingsError(f"{name} must be a file that is not empty")
+    return secret
+
+
+def _text_file(environ: Mapping[str, str], name: str) -> str | None:
+    content = _bytes_file(environ, name)
+    return None if content is None else content.decode(errors="replace")
+
+
+def _whole(
+    environ: Mapping[str, str], name: str, default: int, least: int = 0, most: int = 2**40
+) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+        raise SettingsError(f"{name} must be a whole number from {least} to {most}, got {text!r}")
+    return int(text)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise SettingsError(f"{name} must be seconds from 0 to 86400, got {text!r}")
+    return seconds

@@ -1,0 +1,93 @@
+"""Putting one agent together and running it to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+
+from elasticjob_agent.agent import Agent
+from elasticjob_agent.core.model import Ending, ExitCode
+from elasticjob_agent.hands import Hands
+from elasticjob_agent.health import answering
+from elasticjob_agent.pod import Attach, LauncherHands
+from elasticjob_agent.settings import AgentSettings
+from elasticjob_agent.termination import write_termination
+from elasticjob_rendezvous.core.events import Config, Identity
+from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+
+log = logging.getLogger("elasticjob.agent")
+
+NONCE_BYTES = 6
+
+
+def to_standard_error(level: int = logging.INFO) -> None:
+    """Log plain lines: time, level, then who and what."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    root = logging.getLogger("elasticjob")
+    root.handlers = [handler]
+    root.setLevel(level)
+    root.propagate = False
+
+
+def launcher_hands(settings: AgentSettings, session: str) -> LauncherHands:
+    """Hands in the training container beside this process."""
+    attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
+    return LauncherHands(settings.socket, attach)
+
+
+def session_nonce() -> str:
+    return secrets.token_hex(NONCE_BYTES)
+
+
+def member_of(settings: AgentSettings, session: str, launcher_port: int) -> RendezvousMember:
+    """This node's member of the job's rendezvous."""
+    identity = Identity(
+        id=settings.member,
+        name=settings.name,
+        address=settings.address,
+        agent_port=0,
+        launcher_port=launcher_port,
+        slots=settings.slots,
+        role=settings.role,
+        node=settings.node,
+    )
+    config = Config(
+        prefix=settings.prefix,
+        identity=identity,
+        session_nonce=session,
+        bounds=settings.bounds,
+        jitter=secrets.randbelow(1000) / 1000,
+        orphan_seconds=settings.orphan_seconds,
+    )
+    return RendezvousMember(
+        MemberSettings(
+            endpoints=settings.etcd.endpoints,
+            config=config,
+            job_key=settings.job_key,
+            tls=settings.etcd.tls,
+            user=settings.etcd.user,
+            password=settings.etcd.password,
+            bind_address=settings.bind_address,
+        )
+    )
+
+
+async def run_agent(settings: AgentSettings, hands: Hands, session: str) -> Ending:
+    """Run an agent to its end, answer probes meanwhile, and leave the message that explains it."""
+    agent = Agent(settings, hands, lambda port: member_of(settings, session, port))
+    try:
+        address = settings.bind_address
+        async with answering(agent, address, settings.health_port, settings.control):
+            ending = await agent.run()
+    except OSError as error:
+        text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
+        ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
+    trouble = await asyncio.to_thread(
+        write_termination, settings.termination_log, ending.message
+    )
+    if trouble is not None:
+        log.warning("%s: no termination message: %s", settings.name, trouble)
+    return ending
