@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
 from elasticjob_rendezvous.core.codec import encode
@@ -51,6 +51,7 @@ class Mirror:
         self._known = False
         self._changed: dict[str, None] = {}
         self._wake = asyncio.Event()
+        self._advanced = asyncio.Condition()
         self._cluster_id = 0
         self._revision = 0
 
@@ -73,6 +74,15 @@ class Mirror:
         if not self._known:
             return None
         return records(prefix, self._jobs.get(prefix, {}).values())
+
+    async def reached(self, revision: int, timeout_seconds: float) -> bool:
+        """Wait until what this revision wrote can be read here; false after the time."""
+        try:
+            async with asyncio.timeout(timeout_seconds), self._advanced:
+                await self._advanced.wait_for(lambda: self._known and self._revision >= revision)
+        except TimeoutError:
+            return False
+        return True
 
     async def changes(self) -> AsyncIterator[str]:
         """The prefixes of jobs whose records changed. For one consumer."""
@@ -103,8 +113,10 @@ class Mirror:
         async with aclosing(self._client.watch((self._target,))) as batches:
             await anext(batches)
             self._rebuild(await self._client.range(self._target))
+            await self._tell_advance()
             async for batch in batches:
                 self._apply(batch)
+                await self._tell_advance()
 
     def _rebuild(self, found: RangeResult) -> None:
         if self._cluster_id not in (0, found.cluster_id):
@@ -145,21 +157,25 @@ class Mirror:
             self._known = False
             self._tell(*self._jobs)
 
+    async def _tell_advance(self) -> None:
+        async with self._advanced:
+            self._advanced.notify_all()
+
     def _tell(self, *prefixes: str) -> None:
         self._changed.update(dict.fromkeys(prefixes))
         self._wake.set()
 
 
-async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> None:
-    """Write a job's bounds, of which the operator is the only writer: putting again is safe."""
+async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> int:
+    """Write a job's bounds, of which the operator is the only writer: putting again is safe.
+
+    Returns the revision of the write.
+    """
     put = Put(Keys(prefix).bounds, encode(bounds))
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            await client.put(put)
-            return
-        except Ambiguous:
-            if attempt == ATTEMPTS:
-                raise
+    for _ in range(ATTEMPTS - 1):
+        with suppress(Ambiguous):
+            return await client.put(put)
+    return await client.put(put)
 
 
 async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from elasticjob_operator.model.problems import Location
 
@@ -65,7 +66,13 @@ _Loader.yaml_implicit_resolvers = {
 
 def documents(text: str) -> Iterator[YamlDocument]:
     """The documents of a text, up to the first one that is not YAML (its fault says why)."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except ReaderError as error:
+        before = text[: error.position].splitlines() or [""]
+        place = Place(len(before), len(before[-1]) + 1)
+        yield _unreadable(place, f"character {error.character:#04x} is not allowed")
+        return
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -83,8 +90,11 @@ def _malformed(error: Exception) -> YamlDocument:
     said = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     if isinstance(error, RecursionError):
         said = "it is nested too deeply"
-    message = f"must be YAML: {str(said).splitlines()[0]}"
-    return YamlDocument(place, faults=[YamlFault(place, (), message)])
+    return _unreadable(place, str(said).splitlines()[0])
+
+
+def _unreadable(place: Place, said: str) -> YamlDocument:
+    return YamlDocument(place, faults=[YamlFault(place, (), f"must be YAML: {said}")])
 
 
 class _Reader:

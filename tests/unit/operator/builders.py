@@ -1,0 +1,135 @@
+"""Fluent builders of jobs, pods and views for the tests of the plan."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    MemberView,
+    OutcomeKind,
+    OutcomeView,
+    RendezvousView,
+)
+from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
+from elasticjob_operator.model.status import Status
+
+NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def manifest(**spec: Any) -> dict[str, Any]:
+    """A valid manifest with these fields of the spec set."""
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
+    fields = {"maxNodes": 4, "template": {"spec": {"containers": [container]}}}
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": "job", "uid": "job-uid", "generation": 3},
+        "spec": copy.deepcopy({**fields, **spec}),
+    }
+
+
+def job(status: Status | None = None, deleted: bool = False, **spec: Any) -> ElasticJob:
+    """A job with these fields of the spec (camelCase); `nodes` is maxNodes unless given."""
+    spec.setdefault("nodes", spec.get("maxNodes", 4))
+    parsed = parse_manifest(manifest(**spec))
+    if deleted:
+        metadata = parsed.metadata.model_copy(update={"deletion_timestamp": NOW})
+        parsed = parsed.model_copy(update={"metadata": metadata})
+    return parsed.model_copy(update={"status": status or Status()})
+
+
+class PodBuilder:
+    """A pod that runs, is Ready and sits on a good machine, until told otherwise."""
+
+    def __init__(self, index: int, generation: int = 0) -> None:
+        name = f"job-{index}"
+        self.pod = Pod(
+            index=index,
+            name=name,
+            uid=f"uid-{index}-{generation}",
+            created_at=ago(300),
+            phase=PodPhase.RUNNING,
+            ready=True,
+            node=f"node-{index}",
+            launcher_since=ago(290),
+        )
+
+    def _with(self, **changes: Any) -> Self:
+        self.pod = replace(self.pod, **changes)
+        return self
+
+    def pending(self, seconds: float = 0, **changes: Any) -> Self:
+        return self._with(
+            phase=PodPhase.PENDING,
+            ready=False,
+            launcher_since=None,
+            created_at=ago(seconds),
+            **changes,
+        )
+
+    def failed(self, seconds: float = 300) -> Self:
+        return self._with(phase=PodPhase.FAILED, ready=False, created_at=ago(seconds))
+
+    def succeeded(self) -> Self:
+        return self._with(phase=PodPhase.SUCCEEDED, ready=False)
+
+    def terminating(self) -> Self:
+        return self._with(terminating=True)
+
+    def on(self, state: NodeState) -> Self:
+        return self._with(node_state=state)
+
+    def get(self) -> Pod:
+        return self.pod
+
+
+def pod(index: int, generation: int = 0) -> PodBuilder:
+    return PodBuilder(index, generation)
+
+
+def running(count: int) -> tuple[Pod, ...]:
+    return tuple(pod(index).get() for index in range(count))
+
+
+def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
+    """A final round of job-0 … in order of rank."""
+    members = tuple(
+        MemberView(f"job-{index}", "running", f"node-{index}", index, number)
+        for index in range(count)
+    )
+    return replace(
+        RendezvousView(
+            state=RendezvousState.FINAL,
+            round=number,
+            nodes=count,
+            world_size=count,
+            master="job-0",
+            cause=CauseView("start"),
+            since=ago(60),
+            members=members,
+        ),
+        **changes,
+    )
+
+
+def closed(kind: OutcomeKind, detail: str = "") -> RendezvousView:
+    return RendezvousView(
+        state=RendezvousState.CLOSED, round=2, nodes=2, outcome=OutcomeView(kind, detail)
+    )
+
+
+def observed(*pods: Pod, view: RendezvousView | None = None, **changes: Any) -> Observed:
+    return Observed(pods=pods, rendezvous=view or RendezvousView(), **changes)

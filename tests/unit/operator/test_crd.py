@@ -1,0 +1,169 @@
+"""The generated CRD: current, structural, and as strict as the models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from elasticjob_operator.model.crdgen import DEFAULT_FILE, definition, main, render
+from elasticjob_operator.model.rules import IMMUTABLE, RULES
+
+ROOT = Path(__file__).parents[3]
+Schema = dict[str, Any]
+FORBIDDEN = {
+    "$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "const", "title",
+    "additionalItems", "patternProperties", "dependencies", "uniqueItems", "nullable",
+}  # fmt: skip
+
+
+def schema() -> Schema:
+    found: Schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def nodes(node: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for part in ("items", "additionalProperties"):
+        if part in node:
+            yield from nodes(node[part], f"{path}[]")
+
+
+def at(path: str) -> Schema:
+    return next(node for found, node in nodes(schema()) if found == path)
+
+
+def test_the_file_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "--output", str(ROOT / DEFAULT_FILE)]) == 0, capsys.readouterr().out
+
+
+def test_check_shows_the_difference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "crd.yaml"
+    assert main(["--output", str(file)]) == 0
+    assert main(["--check", "--output", str(file)]) == 0
+    file.write_text(render().replace("ElasticJobList", "Wrong"))
+    assert main(["--check", "--output", str(file)]) == 1
+    shown = capsys.readouterr()
+    assert "-    listKind: Wrong" in shown.out
+    assert "+    listKind: ElasticJobList" in shown.out
+    assert "make generate" in shown.err
+
+
+def test_the_text_is_the_definition_and_says_that_it_is_generated() -> None:
+    assert yaml.safe_load(render()) == definition()
+    assert render().startswith("# Generated")
+
+
+def test_the_schema_is_structural() -> None:
+    for path, node in nodes(schema()):
+        assert not FORBIDDEN & set(node), path
+        if node.get("x-kubernetes-int-or-string"):
+            assert "type" not in node, path
+        else:
+            types = {"object", "array", "string", "integer", "number", "boolean"}
+            assert node.get("type") in types, path
+        assert ("items" in node) == (node.get("type") == "array"), path
+        assert not {"properties", "additionalProperties"} <= set(node), path
+        assert set(node.get("required", ())) <= set(node.get("properties", ())), path
+        if node.get("type") == "object":
+            shape = {"properties", "additionalProperties", "x-kubernetes-preserve-unknown-fields"}
+            assert shape & set(node), path
+
+
+def test_unknown_fields_are_kept_in_the_template_alone() -> None:
+    keep = {
+        path for path, node in nodes(schema()) if "x-kubernetes-preserve-unknown-fields" in node
+    }
+    assert ".spec.template" in keep
+    assert ".spec.template.spec.containers[]" in keep
+    assert all(path.startswith(".spec.template") for path in keep)
+
+
+def test_every_field_is_described() -> None:
+    described = [path for path, node in nodes(schema()) if "description" in node]
+    top = {f".spec.{name}" for name in at(".spec")["properties"]}
+    assert top <= set(described)
+    assert "`" not in "".join(node.get("description", "") for _, node in nodes(schema()))
+
+
+def test_defaults_are_valid_and_only_in_the_spec() -> None:
+    found = 0
+    for path, node in nodes(schema()):
+        if "default" in node:
+            found += 1
+            jsonschema.validate(node["default"], node)
+            assert path.startswith(".spec"), path
+    assert found > 20
+
+
+def test_the_api_server_has_every_rule_with_its_field() -> None:
+    validations = at(".spec")["x-kubernetes-validations"]
+    assert len(validations) == len(RULES) + len(IMMUTABLE)
+    for validation in validations:
+        assert "must" in validation["message"]
+        assert "\n" not in validation["message"]
+        path = ".spec" + validation["fieldPath"]
+        assert any(found == path for found, _ in nodes(schema())), path
+    for name in ("template", "nprocPerNode", "trainer", "rendezvous"):
+        [rule] = [
+            one["rule"]
+            for one in validations
+            if "oldSelf" in one["rule"] and one["fieldPath"] == f".{name}"
+        ]
+        assert rule.endswith("|| self.runPolicy.suspend || oldSelf.runPolicy.suspend")
+
+
+def test_rules_speak_only_of_fields_that_exist() -> None:
+    known = {path for path, _ in nodes(schema())}
+    for validation in at(".spec")["x-kubernetes-validations"]:
+        for path in re.findall(r"(?:self|oldSelf)((?:\.[a-zA-Z]+)+)", validation["rule"]):
+            field = re.sub(r"\.(size|all|exists|exists_one)$", "", path)
+            assert f".spec{field}" in known, (validation["rule"], field)
+
+
+def test_what_a_rule_walks_is_bounded_or_its_cost_is_refused() -> None:
+    for path in (".spec.template.spec.containers", ".spec.template.spec.initContainers"):
+        assert at(path)["maxItems"] == 16
+        assert at(f"{path}[].name")["maxLength"] == 63
+    assert at(".spec.rendezvous.endpoints")["maxItems"] == 16
+    assert at(".spec.rendezvous.endpoints[]")["maxLength"] == 260
+
+
+def test_the_name_is_bounded_where_a_crd_may_bound_it() -> None:
+    assert at(".metadata") == {"type": "object", "properties": {"name": at(".metadata.name")}}
+    assert at(".metadata.name")["maxLength"] == 55
+
+
+def test_subresources_columns_and_names() -> None:
+    spec = definition()["spec"]
+    version = spec["versions"][0]
+    assert version["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.nodes",
+            "statusReplicasPath": ".status.nodes",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
+    columns = version["additionalPrinterColumns"]
+    names = [column["name"] for column in columns if not column.get("priority")]
+    wide = [column["name"] for column in columns if column.get("priority") == 1]
+    assert names == ["Phase", "Rendezvous", "Round", "Nodes", "Wanted", "Restarts", "Age"]
+    assert wide == ["Min", "Max", "Master", "Cause", "Failure"]
+    known = {path for path, _ in nodes(schema())} | {".metadata.creationTimestamp"}
+    assert {column["jsonPath"] for column in columns} <= known
+    assert spec["names"]["shortNames"] == ["ej"]
+    assert "elasticjob" in spec["names"]["categories"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_example_fits_the_schema(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        jsonschema.validate(document, schema())

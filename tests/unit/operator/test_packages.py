@@ -1,0 +1,19 @@
+"""The operator's folder must not shadow Python's own `operator` module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_operator_folder_is_no_package() -> None:
+    assert (ROOT / "operator" / "elasticjob_operator" / "__init__.py").exists()
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_python_s_own_operator_is_the_one_imported() -> None:
+    import operator
+
+    assert operator.add(1, 2) == 3
+    assert not str(getattr(operator, "__file__", "")).startswith(str(ROOT))

@@ -1,0 +1,263 @@
+"""Every rule of the manifest: a valid one passes, each fault is named at its place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.model import InvalidManifest, parse_manifest
+from tests.unit.operator.builders import manifest
+
+CONTAINERS = "spec.template.spec.containers"
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """A valid manifest with the value at a dotted path replaced; DELETE removes it."""
+    document = manifest()
+    *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
+    holder: Any = document
+    for step in parents:
+        holder = holder.setdefault(step, {}) if isinstance(holder, dict) else holder[int(step)]
+    if value is DELETE:
+        del holder[last]
+    elif isinstance(holder, list) and last == len(holder):
+        holder.append(value)
+    else:
+        holder[last] = value
+    return document
+
+
+DELETE = object()
+C0 = "spec.template.spec.containers.0"
+TRAINER = {"name": "trainer", "command": ["python3", "train.py"]}
+
+INVALID: list[tuple[str, Any, str, str]] = [
+    # what is changed, to what, the path of the problem, a part of its message
+    ("apiVersion", "v1", "apiVersion", "must be elasticjob.dev/v1alpha1"),
+    ("apiVersion", DELETE, "apiVersion", "must be set"),
+    ("kind", "PyTorchJob", "kind", "must be ElasticJob"),
+    ("metadata", DELETE, "metadata", "must be set"),
+    ("metadata.name", DELETE, "metadata.name", "must be set"),
+    ("metadata.name", "", "metadata.name", "must not be empty"),
+    ("metadata.name", "a" * 56, "metadata.name", "must be at most 55 characters"),
+    ("metadata.name", "Job", "metadata.name", "must be a DNS label"),
+    ("metadata.name", "a.b", "metadata.name", "must be a DNS label"),
+    ("metadata.name", "a-", "metadata.name", "must be a DNS label"),
+    ("metadata.name", "3d", "metadata.name", "a letter first"),
+    ("metadata.name", "a\n", "metadata.name", "must be a DNS label"),
+    ("metadata.labels", {"a": 1}, "metadata.labels.a", "put it in quotes"),
+    ("spec", DELETE, "spec", "must be set"),
+    ("spec", [], "spec", "must be a mapping"),
+    ("spec.minNodes", 0, "spec.minNodes", "must be at least 1"),
+    ("spec.minNodes", "1", "spec.minNodes", "leave out the quotes"),
+    ("spec.minNodes", 1.5, "spec.minNodes", "must be an integer"),
+    ("spec.minNodes", True, "spec.minNodes", "must be an integer; got true"),
+    ("spec.minNodes", 5, "spec.maxNodes", "must be at least minNodes"),
+    ("spec.maxNodes", DELETE, "spec.maxNodes", "must be set"),
+    ("spec.maxNodes", None, "spec.maxNodes", "must be set"),
+    ("spec.maxNodes", 2**31, "spec.maxNodes", "must be at most 2147483647"),
+    ("spec.maxNodes", 10**40, "spec.maxNodes", "must be at most 2147483647"),
+    ("spec.nodes", -1, "spec.nodes", "must be at least 0"),
+    ("spec.nodeIncrement", 0, "spec.nodeIncrement", "must be at least 1"),
+    ("spec.nprocPerNode", 0, "spec.nprocPerNode", "must be auto or an integer"),
+    ("spec.nprocPerNode", "gpu", "spec.nprocPerNode", "must be auto or an integer"),
+    ("spec.nprocPerNode", True, "spec.nprocPerNode", "must be auto or an integer"),
+    ("spec.maxRestarts", -1, "spec.maxRestarts", "must be at least 0"),
+    ("spec.maxNode", 4, "spec.maxNode", "did you mean maxNodes?"),
+    ("spec.max_nodes", 4, "spec.max_nodes", "did you mean maxNodes?"),
+    ("spec.NPROCPERNODE", 4, "spec.NPROCPERNODE", "did you mean nprocPerNode?"),
+    ("spec.zzz", 4, "spec.zzz", "known here are minNodes"),
+    ("replicas", 4, "replicas", "must not be set"),
+    ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
+    ("spec.trainer", "", "spec.trainer", "must not be empty"),
+    ("spec.rendezvous.backend", "zookeeper", "spec.rendezvous.backend", "must be one of etcd,"),
+    ("spec.rendezvous.backend", "Etcd", "spec.rendezvous.backend", "did you mean etcd?"),
+    ("spec.rendezvous.endpoints", "a:1", "spec.rendezvous.endpoints", "must be a list"),
+    ("spec.rendezvous.endpoints", ["a"], "spec.rendezvous.endpoints[0]", "must be host:port"),
+    ("spec.rendezvous.endpoints", ["a:1"] * 2, "spec.rendezvous.endpoints[1]", "must not repeat"),
+    (
+        "spec.rendezvous",
+        {"endpoints": [f"a:{port}" for port in range(17)]},
+        "spec.rendezvous.endpoints",
+        "must hold at most 16 entries",
+    ),
+    (
+        "spec.rendezvous",
+        {"backend": "c10d", "endpoints": ["a:1", "b:1"]},
+        "spec.rendezvous.endpoints",
+        "must hold at most one endpoint",
+    ),
+    ("spec.rendezvous.secretName", "s", "spec.rendezvous.secretName", "must be absent unless"),
+    (
+        "spec.rendezvous",
+        {"backend": "c10d", "endpoints": ["a:1"], "secretName": "s"},
+        "spec.rendezvous.secretName",
+        "must be absent unless",
+    ),
+    ("spec.rendezvous.joinTimeoutSeconds", 29, "spec.rendezvous.joinTimeoutSeconds", "lastCall"),
+    ("spec.rendezvous.lastCallSeconds", 601, "spec.rendezvous.joinTimeoutSeconds", "lastCall"),
+    ("spec.rendezvous.keepAliveSeconds", 1, "spec.rendezvous.keepAliveSeconds", "at least 2"),
+    ("spec.rendezvous.confirmSeconds", 0, "spec.rendezvous.confirmSeconds", "at least 1"),
+    ("spec.elasticity.scaleUp", "Now", "spec.elasticity.scaleUp", "must be one of Immediate,"),
+    ("spec.elasticity.settleSeconds", -1, "spec.elasticity.settleSeconds", "at least 0"),
+    ("spec.elasticity.disruptionBudget", "yes", "spec.elasticity.disruptionBudget", "true or"),
+    ("spec.elasticity.setleSeconds", 1, "spec.elasticity.setleSeconds", "mean settleSeconds?"),
+    ("spec.recovery.warmStart", False, "spec.recovery.warmStart", 'write "Off" in quotes'),
+    ("spec.recovery.warmStartModules", ["a b"], "spec.recovery.warmStartModules[0]", "module"),
+    ("spec.recovery.stopGraceSeconds", -1, "spec.recovery.stopGraceSeconds", "at least 0"),
+    ("spec.runPolicy.suspend", "true", "spec.runPolicy.suspend", "must be true or false"),
+    ("spec.runPolicy.ttlSecondsAfterFinished", -1, "spec.runPolicy.ttlSecondsAfterFinished", "0"),
+    ("spec.runPolicy.activeDeadlineSeconds", 0, "spec.runPolicy.activeDeadlineSeconds", "least 1"),
+    ("spec.runPolicy.cleanPodPolicy", "Never", "spec.runPolicy.cleanPodPolicy", "None, Running"),
+    (
+        "spec.runPolicy.schedulingPolicy.minAvailable",
+        5,
+        "spec.runPolicy.schedulingPolicy.minAvailable",
+        "must be at most maxNodes",
+    ),
+    ("spec.template", DELETE, "spec.template", "must be set"),
+    ("spec.template", "x", "spec.template", "must be a mapping"),
+    ("spec.template.spec", DELETE, "spec.template.spec", "must be set"),
+    ("spec.template.metadata.labels", {"a": 1}, "spec.template.metadata.labels.a", "in quotes"),
+    ("spec.template.spec.restartPolicy", "Always", "spec.template.spec.restartPolicy", "Never"),
+    (CONTAINERS, [], CONTAINERS, "must hold at least 1 entry"),
+    (CONTAINERS, DELETE, CONTAINERS, "must be set"),
+    (CONTAINERS, [{**TRAINER, "name": f"c{n}"} for n in range(17)], CONTAINERS, "at most 16"),
+    (CONTAINERS, [TRAINER, {"name": "b"}], "spec.trainer", "must be set when the template"),
+    (C0, "trainer", f"{CONTAINERS}[0]", "must be a mapping"),
+    (f"{C0}.name", DELETE, f"{CONTAINERS}[0].name", "must be set"),
+    (f"{C0}.name", "A", f"{CONTAINERS}[0].name", "must be a DNS label"),
+    (f"{C0}.name", "elasticjob-agent", f"{CONTAINERS}[0].name", "names must not be"),
+    (f"{C0}.command", DELETE, f"{CONTAINERS}[0].command", "command must be set"),
+    (f"{C0}.command", [], f"{CONTAINERS}[0].command", "command must be set"),
+    (f"{C0}.command", "python3 train.py", f"{CONTAINERS}[0].command", "must be a list"),
+    (f"{C0}.command", ["sleep", 5], f"{CONTAINERS}[0].command[1]", "put it in quotes"),
+    (f"{C0}.env", [{"name": "A", "value": 1}], f"{CONTAINERS}[0].env[0].value", "in quotes"),
+    (f"{C0}.env", [{"value": "1"}], f"{CONTAINERS}[0].env[0].name", "must be set"),
+    (f"{C0}.resources.limits", {"cpu": []}, f"{CONTAINERS}[0].resources.limits.cpu", "quantity"),
+    (
+        "spec.template.spec.initContainers",
+        [{"name": "trainer"}],
+        "spec.template.spec.initContainers[0].name",
+        "names must be unique",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "problem", "message"), INVALID)
+def test_one_fault_gives_one_problem_at_its_path(
+    path: str, value: Any, problem: str, message: str
+) -> None:
+    with pytest.raises(InvalidManifest) as caught:
+        parse_manifest(changed(path, value))
+    [found] = caught.value.problems
+    assert found.path == problem
+    assert message in found.message
+    assert "must" in found.message
+
+
+VALID: list[dict[str, Any]] = [
+    {},
+    {"minNodes": 4},
+    {"nodes": 0},
+    {"nodes": 1000},
+    {"nodes": None, "trainer": None, "rendezvous": None},
+    {"minNodes": 2, "maxNodes": 9, "nodeIncrement": 4},
+    {"nodeIncrement": 100},
+    {"nprocPerNode": 8},
+    {"trainer": "trainer"},
+    {"rendezvous": {"endpoints": ["https://etcd.example.com:2379", "[::1]:2379"]}},
+    {"rendezvous": {"endpoints": ["10.0.0.1:2379"], "secretName": "etcd.access"}},
+    {"rendezvous": {"backend": "c10d", "endpoints": ["host:29400"]}},
+    {"rendezvous": {"joinTimeoutSeconds": 10, "lastCallSeconds": 10}},
+    {"runPolicy": {"cleanPodPolicy": "None", "ttlSecondsAfterFinished": 0}},
+    {
+        "trainer": "a",
+        "template": {"spec": {"containers": [{"name": "b"}, {**TRAINER, "name": "a"}]}},
+    },
+]
+
+
+@pytest.mark.parametrize("spec", VALID)
+def test_a_valid_manifest_survives_a_round_trip(spec: dict[str, Any]) -> None:
+    job = parse_manifest(manifest(**spec))
+    assert parse_manifest(job.manifest()) == job
+
+
+def test_all_problems_are_told_at_once_and_the_document_is_left_alone() -> None:
+    document = manifest(
+        minNodes="2",
+        maxNode=8,
+        runPolicy={"suspend": "no"},
+        rendezvous={"secretName": "s"},
+        template={"spec": {"containers": ["oops", {"name": "b"}, {"name": "b"}]}},
+    )
+    del document["spec"]["maxNodes"]
+    before = copy.deepcopy(document)
+    with pytest.raises(InvalidManifest) as caught:
+        parse_manifest(document)
+    assert {problem.path for problem in caught.value.problems} == {
+        "spec.minNodes",
+        "spec.maxNodes",
+        "spec.maxNode",
+        "spec.runPolicy.suspend",
+        "spec.rendezvous.secretName",
+        "spec.trainer",
+        "spec.template.spec.containers[0]",
+        "spec.template.spec.containers[2].name",
+    }
+    assert document == before
+    assert str(caught.value).count("\n") == len(caught.value.problems) - 1
+
+
+def test_the_template_keeps_fields_it_does_not_declare() -> None:
+    document = manifest()
+    template = document["spec"]["template"]
+    template["spec"] |= {"tolerations": [{"operator": "Exists"}], "hostNetwork": True}
+    template["spec"]["containers"][0]["livenessProbe"] = {"exec": {"command": ["true"]}}
+    kept = parse_manifest(document).manifest()["spec"]["template"]
+    assert kept["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert kept["spec"]["hostNetwork"] is True
+    assert kept["spec"]["containers"][0]["livenessProbe"] == {"exec": {"command": ["true"]}}
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    spec = parse_manifest(manifest()).manifest()["spec"]
+    del spec["template"]
+    assert spec == {
+        "minNodes": 1,
+        "maxNodes": 4,
+        "nodeIncrement": 1,
+        "nprocPerNode": "auto",
+        "maxRestarts": 3,
+        "rendezvous": {
+            "backend": "etcd",
+            "endpoints": [],
+            "joinTimeoutSeconds": 600,
+            "lastCallSeconds": 30,
+            "keepAliveSeconds": 5,
+            "confirmSeconds": 5,
+        },
+        "elasticity": {
+            "scaleUp": "Immediate",
+            "scaleUpMaxWaitSeconds": 600,
+            "settleSeconds": 3,
+            "pendingTimeoutSeconds": 60,
+            "disruptionBudget": True,
+        },
+        "recovery": {
+            "warmStart": "Auto",
+            "warmStartModules": [],
+            "stopGraceSeconds": 10,
+            "hangTimeoutSeconds": 0,
+        },
+        "runPolicy": {"suspend": False, "cleanPodPolicy": "Running"},
+    }
+
+
+@pytest.mark.parametrize("document", [[], "text", None, 3])
+def test_what_is_no_mapping_is_refused(document: Any) -> None:
+    with pytest.raises(InvalidManifest, match="must be a mapping"):
+        parse_manifest(document)
