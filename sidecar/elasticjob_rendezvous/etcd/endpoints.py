@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from pyetcd.etcdrpc import rpc_pb2_grpc
 
-from elasticjob_rendezvous.etcd.errors import InvalidConfiguration
+from elasticjob_rendezvous.etcd.errors import InvalidConfiguration, Unavailable
 
 DEFAULT_PORT = 2379
 
@@ -171,12 +171,15 @@ class Links:
         self._links: dict[Endpoint, Link] = {}
         # Clients that start together spread over the members.
         self._index = int(random() * len(self._endpoints))
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._endpoints)
 
     def current(self) -> Link:
         endpoint = self._endpoints[self._index]
+        if self._closed:
+            raise Unavailable("request", endpoint.url, "this client was closed")
         link = self._links.get(endpoint)
         if link is None:
             link = self._links[endpoint] = Link(endpoint, self._tls)
@@ -191,6 +194,7 @@ class Links:
             await link.channel.close()
 
     async def close(self) -> None:
+        self._closed = True
         while self._links:
             _, link = self._links.popitem()
             await link.channel.close()

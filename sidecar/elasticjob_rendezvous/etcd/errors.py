@@ -42,7 +42,10 @@ class Retryable(EtcdError):
 class Unavailable(Retryable):
     """No endpoint answered in time. Nothing was changed, so sending again is safe."""
 
-    remedy = "check that the endpoints are right and etcd runs; it is safe to try again"
+    remedy = (
+        "nothing was changed, so trying again is safe; check that etcd runs at the endpoints, "
+        "and the TLS files if it uses TLS"
+    )
 
 
 class Ambiguous(Retryable):

@@ -1,0 +1,119 @@
+"""How records become the bytes stored in etcd and back.
+
+JSON objects with camelCase names; fields that hold their default are left out,
+and unknown fields are ignored, so that an older and a newer release can share a
+job. Owns the format, not the records.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+Record = TypeVar("Record")
+
+
+class MalformedRecord(ValueError):
+    """A stored value is not what its key promises: it names the key and the fault."""
+
+    def __init__(self, key: str, fault: str) -> None:
+        super().__init__(
+            f"the record at {key!r} is malformed ({fault}); "
+            "another program may be writing under this job's prefix"
+        )
+        self.key = key
+
+
+def encode(record: object) -> bytes:
+    """The stored form of a record dataclass."""
+    return json.dumps(_plain(record), separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode(kind: type[Record], key: str, value: bytes) -> Record:
+    """Read a record of `kind` from the bytes stored at `key`; raises `MalformedRecord`."""
+    try:
+        document = json.loads(value)
+        read: Callable[[Any], Any] = _reader(kind)  # type: ignore[arg-type]
+        return typing.cast(Record, read(document))
+    except MalformedRecord:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MalformedRecord(key, f"{type(error).__name__}: {error}") from error
+
+
+@cache
+def _names(kind: Any) -> tuple[tuple[str, str, object], ...]:
+    """(attribute, stored name, default) of each field."""
+    found = []
+    for field in fields(kind):
+        head, *rest = field.name.split("_")
+        name = head + "".join(part.title() for part in rest)
+        default = field.default
+        if default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        found.append((field.name, name, default))
+    return tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        kind: Any = type(value)
+        return {
+            name: _plain(item)
+            for attribute, name, default in _names(kind)
+            if (item := getattr(value, attribute)) is not default and item != default
+        }
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """A function that turns parsed JSON into `kind`, built once a type."""
+    origin = get_origin(kind)
+    if origin is tuple:
+        element: Callable[[Any], Any] = _reader(get_args(kind)[0])
+        return lambda items: tuple(element(item) for item in _as(list, items))
+    if origin in (typing.Union, types.UnionType):
+        given: Any = next(arg for arg in get_args(kind) if arg is not type(None))
+        inner: Callable[[Any], Any] = _reader(given)
+        return lambda item: None if item is None else inner(item)
+    if hasattr(kind, "__dataclass_fields__"):
+        return _dataclass_reader(kind)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind
+    if kind is float:
+        return lambda item: float(_as((int, float), item))
+    if kind is bool:
+        return lambda item: _as(bool, item)
+    return lambda item: _as(kind, item)
+
+
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    hints = get_type_hints(kind)
+    plan = [(attr, name, _reader(hints[attr]), default) for attr, name, default in _names(kind)]
+
+    def read(document: Any) -> Any:
+        document = _as(dict, document)
+        values = {}
+        for attribute, name, reader, default in plan:
+            if name in document:
+                values[attribute] = reader(document[name])
+            elif default is MISSING:
+                raise KeyError(f"{name} is missing")
+        return kind(**values)
+
+    return read
+
+
+def _as(kind: Any, value: Any) -> Any:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r:.40} is not a {getattr(kind, '__name__', kind)}")
+    return value

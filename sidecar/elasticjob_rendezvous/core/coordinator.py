@@ -1,0 +1,504 @@
+"""What the coordinator does next: one pure look at the view, at most one transaction.
+
+The coordinator is the member whose session was created first. Every write compares
+the round's mod_revision and that session's create_revision, so a deposed or mistaken
+coordinator changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+
+from elasticjob_rendezvous.core import census, verdicts
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.events import Clock
+from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.peers import Peers, gone_keys
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Failure,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import legal_size, seal
+from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import Versioned, View
+
+KEPT_ROUNDS = 10
+FIRST_PENALTY_SECONDS = 15.0
+FENCES_PER_TXN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """A transaction and the line that explains it in the log."""
+
+    txn: Txn
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """The memory of one coordinatorship. Nothing in it is needed for correctness.
+
+    Attributes:
+        timers: first sightings; all begin anew with a new coordinator.
+        peers: links and probes.
+        last: the newest final round and roster this member has seen, to restore
+            them if etcd loses its data.
+        silenced: member -> (times it failed to confirm, until when it does not count).
+    """
+
+    keys: Keys
+    peers: Peers = field(default_factory=Peers)
+    timers: Timers = field(default_factory=Timers)
+    last: tuple[Round, Roster] | None = None
+    silenced: dict[str, tuple[int, float]] = field(default_factory=dict)
+    leavers: set[str] = field(default_factory=set)
+    split: dict[str, int] = field(default_factory=dict)
+    active: bool = False
+
+    def take_over(self, now: float) -> None:
+        """Begin a coordinatorship: all timers restart on our own clock."""
+        self.timers.clear()
+        self.timers.begin_step(now)
+        self.peers.begin()
+        self.leavers.clear()
+        self.split.clear()
+        self.active = True
+
+    def resign(self) -> None:
+        self.active = False
+
+    # -- the look -------------------------------------------------------------------
+
+    def decide(self, view: View, own: Versioned[Member], clock: Clock) -> Act | None:
+        """The next transaction, if one is due; `timers.wake` says when to look again."""
+        self.timers.begin_step(clock.now)
+        if view.bounds is None or self.keys.round in view.malformed:
+            return None
+        bounds = view.bounds.record
+        self.timers.since("took over")
+        fences = self._duplicates(view) + gone_keys(self.peers, view.members())
+        fences = [fence for fence in fences if fence.key != own.key]
+        if fences:
+            return self._fence(view, own, fences, "its session is over")
+        if view.round is None:
+            return self._first_round(view, own, bounds, clock)
+        at = view.round
+        if overtaken := self._overtaken(view, own, clock):
+            return overtaken
+        self.timers.since(("state", at.record.number, at.record.state))
+        if at.record.state is not RoundState.FROZEN and (
+            act := self._pass_verdicts(view, own, bounds, clock)
+        ):
+            return act
+        match at.record.state:
+            case RoundState.JOINABLE:
+                return self._joinable(view, own, bounds, clock)
+            case RoundState.FROZEN:
+                return self._frozen(view, own, bounds, clock)
+            case RoundState.FINAL:
+                return self._final(view, own, bounds, clock)
+            case RoundState.CLOSED:
+                return None
+            case _:
+                assert_never(at.record.state)
+
+    def _duplicates(self, view: View) -> list[Versioned[Member]]:
+        """Sessions that a later session of the same member or pod name replaced."""
+        newest: dict[str, Versioned[Member]] = {}
+        old: list[Versioned[Member]] = []
+        for sessions in view.sessions.values():
+            for session in sessions.values():
+                rival = newest.get(session.record.name)
+                if rival is None or rival.created < session.created:
+                    newest[session.record.name] = session
+                    old += [rival] if rival else []
+                else:
+                    old.append(session)
+        return old
+
+    # -- joinable -------------------------------------------------------------------
+
+    def _first_round(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        known = max(member.record.known for member in view.members().values())
+        if known == 0:
+            first = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
+            return self._write(view, own, clock, first, (), "round 1 opens")
+        if not self.timers.over("data lost", bounds.keep_alive_seconds):
+            return None  # let the others register again: they may know a higher number
+        if self.last and self.last[0].number == known:
+            round_, roster = self.last
+            ops = (Put(self.keys.roster(known), encode(roster)),)
+            return self._write(view, own, clock, round_, ops, f"round {known} restored")
+        cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
+        again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
+        return self._write(view, own, clock, again, (), f"round {known + 1} opens: data lost")
+
+    def _overtaken(self, view: View, own: Versioned[Member], clock: Clock) -> Act | None:
+        """After a loss of etcd's data somebody may know higher numbers than this round's."""
+        assert view.round is not None
+        current = view.round.record
+        known = max(member.record.known for member in view.members().values())
+        open_to_change = current.state in (RoundState.JOINABLE, RoundState.FINAL)
+        if known <= current.number or not open_to_change:
+            return None
+        number = known + 1
+        cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {known}")
+        again = replace(current, number=number, state=RoundState.JOINABLE, cause=cause)
+        return self._write(view, own, clock, again, (), f"round {number} opens: {cause.detail}")
+
+    def _joinable(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        assert view.round is not None
+        current = view.round.record
+        roster = view.rosters.get(current.previous)
+        members = view.members()
+        count = census.take(members, current.previous, roster, bounds, self._silent_now())
+        opened = ("state", current.number, current.state)
+        if count.unstopped:
+            patience = bounds.stop_grace_seconds + bounds.confirm_seconds
+            if not self.timers.over(opened, patience):
+                return None
+            late = [members[member.id] for member in count.unstopped]
+            late = [member for member in late if member.key != own.key]
+            if late:
+                return self._fence(view, own, late, "its workers did not stop in time")
+            return None
+        self.timers.since(("stopped", current.number))
+        call = ("last call", current.number)
+        enough = legal_size(bounds, len(count.waiting)) > 0
+        if not enough:
+            self.timers.forget(call)
+        called = enough and self.timers.over(call, bounds.last_call_seconds)
+        choice = census.choose(count, bounds, current.previous, called)
+        if isinstance(choice, census.Wait):
+            return self._join_timeout(view, own, bounds, clock, choice)
+        frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids)
+        note = f"round {current.number} is frozen with {len(choice.ids)} members"
+        return self._write(view, own, clock, frozen, (), note)
+
+    def _join_timeout(
+        self,
+        view: View,
+        own: Versioned[Member],
+        bounds: Bounds,
+        clock: Clock,
+        wait: census.Wait,
+    ) -> Act | None:
+        assert view.round is not None
+        can_come = bounds.expected is None or bounds.expected >= bounds.min_nodes
+        if not can_come:
+            self.timers.forget("join")
+            return None
+        if not self.timers.over("join", bounds.join_timeout_seconds):
+            return None
+        detail = f"no round within {bounds.join_timeout_seconds:g} s: {wait.reason}"
+        return self._close(view, own, clock, Outcome(OutcomeKind.TIMED_OUT, detail))
+
+    def _silent_now(self) -> set[str]:
+        """Members that failed to confirm and do not count yet.
+
+        How often they failed is kept, so that the next silence counts for longer.
+        """
+        return {id for id, (_, until) in self.silenced.items() if not self.timers.passed(until)}
+
+    # -- frozen ---------------------------------------------------------------------
+
+    def _frozen(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        assert view.round is not None
+        current, revision = view.round.record, view.round.modified
+        self.timers.forget("join")
+        confirmed, silent = [], []
+        for id in current.ids:
+            member = view.member(id)
+            if member is None or member.record.state is not MemberState.WAITING:
+                continue
+            if member.record.confirmed == revision:
+                confirmed.append(member.record)
+            else:
+                silent.append(member.record)
+        asked = ("state", current.number, current.state)
+        if silent and not self.timers.over(asked, bounds.confirm_seconds):
+            return None
+        for late in silent:
+            self._silence(late.id, clock.now)
+        size = legal_size(bounds, len(confirmed))
+        if size == 0:
+            cause = Cause(
+                CauseKind.UNCONFIRMED,
+                tuple(late.name for late in silent),
+                "too few members confirmed",
+            )
+            number = current.number + 1
+            again = replace(current, number=number, state=RoundState.JOINABLE, ids=(), cause=cause)
+            return self._write(view, own, clock, again, (), f"round {number} opens: unconfirmed")
+        return self._seal(view, own, clock, confirmed[:size])
+
+    def _silence(self, id: str, now: float) -> None:
+        times = self.silenced.get(id, (0, 0.0))[0]
+        self.silenced[id] = (times + 1, now + FIRST_PENALTY_SECONDS * 2**times)
+
+    def _seal(self, view: View, own: Versioned[Member], clock: Clock, members: list[Member]) -> Act:
+        assert view.round is not None
+        current = view.round.record
+        number = current.number
+        roster = seal(number, members, restarts=len(current.charged))
+        final = replace(
+            current,
+            state=RoundState.FINAL,
+            ids=(),
+            previous=number,
+            nodes=len(roster.seats),
+            world_size=roster.world_size,
+            master_address=roster.master_address,
+            master_port=roster.master_port,
+            master_name=roster.seats[0].name,
+        )
+        ops: list[Op] = [
+            Put(self.keys.roster(number), encode(roster)),
+            Put(self.keys.history(number), encode(self._history(current, roster, clock))),
+        ]
+        stale = number - KEPT_ROUNDS
+        ops += [Delete(self.keys.roster(old)) for old in view.rosters if old <= stale]
+        ops += [Delete(self.keys.history(old)) for old in view.histories if old <= stale]
+        failed = [old for old in view.failures if old <= stale]
+        ops += [Delete(self.keys.failures(old), prefix=True) for old in failed]
+        ops += [Delete(self.keys.dones(old), prefix=True) for old in view.dones if old <= stale]
+        only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
+        note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
+        return self._write(view, own, clock, final, tuple(ops), note, (only_once,))
+
+    def _history(self, current: Round, roster: Roster, clock: Clock) -> History:
+        opened = self.timers.known(("state", current.number, RoundState.JOINABLE))
+        halted = self.timers.known(("stopped", current.number))
+        return History(
+            number=current.number,
+            cause=current.cause,
+            nodes=len(roster.seats),
+            final_ms=clock.utc_ms,
+            detect_ms=self.split.get(f"detect {current.number}"),
+            stop_ms=None if opened is None or halted is None else _ms(halted - opened),
+            join_ms=None if halted is None else _ms(clock.now - halted),
+        )
+
+    # -- final ----------------------------------------------------------------------
+
+    def _final(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        assert view.round is not None
+        current = view.round.record
+        roster = view.rosters.get(current.number)
+        if roster is None:
+            return None
+        look = look_at_final(
+            view, roster, bounds, self.peers, self.timers, self.leavers, self._silent_now()
+        )
+        if look.succeeded:
+            return self._close(view, own, clock, Outcome(OutcomeKind.SUCCEEDED))
+        if look.cause is not None:
+            return self._reopen(view, own, bounds, clock, look)
+        return self._record_start(view, own, roster)
+
+    def _reopen(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock, look: FinalLook
+    ) -> Act:
+        assert view.round is not None
+        assert look.cause is not None
+        current = view.round.record
+        number = current.number
+        failures = view.failures.get(number, {}).values()
+        retries = 0
+        charged, pending = current.charged, current.pending
+        if look.cause.kind is CauseKind.MASTER_PORT:
+            retries = current.port_retries + 1
+        if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
+            charged = (*charged, number)
+            if verdicts.spent(charged, bounds):
+                spent = replace(current, charged=charged)
+                return self._close(view, own, clock, _spent(failures, bounds), spent)
+        elif failures and look.cause.kind is CauseKind.FAILURE:
+            pending = (*pending, number)
+        if look.symptom is not None:
+            self.split[f"detect {number + 1}"] = _ms(clock.now - look.symptom)
+        self.leavers.clear()
+        again = replace(
+            current,
+            number=number + 1,
+            state=RoundState.JOINABLE,
+            cause=look.cause,
+            charged=charged,
+            pending=pending,
+            port_retries=retries,
+        )
+        who = ", ".join(look.cause.members[:3])
+        note = f"round {number + 1} opens: {look.cause.kind} {who}".rstrip()
+        return self._write(view, own, clock, again, (), note)
+
+    def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
+        """Once all workers of the round run, note what the start took."""
+        history = view.histories.get(roster.number)
+        if history is None or history.record.start_ms is not None:
+            return None
+        slowest = 0
+        for seat in roster.seats:
+            member = view.member(seat.id)
+            if member is None or member.record.state is not MemberState.RUNNING:
+                return None
+            if member.record.round != roster.number:
+                return None
+            slowest = max(slowest, member.record.start_ms)
+        known = replace(history.record, start_ms=slowest)
+        compares = (
+            Compare(history.key, Target.MOD, history.modified),
+            Compare(own.key, Target.CREATE, own.created),
+        )
+        return Act(
+            Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
+            f"round {roster.number} runs: all workers started",
+        )
+
+    # -- verdicts -------------------------------------------------------------------
+
+    def _pass_verdicts(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        """Charge or excuse a round whose failure awaits its verdict."""
+        assert view.round is not None
+        current = view.round.record
+        if current.state is RoundState.CLOSED:
+            return None
+        for number in current.pending:
+            failures = view.failures.get(number, {}).values()
+            lost = self._gone_from(view, view.rosters.get(number), number)
+            rest = tuple(other for other in current.pending if other != number)
+            if verdicts.speaks_for_itself(failures):
+                pass
+            elif lost:
+                cause = current.cause
+                if cause.kind is CauseKind.FAILURE and current.number == number + 1:
+                    cause = Cause(CauseKind.LOSS, lost, "its peers' collectives broke")
+                excused = replace(current, pending=rest, cause=cause)
+                note = f"round {number}: not charged, {', '.join(lost[:3])} was lost or left"
+                return self._write(view, own, clock, excused, (), note)
+            elif not self.timers.over(("verdict", number), verdicts.window_seconds(bounds)):
+                continue
+            charged = replace(current, pending=rest, charged=(*current.charged, number))
+            if verdicts.spent(charged.charged, bounds):
+                return self._close(view, own, clock, _spent(failures, bounds), charged)
+            return self._write(view, own, clock, charged, (), f"round {number}: failure charged")
+        return None
+
+    def _gone_from(self, view: View, roster: Roster | None, number: int) -> tuple[str, ...]:
+        """Names of a round's members that are lost or leaving and were not done."""
+        if roster is None:
+            return ()
+        done = view.dones.get(number, {})
+        names = []
+        for seat in roster.seats:
+            member = view.member(seat.id)
+            gone = member is None or member.record.state is MemberState.LEAVING
+            if gone and seat.id not in done:
+                names.append(seat.name)
+        return tuple(names)
+
+    # -- writing --------------------------------------------------------------------
+
+    def _close(
+        self,
+        view: View,
+        own: Versioned[Member],
+        clock: Clock,
+        outcome: Outcome,
+        base: Round | None = None,
+    ) -> Act:
+        assert view.round is not None
+        closed = replace(
+            base or view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
+        )
+        return self._write(view, own, clock, closed, (), f"closed: {outcome.kind} {outcome.detail}")
+
+    def _fence(
+        self, view: View, own: Versioned[Member], late: list[Versioned[Member]], why: str
+    ) -> Act:
+        """Delete sessions on the revision at which they were judged."""
+        late = late[:FENCES_PER_TXN]
+        compares = [Compare(own.key, Target.CREATE, own.created)]
+        compares += [Compare(member.key, Target.MOD, member.modified) for member in late]
+        names = ", ".join(member.record.name for member in late)
+        return Act(
+            Txn(
+                tuple(compares),
+                tuple(Delete(member.key) for member in late),
+                (
+                    *(Range(member.key) for member in late),
+                    Range(self.keys.sessions(own.record.id), prefix=True),
+                ),
+            ),
+            f"fenced {names}: {why}",
+        )
+
+    def _write(
+        self,
+        view: View,
+        own: Versioned[Member],
+        clock: Clock,
+        new: Round,
+        ops: tuple[Op, ...],
+        note: str,
+        compares: tuple[Compare, ...] = (),
+    ) -> Act:
+        revision = view.round.modified if view.round else 0
+        others = [m for m in view.members().values() if m.key != own.key]
+        second = min(others, key=lambda member: member.created, default=None)
+        record = replace(
+            new,
+            coordinator=own.record.id,
+            successor=second.record.id if second else "",
+            since_ms=clock.utc_ms,
+        )
+        return Act(
+            Txn(
+                (
+                    Compare(self.keys.round, Target.MOD, revision),
+                    Compare(own.key, Target.CREATE, own.created),
+                    *compares,
+                ),
+                (Put(self.keys.round, encode(record)), *ops),
+                (
+                    Range(self.keys.round),
+                    Range(self.keys.sessions(own.record.id), prefix=True),
+                ),
+            ),
+            note,
+        )
+
+
+def _spent(failures: Any, bounds: Bounds) -> Outcome:
+    first: Failure | None = verdicts.culprit(failures)
+    said = verdicts.describe(first) if first else "a worker failed"
+    most = bounds.max_restarts
+    times = f"after {most} restarts" if most else "no restarts allowed"
+    return Outcome(OutcomeKind.FAILED, f"{said} ({times})")
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

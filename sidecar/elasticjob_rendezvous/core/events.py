@@ -1,0 +1,452 @@
+"""The language between the protocol and the world.
+
+`Event`s go in, `Effect`s come out, and the `Directive` says at any moment what
+the agent should do with its workers. The driver on a real etcd
+(`elasticjob_rendezvous.etcd.driver`) and the simulation (`tests/sim`) both speak
+exactly this; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticjob_rendezvous.core.kv import KeyValue, Range, Txn, TxnResult, WatchEvent
+from elasticjob_rendezvous.core.records import Bounds, Cause, Failure, Outcome, Roster
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time of one step: monotonic seconds for waits, UTC milliseconds for people."""
+
+    now: float
+    utc_ms: int
+
+
+# -- what the agent says of itself --------------------------------------------------
+
+
+class Workers(StrEnum):
+    NONE = "none"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The facts of this node, as the agent sees them now.
+
+    Args:
+        ready: workers could be started (the launcher said hello).
+        workers: what runs; `round` is the round of those workers, and with
+            `NONE` the highest round of which a worker ever ran here.
+        failure: the first failure of `round`, if it failed.
+        done: every worker of `round` ended with success.
+        leaving: why this node is about to go; empty when it is not.
+        master_port: a port held for the next round, fresh after each round.
+        start_ms: how long the workers of `round` took to start.
+    """
+
+    ready: bool = False
+    workers: Workers = Workers.NONE
+    round: int = 0
+    failure: Failure | None = None
+    done: bool = False
+    leaving: str = ""
+    master_port: int = 0
+    start_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this member is, for its whole life. See `records.Member` for the fields."""
+
+    id: str
+    name: str
+    address: str
+    agent_port: int
+    launcher_port: int = 0
+    slots: int = 1
+    role: str = "default"
+    node: str = ""
+
+
+# -- events -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event: begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChanged:
+    local: Local
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Answer to `Grant`. `deadline` counts from the local time the request was sent."""
+
+    lease: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAlive:
+    """Answer to `KeepAlive`: the lease lives until `deadline` (from the time of sending)."""
+
+    lease: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGone:
+    """Answer to `KeepAlive`: etcd no longer knows the lease."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Answer to `Read`: what each range held at `revision`."""
+
+    revision: int
+    cluster_id: int
+    ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TxnDone:
+    """Answer to `Write`: the transaction was decided."""
+
+    result: TxnResult
+
+
+@dataclass(frozen=True, slots=True)
+class TxnAmbiguous:
+    """Answer to `Write`: it may or may not have been applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """`Read`, `Write` or `Grant` was certainly not applied.
+
+    `terminal`: asking again cannot help (no permission, not an etcd, …).
+    """
+
+    error: str = ""
+    terminal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRefused:
+    """Every etcd endpoint refused the connection: it is down, we are not cut off from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOpened:
+    """The watch is in place: every later event than `revision` will come as `Changed`."""
+
+    generation: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the watch opened by `Watch(generation)` saw."""
+
+    generation: int
+    revision: int
+    events: tuple[WatchEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBroken:
+    """The watch can't go on (compaction, lost connection, silence): read again."""
+
+    generation: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Our link to the coordinator's agent stands."""
+
+    member: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHeard:
+    """The coordinator's agent spoke on our link: it knows of `round`."""
+
+    member: str
+    session: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """Our link to the coordinator broke, or was never had. `refused`: nobody listens there."""
+
+    member: str
+    session: str
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A member linked to us."""
+
+    member: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHeard:
+    """A linked member spoke."""
+
+    member: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """A member's link to us closed."""
+
+    member: str
+    session: str
+
+
+class Verdict(StrEnum):
+    """What a probe of a member's launcher (or agent) found."""
+
+    WORKERS_ALIVE = "workersAlive"  # the agent is gone, its workers train on
+    GONE = "gone"  # refused, or somebody else answers, or no worker is left
+    AGENT_ALIVE = "agentAlive"  # its agent is attached: only the link broke
+    UNKNOWN = "unknown"  # time-out or unreachable: proves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    member: str
+    session: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Whoever holds this member wants the rendezvous closed (`set_closed`)."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: `Engine.wake_at` was reached."""
+
+
+Event = (
+    Started
+    | LocalChanged
+    | Granted
+    | KeptAlive
+    | LeaseGone
+    | ReadDone
+    | TxnDone
+    | TxnAmbiguous
+    | RequestFailed
+    | StoreRefused
+    | WatchOpened
+    | Changed
+    | WatchBroken
+    | LinkUp
+    | LinkHeard
+    | LinkDown
+    | PeerUp
+    | PeerHeard
+    | PeerDown
+    | Probed
+    | Close
+    | Tick
+)
+
+
+# -- effects ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Ask etcd for a lease; answered by `Granted` or `RequestFailed`."""
+
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Renew a lease; answered by `KeptAlive`, `LeaseGone` or nothing (then asked again)."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read ranges in one request; answered by `ReadDone` or `RequestFailed`."""
+
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Run a Txn; answered by `TxnDone`, `TxnAmbiguous` or `RequestFailed`."""
+
+    txn: Txn
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Watch these ranges from `revision` on, or with 0 from now on.
+
+    Answered by `WatchOpened`, any number of `Changed`, and `WatchBroken` at its end.
+    Watches live side by side until `Unwatch`. Opening one before reading is the fast
+    order: etcd brings a watch that starts in the past up to date only every 100 ms.
+    """
+
+    generation: int
+    ranges: tuple[Range, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """Close this watch, silently."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Hold a link to this coordinator's agent, instead of any other (and redial it)."""
+
+    member: str
+    session: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """Hold no link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Tell linked members the round number that this coordinator knows of."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask a member's launcher (or agent) whether it lives; answered by `Probed`."""
+
+    member: str
+    session: str
+    address: str
+    agent_port: int
+    launcher_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log: a transition (`info`) or a surprise."""
+
+    text: str
+    warning: bool = False
+
+
+Effect = Grant | KeepAlive | Read | Write | Watch | Unwatch | Link | Unlink | Serve | Probe | Note
+"""At most one of Grant, Read and Write is under way at any time."""
+
+
+# -- directives ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Start nothing for now; what runs is left alone (only `Stop` and `Finish` end workers).
+
+    `reason` is for people.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Workers of this final round should run, seated by `roster`."""
+
+    roster: Roster
+    member: str
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Workers of `round` must end: at once with `kill`, else SIGTERM and the grace."""
+
+    round: int
+    kill: bool
+    cause: Cause
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """This member's key is gone because it left; the agent can exit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is closed: end what still runs, then exit with the outcome."""
+
+    outcome: Outcome
+    failure: Failure | None = None
+    grace_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This member may not take part (differing bounds, …): a clear error for its user."""
+
+    reason: str
+
+
+Directive = Idle | Run | Stop | Left | Finish | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What one engine is told once.
+
+    Args:
+        prefix: the job's key prefix, ending in a slash.
+        identity: who this member is.
+        bounds: what to write if there are none; None where an operator writes them.
+        session_nonce: drawn by the edge; sessions are named from it.
+        jitter: a number in [0, 1) drawn by the edge, fixed for this member.
+        orphan_seconds: how long workers may live without their agent.
+        keep_alive_seconds: the lease to ask for while no bounds are known.
+        connect_seconds: how long to try for the first answer of etcd.
+    """
+
+    prefix: str
+    identity: Identity
+    session_nonce: str
+    bounds: Bounds | None = None
+    jitter: float = 0.0
+    orphan_seconds: float = 30.0
+    keep_alive_seconds: float = 5.0
+    connect_seconds: float = 30.0

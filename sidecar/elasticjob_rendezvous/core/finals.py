@@ -1,0 +1,149 @@
+"""What a coordinator sees in a final round: success, a reason for the next, or nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.peers import Peers
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Failure,
+    MemberState,
+    Roster,
+    Seat,
+)
+from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import View
+
+LEAVE_COALESCE_SECONDS = 0.2
+"""Leaves this close to each other share a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalLook:
+    """`cause` set means: open the next round. `symptom` is when the trouble first showed."""
+
+    succeeded: bool = False
+    cause: Cause | None = None
+    symptom: float | None = None
+
+
+def look_at_final(
+    view: View,
+    roster: Roster,
+    bounds: Bounds,
+    peers: Peers,
+    timers: Timers,
+    leavers: set[str],
+    silent: Container[str],
+) -> FinalLook:
+    """Judge a final round.
+
+    `leavers` remembers who said that it leaves, across calls; `silent` members
+    failed to confirm lately and do not count as newcomers.
+    """
+    number = roster.number
+    done = view.dones.get(number, {})
+    if all(seat.id in done for seat in roster.seats):
+        return FinalLook(succeeded=True)
+    for seat in roster.seats:
+        member = view.member(seat.id)
+        if member is not None and member.record.state is MemberState.LEAVING:
+            leavers.add(seat.id)
+    pending = [seat for seat in roster.seats if seat.id not in done]
+    lost = _lost(view, pending, bounds, peers, timers, leavers)
+    failures = list(view.failures.get(number, {}).values())
+    if failures and (verdicts.speaks_for_itself(failures) or not lost):
+        return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
+    if lost:
+        names = tuple(seat.name for seat in lost)
+        ids = [seat.id for seat in lost]
+        symptom = peers.symptom(ids) or timers.since(("lost", ids[0]))
+        return FinalLook(cause=Cause(CauseKind.LOSS, names), symptom=symptom)
+    leaving = [seat for seat in pending if seat.id in leavers]
+    if leaving:
+        first = timers.since(("leave", number))
+        if not timers.passed(first + LEAVE_COALESCE_SECONDS):
+            return FinalLook()
+        names = tuple(seat.name for seat in leaving)
+        reasons = {m.record.reason for s in leaving if (m := view.member(s.id))}
+        detail = "; ".join(sorted(reasons - {""}))
+        return FinalLook(cause=Cause(CauseKind.LEAVE, names, detail), symptom=first)
+    if done:
+        return FinalLook()
+    return _resize(view, roster, bounds, timers, silent)
+
+
+def _failure(failures: list[Failure]) -> Cause:
+    first = verdicts.culprit(failures)
+    assert first is not None
+    kind = CauseKind.MASTER_PORT if verdicts.port_taken(failures) else CauseKind.FAILURE
+    return Cause(kind, (first.name,), verdicts.describe(first))
+
+
+def _lost(
+    view: View,
+    seats: list[Seat],
+    bounds: Bounds,
+    peers: Peers,
+    timers: Timers,
+    leavers: set[str],
+) -> list[Seat]:
+    """Members whose key is gone though they neither left nor were done.
+
+    After a change of coordinator, and while a link to the member is alive, the
+    member has a lease's time to register again: an etcd outage may have cost it
+    its lease, and a healthy gang must not stop for that.
+    """
+    lost = []
+    for seat in seats:
+        if view.member(seat.id) is not None:
+            timers.forget(("absent", seat.id))
+            continue
+        if seat.id in leavers:
+            continue
+        proven = any(id == seat.id for id, _ in peers.gone)
+        since = timers.since(("absent", seat.id))
+        took_over = timers.known("took over") or 0.0
+        patience = 0.0
+        if since <= took_over or peers.alive(seat.id, timers.now):
+            patience = bounds.keep_alive_seconds
+        if proven or timers.passed(since + patience):
+            lost.append(seat)
+    return lost
+
+
+def _resize(
+    view: View, roster: Roster, bounds: Bounds, timers: Timers, silent: Container[str]
+) -> FinalLook:
+    """Newcomers when the legal size grows; a scale-down nobody followed."""
+    size = len(roster.seats)
+    if size > bounds.max_nodes:
+        if timers.over(("over", roster.number), bounds.stop_grace_seconds):
+            detail = f"{size} members are more than the maximum of {bounds.max_nodes}"
+            return FinalLook(cause=Cause(CauseKind.SCALE_DOWN, (), detail))
+        return FinalLook()
+    timers.forget(("over", roster.number))
+    seated = {seat.id for seat in roster.seats}
+    new = [
+        versioned.record
+        for id, versioned in view.members().items()
+        if id not in seated
+        and id not in silent
+        and versioned.record.state is MemberState.WAITING
+        and bounds.marked(id) is None
+    ]
+    settling = ("settle", roster.number)
+    if legal_size(bounds, size + len(new)) <= size:
+        timers.forget(settling)
+        return FinalLook()
+    first = timers.since(settling)
+    if size + len(new) < bounds.wanted and not timers.passed(first + bounds.settle_seconds):
+        return FinalLook()
+    names = tuple(member.name for member in new[:16])
+    return FinalLook(cause=Cause(CauseKind.JOIN, names), symptom=first)

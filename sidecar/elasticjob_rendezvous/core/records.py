@@ -1,0 +1,291 @@
+"""The records of one rendezvous, as stored in etcd.
+
+| record    | written by                                            |
+|-----------|-------------------------------------------------------|
+| `Bounds`  | the operator; outside Kubernetes the first member     |
+| `Member`  | its own agent, under a lease                          |
+| `Round`   | the coordinator                                       |
+| `Roster`  | the coordinator, once, in the Txn that sets `final`   |
+| `History` | the coordinator: what each round cost                 |
+| `Failure` | the agent whose worker failed                         |
+| `Done`    | the agent whose workers all ended with success        |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RoundState(StrEnum):
+    JOINABLE = "joinable"
+    FROZEN = "frozen"
+    FINAL = "final"
+    CLOSED = "closed"
+
+
+NEXT_STATES: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.JOINABLE: frozenset({RoundState.FROZEN, RoundState.CLOSED}),
+    RoundState.FROZEN: frozenset({RoundState.FINAL, RoundState.JOINABLE, RoundState.CLOSED}),
+    RoundState.FINAL: frozenset({RoundState.JOINABLE, RoundState.CLOSED}),
+    RoundState.CLOSED: frozenset(),
+}
+"""The legal transitions. Leaving `frozen` or `final` for `joinable` takes a new number."""
+
+
+class MemberState(StrEnum):
+    """What a member says of itself. `Member.round` qualifies it."""
+
+    WAITING = "waiting"  # no worker of any round runs here; ready for the next
+    RUNNING = "running"  # workers of `round` run here
+    STOPPING = "stopping"  # workers of `round` are being ended here
+    LEAVING = "leaving"  # as stopping, and this member will not wait again
+    DONE = "done"  # every worker of `round` here ended with success
+
+
+class CauseKind(StrEnum):
+    """Why a round began."""
+
+    START = "start"
+    JOIN = "join"
+    LEAVE = "leave"
+    LOSS = "loss"
+    FAILURE = "failure"
+    SCALE_DOWN = "scaleDown"
+    UNCONFIRMED = "unconfirmed"
+    MASTER_PORT = "masterPort"
+    DATA_LOST = "dataLost"
+
+
+URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, CauseKind.DATA_LOST})
+"""Causes for which running workers are killed at once: their collectives cannot end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a round began: the kind, the names of the members behind it, and a detail."""
+
+    kind: CauseKind
+    members: tuple[str, ...] = ()
+    detail: str = ""
+
+
+class OutcomeKind(StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timedOut"
+    STOPPED = "stopped"  # ended from outside: deletion, suspension, deadline, set_closed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended, written with `closed`."""
+
+    kind: OutcomeKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The operator's word that a member is to leave."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The size and the patience of a job. Durations are seconds.
+
+    `expected` is how many members can come at present (the wanted size less
+    what cannot run); None means unknown, which counts as `max_nodes`.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    increment: int = 1
+    expected: int | None = None
+    max_restarts: int = 3
+    join_timeout_seconds: float = 600.0
+    last_call_seconds: float = 30.0
+    keep_alive_seconds: float = 5.0
+    confirm_seconds: float = 5.0
+    settle_seconds: float = 3.0
+    stop_grace_seconds: float = 10.0
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def wanted(self) -> int:
+        """How many members are worth waiting for."""
+        expected = self.max_nodes if self.expected is None else self.expected
+        return min(self.max_nodes, expected)
+
+    def marked(self, member: str) -> Mark | None:
+        return next((mark for mark in self.marks if mark.member == member), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One agent's session.
+
+    Args:
+        id: the member: a pod's uid, or a nonce of the agent's process.
+        session: a nonce; a returning agent takes its member up in a new one.
+        name: what people call it; natural order of names gives the ranks.
+        address: where peers reach its workers.
+        agent_port: where its agent answers peers.
+        launcher_port: where its launcher answers probes; 0 when the workers are
+            the agent's own children, which die with it.
+        slots: workers it runs (torch's local world size).
+        state: see `MemberState`.
+        round: the round its workers belong to; for `waiting` the highest round
+            of which a worker ever ran here (none runs any more).
+        confirmed: mod_revision of the frozen round it has confirmed, or 0.
+        master_port: a port held for this member's next round.
+        lease: the lease that this key hangs on.
+        known: highest round number seen, which survives a loss of etcd's data.
+        reason: why it leaves, for `leaving`.
+        start_ms: for `running`: milliseconds from `final` to started workers.
+    """
+
+    id: str
+    session: str
+    name: str
+    address: str
+    agent_port: int
+    launcher_port: int = 0
+    slots: int = 1
+    role: str = "default"
+    node: str = ""
+    state: MemberState = MemberState.WAITING
+    round: int = 0
+    confirmed: int = 0
+    master_port: int = 0
+    lease: int = 0
+    known: int = 0
+    reason: str = ""
+    start_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The state machine of the job: one key, written only by the coordinator.
+
+    Args:
+        number: only ever grows; sealed by at most one roster.
+        previous: number of the last round that became final, or 0.
+        ids: members asked to confirm (while frozen).
+        charged: rounds whose failure was charged to the budget.
+        pending: rounds with a failure that still waits for its verdict.
+        coordinator, successor: member ids, so that watchers know who acts next.
+        nodes, world_size, master_*: of the last final roster, for those who only look.
+        port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
+        since_ms: UTC time of the last transition, for people.
+    """
+
+    number: int
+    state: RoundState
+    cause: Cause
+    previous: int = 0
+    ids: tuple[str, ...] = ()
+    charged: tuple[int, ...] = ()
+    pending: tuple[int, ...] = ()
+    coordinator: str = ""
+    successor: str = ""
+    nodes: int = 0
+    world_size: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    master_name: str = ""
+    port_retries: int = 0
+    outcome: Outcome | None = None
+    since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One member's place in a roster. Ranks count workers; `group_rank` counts members."""
+
+    id: str
+    name: str
+    address: str
+    slots: int
+    role: str
+    group_rank: int
+    base_rank: int
+    role_base_rank: int
+    role_world_size: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The sealed membership of one final round, in rank order."""
+
+    number: int
+    world_size: int
+    master_address: str
+    master_port: int
+    seats: tuple[Seat, ...]
+    restarts: int = 0
+
+    def seat(self, member: str) -> Seat | None:
+        return next((seat for seat in self.seats if seat.id == member), None)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
+
+    detect: first symptom to decision; stop: decision to the last worker stopped;
+    join: to `final`; start: `final` to all workers started.
+    """
+
+    number: int
+    cause: Cause
+    nodes: int
+    final_ms: int = 0
+    detect_ms: int | None = None
+    stop_ms: int | None = None
+    join_ms: int | None = None
+    start_ms: int | None = None
+
+
+class FailureClass(StrEnum):
+    USER_ERROR = "UserError"
+    OUT_OF_MEMORY = "OutOfMemory"
+    PEER_ABORT = "PeerAbort"  # a collective broke because a peer went
+    SIGNAL = "Signal"
+    LAUNCH_ERROR = "LaunchError"
+    MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
+
+
+FAILURE_BYTES = 8 * 1024
+FAILURES_PER_ROUND = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first failed worker of one member in one round. `at_ms` only orders culprits."""
+
+    round: int
+    member: str
+    name: str
+    rank: int
+    local_rank: int
+    kind: FailureClass
+    at_ms: int
+    exit_code: int | None = None
+    signal: int | None = None
+    message: str = ""
+    traceback: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every worker of `member` in `round` ended with success."""
+
+    round: int
+    member: str
+    name: str

@@ -1,0 +1,68 @@
+"""Who gets which rank, and which sizes are legal. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from elasticjob_rendezvous.core.records import Bounds, Member, Roster, Seat
+
+
+def legal_size(bounds: Bounds, available: int) -> int:
+    """The largest legal size that `available` members can fill, or 0.
+
+    Legal sizes are min_nodes + k * increment, up to max_nodes.
+    """
+    top = min(available, bounds.max_nodes)
+    if top < bounds.min_nodes:
+        return 0
+    return top - (top - bounds.min_nodes) % bounds.increment
+
+
+def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key in which `pod-2` comes before `pod-10`."""
+    return tuple(
+        (0, int(part), part) if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+        if part
+    )
+
+
+def by_name(members: Iterable[Member]) -> list[Member]:
+    """Members in rank order: natural order of names, ids breaking ties."""
+    return sorted(members, key=lambda member: (natural_order(member.name), member.id))
+
+
+def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
+    """The roster of a round: ranks are a bijection onto 0 … world size - 1.
+
+    Members may bring different numbers of slots, and roles: role ranks count
+    within a role, in the same order.
+    """
+    ordered = by_name(members)
+    role_sizes: Counter[str] = Counter()
+    for member in ordered:
+        role_sizes[member.role] += member.slots
+    seats = []
+    base_rank = 0
+    role_bases: Counter[str] = Counter()
+    for group_rank, member in enumerate(ordered):
+        seats.append(
+            Seat(
+                id=member.id,
+                name=member.name,
+                address=member.address,
+                slots=member.slots,
+                role=member.role,
+                group_rank=group_rank,
+                base_rank=base_rank,
+                role_base_rank=role_bases[member.role],
+                role_world_size=role_sizes[member.role],
+                node=member.node,
+            )
+        )
+        base_rank += member.slots
+        role_bases[member.role] += member.slots
+    master = ordered[0]
+    return Roster(number, base_rank, master.address, master.master_port, tuple(seats), restarts)

@@ -1,0 +1,57 @@
+"""Which failures count against the budget, and when that is decided. Pure.
+
+A failure that speaks for itself is charged at once. An aborted collective is only
+charged when, for a lease and a second, no member of its round was lost or left:
+a silent node first shows as its peers' aborted collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticjob_rendezvous.core.records import Bounds, Failure, FailureClass
+
+MASTER_PORT_RETRIES = 3
+_CONSEQUENCES = frozenset({FailureClass.PEER_ABORT, FailureClass.MASTER_PORT})
+
+
+def window_seconds(bounds: Bounds) -> float:
+    """How long a verdict waits for a loss or a leave."""
+    return bounds.keep_alive_seconds + 1.0
+
+
+def speaks_for_itself(failures: Iterable[Failure]) -> bool:
+    """Whether any of these failures is a cause and not a consequence."""
+    return any(failure.kind not in _CONSEQUENCES for failure in failures)
+
+
+def port_taken(failures: Iterable[Failure]) -> bool:
+    """Whether the round failed only because MASTER_PORT could not be bound."""
+    kinds = {failure.kind for failure in failures}
+    return FailureClass.MASTER_PORT in kinds and kinds <= _CONSEQUENCES
+
+
+def culprit(failures: Iterable[Failure]) -> Failure | None:
+    """The failure to show: causes before consequences, then the earliest."""
+    return min(
+        failures,
+        key=lambda failure: (failure.kind in _CONSEQUENCES, failure.at_ms, failure.rank),
+        default=None,
+    )
+
+
+def describe(failure: Failure) -> str:
+    """One line for people."""
+    how = (
+        f"signal {failure.signal}"
+        if failure.signal is not None
+        else f"exit code {failure.exit_code}"
+    )
+    first_line = failure.message.strip().splitlines()[0][:160] if failure.message.strip() else ""
+    said = f": {first_line}" if first_line else ""
+    return f"rank {failure.rank} on {failure.name} ended with {how}{said}"
+
+
+def spent(charged: Iterable[int], bounds: Bounds) -> bool:
+    """Whether more failures were charged than the job may have."""
+    return len(tuple(charged)) > bounds.max_restarts

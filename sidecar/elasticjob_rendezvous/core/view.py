@@ -1,0 +1,200 @@
+"""What one agent knows of its job's keys: a replica built from reads, watches and its own writes.
+
+Every source may lag behind another, so each key remembers the newest revision
+applied to it, deletions included, and older news is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import Delete as DeleteOp
+from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Done,
+    Failure,
+    History,
+    Member,
+    Roster,
+    Round,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A record and where and when it was written."""
+
+    key: str
+    record: T
+    created: int
+    modified: int
+
+
+class View:
+    """The replica. Reading is free; `absorb`, `apply` and `wrote` bring it forward.
+
+    Attributes:
+        revision: the newest store revision heard of.
+        cluster_id: of the etcd that answered last; 0 before the first answer.
+        sessions: member id -> session -> record.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.revision = 0
+        self.cluster_id = 0
+        self.malformed: dict[str, MalformedRecord] = {}
+        self.round: Versioned[Round] | None = None
+        self.bounds: Versioned[Bounds] | None = None
+        self.sessions: dict[str, dict[str, Versioned[Member]]] = {}
+        self.rosters: dict[int, Roster] = {}
+        self.histories: dict[int, Versioned[History]] = {}
+        self.failures: dict[int, dict[str, Failure]] = {}
+        self.dones: dict[int, dict[str, Done]] = {}
+        self._newest: dict[str, int] = {}
+        self._present: set[str] = set()
+
+    # -- bringing it forward --------------------------------------------------------
+
+    def absorb(self, revision: int, ranges: Iterable[tuple[Range, tuple[KeyValue, ...]]]) -> None:
+        """Take in what a read found at `revision`; keys it did not find are gone."""
+        for target, found in ranges:
+            for kv in found:
+                self._set(kv)
+            if target.limit:
+                continue
+            names = {kv.key for kv in found}
+            for key in [k for k in self._present if target.covers(k) and k not in names]:
+                self._unset(key, revision)
+        self.revision = max(self.revision, revision)
+
+    def apply(self, revision: int, events: Iterable[WatchEvent]) -> None:
+        """Take in what a watch delivered."""
+        for event in events:
+            if isinstance(event, Deleted):
+                self._unset(event.key, event.mod_revision)
+            else:
+                self._set(event)
+        self.revision = max(self.revision, revision)
+
+    def wrote(self, txn: Txn, result: TxnResult) -> None:
+        """Take in the effect of a transaction of our own and what it read."""
+        if result.succeeded:
+            for op in txn.success:
+                if isinstance(op, DeleteOp):
+                    gone = [k for k in self._present if Range(op.key, op.prefix).covers(k)]
+                    for key in gone:
+                        self._unset(key, result.revision)
+                elif isinstance(op, Put):
+                    created = self._created(op.key) or result.revision
+                    self._set(KeyValue(op.key, op.value, created, result.revision, op.lease))
+        self.absorb(result.revision, result.ranges)
+
+    # -- reading --------------------------------------------------------------------
+
+    def member(self, id: str) -> Versioned[Member] | None:
+        """The valid session of a member: of several the one created last."""
+        sessions = self.sessions.get(id)
+        if not sessions:
+            return None
+        return max(sessions.values(), key=lambda session: session.created)
+
+    def members(self) -> dict[str, Versioned[Member]]:
+        """The valid session of each member."""
+        return {
+            id: next(iter(sessions.values()))
+            if len(sessions) == 1
+            else max(sessions.values(), key=lambda session: session.created)
+            for id, sessions in self.sessions.items()
+            if sessions
+        }
+
+    def lowest(self) -> Versioned[Member] | None:
+        """The coordinator's session: the one created first, of those known here."""
+        known = [s for sessions in self.sessions.values() for s in sessions.values()]
+        return min(known, key=lambda session: session.created, default=None)
+
+    # -- one key --------------------------------------------------------------------
+
+    def _created(self, key: str) -> int:
+        if key not in self._present:
+            return 0
+        parts = self.keys.parts(key)
+        match parts:
+            case ("members", id, session):
+                return self.sessions[id][session].created
+            case ("round",):
+                return self.round.created if self.round else 0
+            case ("bounds",):
+                return self.bounds.created if self.bounds else 0
+        return 0
+
+    def _set(self, kv: KeyValue) -> None:
+        if kv.mod_revision <= self._newest.get(kv.key, 0):
+            return
+        self._newest[kv.key] = kv.mod_revision
+        self._present.add(kv.key)
+        self.malformed.pop(kv.key, None)
+        try:
+            self._parse(kv)
+        except MalformedRecord as error:
+            self._drop(kv.key)
+            self.malformed[kv.key] = error
+
+    def _unset(self, key: str, revision: int) -> None:
+        if revision <= self._newest.get(key, 0) and key not in self._present:
+            return
+        if revision < self._newest.get(key, 0):
+            return
+        self._newest[key] = revision
+        self._present.discard(key)
+        self.malformed.pop(key, None)
+        self._drop(key)
+
+    def _parse(self, kv: KeyValue) -> None:
+        def versioned(kind: type[Any]) -> Versioned[Any]:
+            record = decode(kind, kv.key, kv.value)
+            return Versioned(kv.key, record, kv.create_revision, kv.mod_revision)
+
+        match self.keys.parts(kv.key):
+            case ("round",):
+                self.round = versioned(Round)
+            case ("bounds",):
+                self.bounds = versioned(Bounds)
+            case ("members", id, session):
+                self.sessions.setdefault(id, {})[session] = versioned(Member)
+            case ("roster", number) if number.isdigit():
+                self.rosters[int(number)] = decode(Roster, kv.key, kv.value)
+            case ("history", number) if number.isdigit():
+                self.histories[int(number)] = versioned(History)
+            case ("failures", number, id) if number.isdigit():
+                failure = decode(Failure, kv.key, kv.value)
+                self.failures.setdefault(int(number), {})[id] = failure
+            case ("done", number, id) if number.isdigit():
+                self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
+
+    def _drop(self, key: str) -> None:
+        match self.keys.parts(key):
+            case ("round",):
+                self.round = None
+            case ("bounds",):
+                self.bounds = None
+            case ("members", id, session):
+                self.sessions.get(id, {}).pop(session, None)
+                if not self.sessions.get(id):
+                    self.sessions.pop(id, None)
+            case ("roster", number) if number.isdigit():
+                self.rosters.pop(int(number), None)
+            case ("history", number) if number.isdigit():
+                self.histories.pop(int(number), None)
+            case ("failures", number, id) if number.isdigit():
+                self.failures.get(int(number), {}).pop(id, None)
+            case ("done", number, id) if number.isdigit():
+                self.dones.get(int(number), {}).pop(id, None)

@@ -1,0 +1,268 @@
+"""Runs an engine on a real etcd and real links: effects become requests, answers events.
+
+Owns the one queue through which everything reaches the engine, so that the engine is
+only ever stepped by one loop; keep-alives come out of that loop too, and a stuck agent
+loses its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_never
+
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Changed,
+    Clock,
+    Effect,
+    Event,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    LeaseGone,
+    Link,
+    Note,
+    Probe,
+    Read,
+    ReadDone,
+    RequestFailed,
+    Serve,
+    Started,
+    StoreRefused,
+    Tick,
+    TxnAmbiguous,
+    TxnDone,
+    Unlink,
+    Unwatch,
+    Watch,
+    WatchBroken,
+    WatchOpened,
+    Write,
+)
+from elasticjob_rendezvous.core.kv import Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, LeaseLost, Terminal
+from elasticjob_rendezvous.etcd.reach import all_refuse
+from elasticjob_rendezvous.peers import dial
+from elasticjob_rendezvous.peers.server import PeerServer
+
+log = logging.getLogger(__name__)
+
+
+def system_clock() -> Clock:
+    return Clock(time.monotonic(), time.time_ns() // 1_000_000)
+
+
+class Driver:
+    """One engine at work. `run` ends only by cancellation or a defect.
+
+    Args:
+        engine: the protocol; stepped here and nowhere else.
+        on_step: called after every step, when the directive may have changed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        client: Client,
+        endpoints: tuple[str, ...],
+        server: PeerServer,
+        job_key: bytes,
+        on_step: Callable[[], None],
+        clock: Callable[[], Clock] = system_clock,
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._endpoints = endpoints
+        self._server = server
+        self._job_key = job_key
+        self._on_step = on_step
+        self._clock = clock
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._watches: dict[int, asyncio.Task[None]] = {}
+        self._link: asyncio.Task[None] | None = None
+        self._checking_reach = False
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the engine; from the loop's own thread."""
+        self._events.put_nowait(event)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._step(Started())
+            while True:
+                for event in await self._next_events():
+                    self._step(event)
+
+    async def _next_events(self) -> list[Event]:
+        """Everything that has arrived; `Tick` when the engine's time has come."""
+        wake_at = self._engine.wake_at
+        if not self._events.empty():
+            return self._drain([])
+        try:
+            delay = None if wake_at is None else max(0.0, wake_at - self._clock().now)
+            async with asyncio.timeout(delay):
+                first = await self._events.get()
+        except TimeoutError:
+            return [Tick()]
+        return self._drain([first])
+
+    def _drain(self, events: list[Event]) -> list[Event]:
+        """Take what waits; consecutive changes of one watch become one event."""
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            last = events[-1] if events else None
+            if (
+                isinstance(event, Changed)
+                and isinstance(last, Changed)
+                and last.generation == event.generation
+            ):
+                both = last.events + event.events
+                events[-1] = Changed(event.generation, event.revision, both)
+            else:
+                events.append(event)
+        return events
+
+    def _step(self, event: Event) -> None:
+        for effect in self._engine.step(event, self._clock()):
+            self._perform(effect)
+        self._on_step()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._tasks is not None
+        return self._tasks.create_task(work)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Grant(ttl_seconds):
+                self._spawn(self._grant(ttl_seconds))
+            case KeepAlive(lease):
+                self._spawn(self._keep_alive(lease))
+            case Read(ranges):
+                self._spawn(self._read(ranges))
+            case Write(txn):
+                self._spawn(self._write(txn))
+            case Watch():
+                self._watches[effect.generation] = self._spawn(self._watch(effect))
+            case Unwatch(generation):
+                if (task := self._watches.pop(generation, None)) is not None:
+                    task.cancel()
+            case Link():
+                self._relink(effect)
+            case Unlink():
+                self._relink(None)
+            case Serve(round):
+                self._server.serve(round)
+            case Probe():
+                self._spawn(self._probe(effect))
+            case Note(text, warning):
+                log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+            case _:
+                assert_never(effect)
+
+    # -- requests -------------------------------------------------------------------
+
+    async def _grant(self, ttl_seconds: int) -> None:
+        sent = self._clock().now
+        try:
+            lease = await self._client.grant(ttl_seconds)
+        except EtcdError as error:
+            self._failed(error)
+        else:
+            self.post(Granted(lease.id, sent + lease.ttl_seconds))
+
+    async def _keep_alive(self, lease: int) -> None:
+        sent = self._clock().now
+        try:
+            ttl_seconds = await self._client.keep_alive(lease)
+        except LeaseLost:
+            self.post(LeaseGone(lease))
+        except EtcdError as error:
+            log.debug("%s", error)
+            await self._check_reach()
+        else:
+            self.post(KeptAlive(lease, sent + ttl_seconds))
+
+    async def _read(self, ranges: tuple[Range, ...]) -> None:
+        try:
+            if len(ranges) == 1:
+                found = await self._client.range(ranges[0])
+                done = ReadDone(found.revision, found.cluster_id, ((ranges[0], found.kvs),))
+            else:
+                result = await self._client.txn(Txn((), ranges))
+                done = ReadDone(result.revision, result.cluster_id, result.ranges)
+        except EtcdError as error:
+            self._failed(error)
+        else:
+            self.post(done)
+
+    async def _write(self, txn: Txn) -> None:
+        try:
+            result: TxnResult = await self._client.txn(txn)
+        except Ambiguous:
+            self.post(TxnAmbiguous())
+        except LeaseLost:
+            for lease in {op.lease for op in txn.success if isinstance(op, Put) and op.lease}:
+                self.post(LeaseGone(lease))
+            self.post(RequestFailed("the lease of this write is gone"))
+        except EtcdError as error:
+            self._failed(error)
+        else:
+            self.post(TxnDone(result))
+
+    def _failed(self, error: EtcdError) -> None:
+        log.debug("%s", error)
+        self.post(RequestFailed(str(error), isinstance(error, Terminal)))
+
+    async def _watch(self, watch: Watch) -> None:
+        generation = watch.generation
+        opened = False
+        try:
+            batches = self._client.watch(watch.ranges, watch.revision)
+            async with contextlib.aclosing(batches):
+                async for batch in batches:
+                    if not opened:
+                        opened = True
+                        self.post(WatchOpened(generation, batch.revision))
+                    if batch.events:
+                        self.post(Changed(generation, batch.revision, batch.events))
+        except EtcdError as error:
+            if not opened and isinstance(error, Terminal):
+                self.post(RequestFailed(str(error), terminal=True))
+            self.post(WatchBroken(generation, str(error)))
+        finally:
+            self._watches.pop(generation, None)
+
+    async def _check_reach(self) -> None:
+        """Find out whether etcd is down for everybody or only we are cut off."""
+        if self._checking_reach:
+            return
+        self._checking_reach = True
+        try:
+            if await all_refuse(self._endpoints):
+                self.post(StoreRefused())
+        finally:
+            self._checking_reach = False
+
+    # -- peers ----------------------------------------------------------------------
+
+    def _relink(self, link: Link | None) -> None:
+        if self._link is not None:
+            self._link.cancel()
+            self._link = None
+        if link is not None:
+            identity = self._engine.config.identity
+            session = self._engine.session
+            self._link = self._spawn(
+                dial.hold_link(link, identity.id, session, self._job_key, self.post)
+            )
+
+    async def _probe(self, probe: Probe) -> None:
+        self.post(await dial.ask(probe, self._job_key))

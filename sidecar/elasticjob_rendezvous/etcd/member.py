@@ -1,0 +1,141 @@
+"""One member of a rendezvous over etcd v3, as its agent uses it.
+
+The agent tells its whole truth (`Local`) whenever it changes and obeys the current
+`Directive`; everything between the two is the engine's and the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import Close, Config, Directive, LocalChanged
+from elasticjob_rendezvous.core.events import Local as Local
+from elasticjob_rendezvous.core.records import Outcome
+from elasticjob_rendezvous.core.view import View
+from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_rendezvous.etcd.driver import Driver
+from elasticjob_rendezvous.peers.server import PeerServer
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """How to reach etcd and the other members.
+
+    Args:
+        endpoints: of etcd, `host:port` or URLs.
+        config: see `events.Config`; `identity.agent_port` is filled in here.
+        job_key: the secret that the agents of this job share.
+        bind_address: where our listener for peers binds.
+    """
+
+    endpoints: tuple[str, ...]
+    config: Config
+    job_key: bytes
+    tls: Tls | None = None
+    user: str | None = None
+    password: str | None = None
+    bind_address: str = "0.0.0.0"
+
+
+class RendezvousMember:
+    """An async context manager: inside it the protocol runs in the background."""
+
+    def __init__(self, settings: MemberSettings) -> None:
+        self._settings = settings
+        self._engine: Engine | None = None
+        self._driver: Driver | None = None
+        self._changed = asyncio.Event()
+        self._run: asyncio.Task[None] | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        settings = self._settings
+        identity = settings.config.identity
+        server = PeerServer(
+            identity.id, settings.job_key, lambda event: self._post(event), settings.bind_address
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            port = await server.start()
+            stack.push_async_callback(server.stop)
+            config = replace(settings.config, identity=replace(identity, agent_port=port))
+            client = Client(
+                settings.endpoints,
+                tls=settings.tls,
+                user=settings.user,
+                password=settings.password,
+            )
+            await stack.enter_async_context(client)
+            self._engine = Engine(config)
+            self._driver = Driver(
+                self._engine,
+                client,
+                settings.endpoints,
+                server,
+                settings.job_key,
+                self._stepped,
+            )
+            self._run = asyncio.create_task(self._driver.run(), name="rendezvous")
+            self._run.add_done_callback(lambda _: self._changed.set())
+            stack.push_async_callback(self._cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _cancel(self) -> None:
+        assert self._run is not None
+        self._run.cancel()
+        await asyncio.wait([self._run])
+
+    def _post(self, event: object) -> None:
+        if self._driver is not None:
+            self._driver.post(event)  # type: ignore[arg-type]
+
+    def tell(self, local: Local) -> None:
+        """Say the whole truth about this node; never blocks."""
+        self._post(LocalChanged(local))
+
+    def close(self, outcome: Outcome) -> None:
+        """Ask for the rendezvous to be closed for all members."""
+        self._post(Close(outcome))
+
+    async def directives(self) -> AsyncIterator[Directive]:
+        """The current directive, then each change. Raises what the driver died of."""
+        last: Directive | None = None
+        while True:
+            current = self.directive
+            if current != last:
+                last = current
+                yield current
+                continue
+            if self._run is not None and self._run.done():
+                self._run.result()
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def directive(self) -> Directive:
+        assert self._engine is not None, "enter the context first"
+        return self._engine.directive
+
+    @property
+    def view(self) -> View:
+        """What is known of the job; only to be read."""
+        assert self._engine is not None, "enter the context first"
+        return self._engine.view
+
+    def _stepped(self) -> None:
+        self._changed.set()

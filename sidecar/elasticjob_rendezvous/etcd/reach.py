@@ -1,0 +1,34 @@
+"""Whether etcd is down, as opposed to us being cut off from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+CONNECT_SECONDS = 1.0
+DEFAULT_PORT = 2379
+
+
+async def all_refuse(endpoints: Iterable[str]) -> bool:
+    """Whether every endpoint actively refuses a connection. A time-out proves nothing."""
+    answers = await asyncio.gather(*(_refuses(endpoint) for endpoint in endpoints))
+    return bool(answers) and all(answers)
+
+
+async def _refuses(endpoint: str) -> bool:
+    parts = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}")
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(
+                parts.hostname or "localhost", parts.port or DEFAULT_PORT
+            )
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError, ValueError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return False

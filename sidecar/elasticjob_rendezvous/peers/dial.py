@@ -1,0 +1,132 @@
+"""The outgoing side: a member's link to its coordinator, and probes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from elasticjob_rendezvous.core.events import (
+    Event,
+    Link,
+    LinkDown,
+    LinkHeard,
+    LinkUp,
+    Probe,
+    Probed,
+    Verdict,
+)
+from elasticjob_rendezvous.peers import wire
+
+CONNECT_SECONDS = 2.0
+FIRST_REDIAL_SECONDS = 0.2
+LAST_REDIAL_SECONDS = 2.0
+
+
+@contextlib.asynccontextmanager
+async def _connection(
+    address: str, port: int
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def hold_link(
+    link: Link, member: str, session: str, job_key: bytes, post: Callable[[Event], None]
+) -> None:
+    """Keep a link to `link`'s agent until cancelled, dialling again whenever it breaks."""
+    pause = FIRST_REDIAL_SECONDS
+    while True:
+        refused = False
+        try:
+            async with _connection(link.address, link.port) as (reader, writer):
+                await _greet(link, member, session, job_key, reader, writer)
+                post(LinkUp(link.member, link.session))
+                pause = FIRST_REDIAL_SECONDS
+                await _listen(link, reader, writer, post)
+        except ConnectionRefusedError:
+            refused = True
+        except (OSError, EOFError, TimeoutError, wire.BadPeer):
+            pass
+        post(LinkDown(link.member, link.session, refused))
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LAST_REDIAL_SECONDS)
+
+
+async def _greet(
+    link: Link,
+    member: str,
+    session: str,
+    job_key: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    question = wire.nonce()
+    me = {"member": member, "session": session}
+    writer.write(wire.line({"nonce": question, "link": me}))
+    answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+    if not wire.verified(job_key, question, answer) or answer.get("member") != link.member:
+        raise wire.BadPeer(f"the agent at {link.address}:{link.port} is not {link.member}")
+    writer.write(wire.line({"hmac": wire.sign(job_key, str(answer.get("nonce")), {**me})}))
+
+
+async def _listen(
+    link: Link,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    post: Callable[[Event], None],
+) -> None:
+    """Pass on what the coordinator says and send heartbeats, until either side goes."""
+    loop = asyncio.get_running_loop()
+    next_beat = loop.time()
+    heard = loop.time()
+    while True:
+        now = loop.time()
+        if now >= next_beat:
+            writer.write(wire.line({}))
+            next_beat = now + wire.HEARTBEAT_SECONDS
+        try:
+            message = await wire.read(reader, next_beat - now + 0.01)
+        except TimeoutError:
+            if loop.time() - heard > wire.SILENCE_SECONDS:
+                raise
+            continue
+        heard = loop.time()
+        number = message.get("round")
+        if isinstance(number, int):
+            post(LinkHeard(link.member, link.session, number))
+
+
+async def ask(probe: Probe, job_key: bytes) -> Probed:
+    """Probe a member's launcher, or its agent where the workers are the agent's children."""
+    port = probe.launcher_port or probe.agent_port
+    verdict = Verdict.UNKNOWN
+    try:
+        async with _connection(probe.address, port) as (reader, writer):
+            question = wire.nonce()
+            writer.write(wire.line({"nonce": question}))
+            answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+        verdict = _judge(probe, job_key, question, answer)
+    except ConnectionRefusedError:
+        verdict = Verdict.GONE
+    except (OSError, EOFError, TimeoutError, wire.BadPeer):
+        pass
+    return Probed(probe.member, probe.session, verdict)
+
+
+def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) -> Verdict:
+    """What a launcher's or agent's answer says of the member."""
+    if not wire.verified(job_key, question, answer):
+        return Verdict.UNKNOWN
+    if answer.get("member") != probe.member:
+        return Verdict.GONE
+    if answer.get("agent_attached"):
+        return Verdict.AGENT_ALIVE
+    workers = answer.get("workers")
+    return Verdict.WORKERS_ALIVE if isinstance(workers, int) and workers > 0 else Verdict.GONE

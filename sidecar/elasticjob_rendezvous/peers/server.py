@@ -1,0 +1,138 @@
+"""The agent's listener: answers probes, and while it coordinates keeps its members' links."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+from elasticjob_rendezvous.core.events import Event, PeerDown, PeerHeard, PeerUp
+from elasticjob_rendezvous.peers import wire
+
+log = logging.getLogger(__name__)
+
+
+class PeerServer:
+    """Listens on one port for the whole life of an agent.
+
+    `post` receives `PeerUp`, `PeerHeard` and `PeerDown`. `serve` sets the round
+    number told on every link.
+    """
+
+    def __init__(
+        self, member: str, job_key: bytes, post: Callable[[Event], None], bind_address: str
+    ) -> None:
+        self._member = member
+        self._job_key = job_key
+        self._post = post
+        self._bind_address = bind_address
+        self._server: asyncio.Server | None = None
+        self._links: dict[tuple[str, str], asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._round = 0
+        self._heart: asyncio.TimerHandle | None = None
+        self.session = ""
+
+    async def start(self) -> int:
+        """Bind and listen; returns the port."""
+        family = socket.AF_INET6 if ":" in self._bind_address else socket.AF_INET
+        self._server = await asyncio.start_server(
+            self._accept,
+            self._bind_address,
+            0,
+            family=family,
+            backlog=1024,
+            limit=wire.MAX_LINE_BYTES,
+        )
+        port: int = self._server.sockets[0].getsockname()[1]
+        self._beat()
+        return port
+
+    async def stop(self) -> None:
+        if self._heart is not None:
+            self._heart.cancel()
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def serve(self, round: int) -> None:
+        """Tell every linked member, now and with each heartbeat, that `round` is known."""
+        self._round = round
+        self._tell()
+
+    def _beat(self) -> None:
+        self._tell()
+        loop = asyncio.get_running_loop()
+        self._heart = loop.call_later(wire.HEARTBEAT_SECONDS, self._beat)
+
+    def _tell(self) -> None:
+        message = wire.line({"round": self._round})
+        for writer in self._links.values():
+            writer.write(message)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._talk(reader, writer)
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass
+        except wire.BadPeer as error:
+            log.warning(
+                "refused a connection from %s: %s", writer.get_extra_info("peername"), error
+            )
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+        question = hello.get("nonce")
+        if not isinstance(question, str) or not 16 <= len(question) <= 128:
+            raise wire.BadPeer("nonce must be 16 to 128 characters")
+        mine = wire.nonce()
+        body: wire.Message = {
+            "member": self._member,
+            "session": self.session,
+            "agent_attached": True,
+            "nonce": mine,
+        }
+        body["hmac"] = wire.sign(self._job_key, question, body)
+        writer.write(wire.line(body))
+        link = hello.get("link")
+        if link is None:
+            await writer.drain()
+            return
+        proof = await wire.read(reader, wire.HANDSHAKE_SECONDS)
+        if not isinstance(link, dict) or not wire.verified(
+            self._job_key, mine, {**link, "hmac": proof.get("hmac")}
+        ):
+            raise wire.BadPeer("the peer does not hold this job's key")
+        await self._keep(str(link.get("member")), str(link.get("session")), reader, writer)
+
+    async def _keep(
+        self,
+        member: str,
+        session: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        key = (member, session)
+        self._links[key] = writer
+        writer.write(wire.line({"round": self._round}))
+        self._post(PeerUp(member, session))
+        try:
+            while True:
+                await wire.read(reader, wire.SILENCE_SECONDS)
+                self._post(PeerHeard(member, session))
+        finally:
+            if self._links.get(key) is writer:
+                del self._links[key]
+                self._post(PeerDown(member, session))

@@ -1,0 +1,70 @@
+"""What agents say to each other over TCP: JSON lines, signed with the job's key.
+
+A prober sends `{"nonce": n}` and gets one signed line, the launcher's answer to probes
+having the same form. A member that links adds its name, proves the key in a second
+line, and then both sides send heartbeats:
+
+    member       {"nonce": n, "link": {"member", "session"}}
+    coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
+    member       {"hmac"}                                         signed over m
+    coordinator  {"round": 7}        at once when it changes, and every second
+    member       {}                  every second
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+from typing import Any
+
+HEARTBEAT_SECONDS = 1.0
+SILENCE_SECONDS = 3.0
+HANDSHAKE_SECONDS = 2.0
+MAX_LINE_BYTES = 4096
+
+Message = dict[str, Any]
+
+
+class BadPeer(Exception):
+    """The other side does not speak this protocol or does not hold the job's key."""
+
+
+def nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def sign(job_key: bytes, question: str, body: Message) -> str:
+    """Hex HMAC-SHA256 over the question's nonce and the body without its "hmac"."""
+    unsigned = {name: value for name, value in body.items() if name != "hmac"}
+    canonical = json.dumps(unsigned, sort_keys=True, separators=(",", ":"))
+    return hmac.new(job_key, question.encode() + canonical.encode(), hashlib.sha256).hexdigest()
+
+
+def verified(job_key: bytes, question: str, body: Message) -> bool:
+    given = body.get("hmac")
+    return isinstance(given, str) and hmac.compare_digest(given, sign(job_key, question, body))
+
+
+def line(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+async def read(reader: asyncio.StreamReader, seconds: float) -> Message:
+    """One message; raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
+    async with asyncio.timeout(seconds):
+        try:
+            raw = await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raise EOFError("the peer closed the connection") from error
+        except asyncio.LimitOverrunError as error:
+            raise BadPeer("a line is too long") from error
+    try:
+        message = json.loads(raw)
+    except ValueError as error:
+        raise BadPeer(f"not JSON: {raw[:40]!r}") from error
+    if not isinstance(message, dict):
+        raise BadPeer(f"not an object: {raw[:40]!r}")
+    return message
