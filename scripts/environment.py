@@ -121,10 +121,10 @@ def install_project(environment: Path, deps: Path) -> None:
 def main() -> None:
     """Bring both environments up to date."""
     cache = Path(sys.argv[1])
-    text = (ROOT / "pyproject.toml").read_text()
-    deps = dependencies(cache, tomllib.loads(text)["project"])
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    deps = dependencies(cache, settings["project"])
     environment = ROOT / ".venv"
-    wanted = key(text, deps)
+    wanted = key(settings["build-system"], settings["project"], settings["tool"]["hatch"], deps)
     with locked(cache / f"checkout-{key(ROOT)}.lock"):
         if not is_complete(environment, wanted):
             print(f"installing this checkout into {environment}", flush=True)
