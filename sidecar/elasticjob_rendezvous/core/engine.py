@@ -160,6 +160,7 @@ class Engine:
         self._leader_watch: _Watching | None = None
         self._watch_at = 0.0
         self._asked_under = 0
+        self._asked_revision = 0
         self._leader_seen_at = 0
         # memory that outlives etcd
         self._last: tuple[Round, Roster] | None = None
@@ -301,9 +302,7 @@ class Engine:
     def _take_read(self, event: ReadDone) -> None:
         self._busy = None
         self._calm()
-        if self.view.cluster_id and (
-            event.cluster_id != self.view.cluster_id or event.revision < self.view.revision
-        ):
+        if self._data_lost(event.cluster_id, event.revision):
             self._rebuild()
         self.view.cluster_id = event.cluster_id
         self.view.absorb(event.revision, event.ranges)
@@ -323,9 +322,7 @@ class Engine:
         self._calm()
         assert isinstance(write, Write)
         result = event.result
-        if self.view.cluster_id and (
-            result.cluster_id != self.view.cluster_id or result.revision < self.view.revision
-        ):
+        if self._data_lost(result.cluster_id, result.revision):
             # What was decided rested on data that is lost: start over from a read.
             self._rebuild()
             return
@@ -339,6 +336,12 @@ class Engine:
             self._doubt = True
         if self._session and self._own() is None:
             self._lose_session("its key is gone")
+
+    def _data_lost(self, cluster_id: int, revision: int) -> bool:
+        """Whether an answer comes from another past than ours: etcd was set up anew."""
+        if not self.view.cluster_id:
+            return False
+        return cluster_id != self.view.cluster_id or revision < self._asked_revision
 
     def _asked_under_watch(self) -> bool:
         """Whether what was just read has been kept up to date since it was asked for."""
@@ -399,6 +402,7 @@ class Engine:
         request = self._next_request()
         if request is not None:
             self._busy = request
+            self._asked_revision = self.view.revision
             self._asked_under = self._watch.generation if self._watching() and self._watch else 0
             self._effects.append(request)
 

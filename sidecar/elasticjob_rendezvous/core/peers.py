@@ -21,7 +21,7 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     Verdict,
 )
-from elasticjob_rendezvous.core.records import Member, MemberState
+from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
@@ -74,7 +74,8 @@ class Peers:
         member = view.member(event.member)
         if member is None or member.record.session != event.session:
             return []
-        if member.record.state is MemberState.LEAVING:
+        closed = view.round is not None and view.round.record.state is RoundState.CLOSED
+        if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):
             return []
         self.symptoms.setdefault(event.member, now)
         return [probe(member.record)]

@@ -11,6 +11,9 @@ from elasticjob_rendezvous.etcd.endpoints import Link
 
 Metadata = tuple[tuple[str, str], ...]
 
+_HAS_LEADER: Metadata = (("hasleader", "true"),)
+"""Makes a member without a leader refuse at once, and end its streams, instead of hanging."""
+
 _NOT_ENABLED = "etcdserver: authentication is not enabled"
 
 
@@ -20,7 +23,7 @@ class Token:
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user = user
         self._password = password or ""
-        self._metadata: Metadata | None = () if user is None else None
+        self._metadata: Metadata | None = _HAS_LEADER if user is None else None
         self._lock = asyncio.Lock()
 
     async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
@@ -38,9 +41,11 @@ class Token:
             reply = await link.auth.Authenticate(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
             if (error.details() or "").startswith(_NOT_ENABLED):
-                return ()  # once it is enabled, a request without a token is refused as stale
+                return (
+                    _HAS_LEADER  # once it is enabled, a request without a token is refused as stale
+                )
             raise
-        return (("token", reply.token),)
+        return (*_HAS_LEADER, ("token", reply.token))
 
     def forget(self, metadata: Metadata) -> bool:
         """Drop the token that was refused; False when there is no other to hope for."""

@@ -44,7 +44,7 @@ class Unavailable(Retryable):
 
     remedy = (
         "nothing was changed, so trying again is safe; check that etcd runs at the endpoints, "
-        "and the TLS files if it uses TLS"
+        "and their scheme and TLS files"
     )
 
 

@@ -11,9 +11,6 @@ from pyetcd.etcdrpc import rpc_pb2
 from elasticjob_rendezvous.etcd.auth import Metadata
 from elasticjob_rendezvous.etcd.endpoints import Link
 
-HAS_LEADER: Metadata = (("hasleader", "true"),)
-"""Makes a member that lost its leader end the stream instead of keeping it silently."""
-
 
 class KeepAliveStream:
     """Owns the stream; opened when first used, dropped at the first failure.
@@ -37,7 +34,7 @@ class KeepAliveStream:
         async with asyncio.timeout(timeout_seconds), self._lock:
             if self._link is not link:
                 self._drop()
-                self._call = link.lease.LeaseKeepAlive(metadata=metadata + HAS_LEADER)
+                self._call = link.lease.LeaseKeepAlive(metadata=metadata)
                 self._link = link
             try:
                 await self._call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))

@@ -38,7 +38,11 @@ _STALE_TOKEN = (
     "etcdserver: revision of auth store is old",
     "etcdserver: user name is empty",
 )
-_BUSY = ("etcdserver: too many requests", "etcdserver: mvcc: database space exceeded")
+_REFUSED_FOR_NOW = (
+    "etcdserver: no leader",  # what `hasleader` in the metadata asks for
+    "etcdserver: too many requests",
+    "etcdserver: mvcc: database space exceeded",
+)
 _BAD_PASSWORD = "etcdserver: authentication failed"
 
 _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
@@ -55,6 +59,8 @@ _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
 
 def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
     """Return the verdict on a call that ended so, or the error that refuses it for good."""
+    if detail.startswith(_REFUSED_FOR_NOW):
+        return Verdict.NO_EFFECT
     if code is grpc.StatusCode.UNAVAILABLE:
         if not detail.startswith(_NEVER_SENT):
             return Verdict.UNKNOWN
@@ -63,8 +69,6 @@ def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
         return NotEtcd
     if detail.startswith(_STALE_TOKEN):
         return Verdict.STALE_TOKEN
-    if detail.startswith(_BUSY):
-        return Verdict.NO_EFFECT
     if detail.startswith(_BAD_PASSWORD):
         return Unauthenticated
     return _REFUSALS.get(code, Verdict.UNKNOWN)

@@ -24,7 +24,6 @@ from elasticjob_rendezvous.etcd.errors import (
     Unauthenticated,
     Unavailable,
 )
-from elasticjob_rendezvous.etcd.keepalive import HAS_LEADER
 from elasticjob_rendezvous.etcd.status import Verdict
 from elasticjob_rendezvous.etcd.transport import BROKEN, Transport, read_failure
 
@@ -87,7 +86,7 @@ class _Stream:
         self._url = link.endpoint.url
         self._timeout_seconds = timeout_seconds
         self._idle_seconds = idle_seconds
-        self._call: Any = link.watch.Watch(metadata=metadata + HAS_LEADER)
+        self._call: Any = link.watch.Watch(metadata=metadata)
         self._reading: asyncio.Task[Any] | None = None
         self._early: list[Any] = []
         self._revision = 0
