@@ -1,0 +1,84 @@
+"""`elasticjob scale`, `delete` and `fault`: verbs that a running local job is told."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.local.control import call
+from elasticjob_cli.local.state import job
+
+
+def scale(
+    name: Name,
+    nodes: Annotated[
+        int, typer.Option("--nodes", "--replicas", min=0, help="Wanted number of nodes.")
+    ],
+    namespace: Namespace = DEFAULT_NAMESPACE,
+) -> None:
+    """Change the wanted number of nodes of a running job.
+
+    The number is clamped to the legal sizes of the job (minNodes, maxNodes, nodeIncrement).
+
+    Example:
+
+        elasticjob scale digits --nodes 4
+    """
+    answer = call(job(namespace, name), "scale", nodes=nodes)
+    wanted = answer["wanted"]
+    note = "" if wanted == nodes else f" ({nodes} is not a legal size of this job)"
+    typer.echo(f"elasticjob.elasticjob.dev/{name} scaled to {wanted} nodes{note}")
+
+
+def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
+    """End a job if it runs, and forget it with its status and logs.
+
+    Example:
+
+        elasticjob delete digits
+    """
+    folder = job(namespace, name)
+    if folder.running():
+        try:
+            call(folder, "delete")
+        except CommandError:
+            if folder.running():  # it did not just end by itself
+                raise
+    folder.remove()
+    typer.echo(f'elasticjob.elasticjob.dev "{name}" deleted')
+
+
+class Fault(StrEnum):
+    """What can be done to a pod of a local job."""
+
+    KILL_WORKER = "kill-worker"
+    KILL_AGENT = "kill-agent"
+    KILL_NODE = "kill-node"
+    DRAIN = "drain"
+
+
+def fault(
+    kind: Annotated[Fault, typer.Argument(help="What to do.", show_default=False)],
+    name: Name,
+    pod: Annotated[str, typer.Argument(help="Name of the pod, as `describe` shows it.")],
+    namespace: Namespace = DEFAULT_NAMESPACE,
+) -> None:
+    """Inject a fault into a local job, to see how it recovers.
+
+    kill-worker sends SIGKILL to the pod's first worker, kill-agent to its agent, kill-node to
+    everything in it; drain ends it as a node drain does: told first, then stopped.
+
+    Examples:
+
+        elasticjob fault kill-worker digits digits-0
+        elasticjob fault drain digits digits-1
+    """
+    folder = job(namespace, name)
+    if not folder.running():
+        raise BadInput(f'job "{name}" is not running: only a running job can be disturbed')
+    answer = call(folder, "fault", kind=kind, pod=pod)
+    typer.echo(answer["done"])

@@ -1,0 +1,104 @@
+"""`elasticjob get` and `describe`: what local jobs are, also after their end."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from elasticjob_cli.commands.options import (
+    DEFAULT_NAMESPACE,
+    Name,
+    Namespace,
+    Output,
+    as_json,
+    as_yaml,
+)
+from elasticjob_cli.local.state import JobFolder, job, jobs
+from elasticjob_cli.tables import aligned, description, header, job_list, row
+from elasticjob_operator.model import ElasticJob
+
+POLL_SECONDS = 0.2
+
+
+def get(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a job; all of them without it.", metavar="[NAME]")
+    ] = None,
+    output: Annotated[
+        Output | None, typer.Option("--output", "-o", help="Form of the output.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Go on printing each change until the job ends.")
+    ] = False,
+    namespace: Namespace = DEFAULT_NAMESPACE,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")
+    ] = False,
+) -> None:
+    """Show jobs of this machine, running or ended.
+
+    Examples:
+
+        elasticjob get
+        elasticjob get digits -o yaml
+        elasticjob get digits -w
+    """
+    folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
+    objects = [folder.object() for folder in folders]
+    if not objects and output in (None, Output.WIDE):
+        typer.echo("No local jobs: start one with `elasticjob run job.yaml`.", err=True)
+        return
+    _print(objects, output, single=name is not None)
+    if watch:
+        _watch(folders, objects, output)
+
+
+def _watch(folders: list[JobFolder], objects: list[dict[str, Any]], output: Output | None) -> None:
+    shown = dict(zip(folders, objects, strict=True))
+    while folders:
+        time.sleep(POLL_SECONDS)
+        # Asked before the read: what a runner writes before it ends is then never missed.
+        running = [folder for folder in folders if folder.running()]
+        for folder in folders:
+            if folder.exists() and (now := folder.object()) != shown[folder]:
+                before, shown[folder] = shown[folder], now
+                if output not in (None, Output.WIDE) or _cells(before, True) != _cells(now, True):
+                    _print([now], output, single=True, head=False)
+        folders = running
+
+
+def _print(
+    objects: list[dict[str, Any]], output: Output | None, single: bool, head: bool = True
+) -> None:
+    document = objects[0] if single else job_list(objects)
+    match output:
+        case Output.JSON:
+            typer.echo(as_json(document))
+        case Output.YAML:
+            typer.echo(as_yaml(document))
+        case Output.NAME:
+            for item in objects:
+                typer.echo(f"elasticjob.elasticjob.dev/{item['metadata']['name']}")
+        case None | Output.WIDE:
+            wide = output is Output.WIDE
+            lines = aligned([header(wide), *(_cells(item, wide) for item in objects)])
+            typer.echo("\n".join(lines if head else lines[1:]))
+
+
+def _cells(document: dict[str, Any], wide: bool) -> tuple[str, ...]:
+    return row(ElasticJob.model_validate(document), wide, datetime.now(UTC))
+
+
+def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
+    """Show everything about one job: members, rounds with causes and times, failure, conditions.
+
+    Example:
+
+        elasticjob describe digits
+    """
+    folder = job(namespace, name)
+    found = ElasticJob.model_validate(folder.object())
+    typer.echo("\n".join(description(found, str(folder.logs), folder.running())))

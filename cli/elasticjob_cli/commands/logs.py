@@ -1,0 +1,81 @@
+"""`elasticjob logs`: what the nodes or one worker of a local job wrote."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.logs import TRAINER, Tail, pods, seat_of, worker_logs
+from elasticjob_cli.local.state import JobFolder, job
+
+POLL_SECONDS = 0.1
+
+
+def logs(
+    name: Name,
+    rank: Annotated[
+        int | None, typer.Option("--rank", "-r", min=0, help="Only the worker with this rank.")
+    ] = None,
+    round_number: Annotated[
+        int | None,
+        typer.Option("--round", min=1, help="Of this round; the last one the rank was in."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends, over all rounds.")
+    ] = False,
+    namespace: Namespace = DEFAULT_NAMESPACE,
+) -> None:
+    """Print the output of all nodes, or of one worker, also after the job has ended.
+
+    Examples:
+
+        elasticjob logs digits -f
+        elasticjob logs digits --rank 1 --round 3
+    """
+    folder = job(namespace, name)
+    if rank is None:
+        if round_number is not None:
+            raise BadInput("--round must come with --rank")
+        lines = _of_nodes(folder, follow)
+    else:
+        lines = _of_rank(folder, rank, round_number, follow)
+    for line in lines:
+        typer.echo(line)
+
+
+def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:
+    """Every container's lines, each with its pod."""
+    tails: dict[str, Tail] = {}
+    running = True
+    while running:
+        running = follow and folder.running()  # before the read: the last lines are not missed
+        for pod in pods(folder.logs):
+            tail = tails.setdefault(pod, Tail(folder.logs / pod / TRAINER))
+            yield from (f"{pod} {line}" for line in tail.lines())
+            if not running:
+                yield from (f"{pod} {line}" for line in tail.remainder())
+        if running:
+            time.sleep(POLL_SECONDS)
+
+
+def _of_rank(folder: JobFolder, rank: int, number: int | None, follow: bool) -> Iterator[str]:
+    """One worker's lines; when following, of each later round that has the rank as well."""
+    tails: dict[Path, Tail] = {}
+    running = True
+    while running:
+        running = follow and folder.running()
+        seat = seat_of(folder.rounds(), rank, number)
+        for path in worker_logs(folder.logs, seat):
+            tails.setdefault(path, Tail(path))
+        for tail in tails.values():
+            yield from tail.lines()
+            if not running:
+                yield from tail.remainder()
+        if running:
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,34 @@
+"""Arguments that several commands share, and how objects become text."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from elasticjob_cli.local.state import DEFAULT_NAMESPACE
+
+Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME", show_default=False)]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
+
+__all__ = ["DEFAULT_NAMESPACE", "Name", "Namespace", "Output", "as_json", "as_yaml"]
+
+
+class Output(StrEnum):
+    """Forms in which objects are printed."""
+
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+def as_json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2)
+
+
+def as_yaml(document: dict[str, Any]) -> str:
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()

@@ -1,0 +1,132 @@
+"""`elasticjob run`: a job from a manifest, on this machine, to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from elasticjob_cli import settings
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.container import Trainer, trainer
+from elasticjob_cli.local.run import Ended, LocalRun
+from elasticjob_cli.local.view import LiveView, PlainView, View
+from elasticjob_cli.tables import failure_lines, history_lines
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.manifest import InvalidFile, load_file
+
+
+def run(
+    file: Annotated[
+        Path,
+        typer.Argument(help="Manifest with one ElasticJob.", metavar="FILE", show_default=False),
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Run it under this name instead of its own.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=0, help="Begin with this many nodes.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    console_logs: Annotated[
+        bool, typer.Option("--logs", help="Print what the workers write as well.")
+    ] = False,
+    python: Annotated[
+        Path | None,
+        typer.Option(
+            "--python",
+            help="Interpreter that `python` means in the job; by default the active virtual "
+            "environment's, else the one that elasticjob runs on.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a job on this machine: the manifest of a cluster, with processes as pods.
+
+    Ctrl-C drains and ends it; a second Ctrl-C kills. The exit code is 0 when the job succeeded,
+    1 when it failed, 2 for bad input, 130 when it was interrupted.
+
+    Examples:
+
+        elasticjob run job.yaml
+        elasticjob run job.yaml --plain --logs
+        elasticjob run job.yaml --name second --nodes 1
+    """
+    job, container = prepare(file, name, nodes, python)
+    console = Console()
+    view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
+    try:
+        ended = asyncio.run(execute(job, container, view, file, console_logs))
+    finally:
+        view.close()
+    print_end(ended)
+    raise typer.Exit(int(ended.exit_code))
+
+
+def prepare(
+    file: Path, name: str | None, nodes: int | None, python: Path | None
+) -> tuple[ElasticJob, Trainer]:
+    """The job of a manifest and the container it runs here; raises `BadInput`."""
+    try:
+        jobs = load_file(file)
+    except InvalidFile as error:
+        raise BadInput(f"{file} is not valid:\n{error}") from error
+    if len(jobs) > 1:
+        names = ", ".join(job.metadata.name for job in jobs)
+        raise BadInput(f"{file} must hold one ElasticJob; it holds {len(jobs)}: {names}")
+    job = jobs[0]
+    if job.spec.run_policy.suspend:
+        raise BadInput(f"{file}: spec.runPolicy.suspend must be false for the job to run")
+    if name is not None:
+        job = renamed(job, name)
+    if nodes is not None:
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+    environment = settings.container_environment(python)
+    container = trainer(job, file.resolve().parent, environment, sys.executable)
+    if container.unresolved:
+        listed = ", ".join(container.unresolved)
+        raise BadInput(
+            f"{file}: only a cluster can look up the valueFrom of: {listed}; "
+            "set them in the environment of `elasticjob run`"
+        )
+    return job, container
+
+
+def renamed(job: ElasticJob, name: str) -> ElasticJob:
+    """The job under another name, which must be a legal one."""
+    document = job.manifest()
+    document["metadata"]["name"] = name
+    try:
+        return ElasticJob.model_validate(document)
+    except ValueError as error:
+        raise BadInput(f"--name must be a DNS label of at most 55 characters: {name!r}") from error
+
+
+async def execute(
+    job: ElasticJob, container: Trainer, view: View, file: Path, console_logs: bool
+) -> Ended:
+    """Run it; raises `CommandError` when the local cluster cannot work."""
+    return await LocalRun(job, container, view, file.resolve(), console_logs).run()
+
+
+def print_end(ended: Ended) -> None:
+    """The rounds with causes and times; for a failure its culprit."""
+    status = ended.job.status
+    for line in history_lines(ended.rounds):
+        typer.echo(line)
+    if status.phase == "Failed":
+        reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
+        for condition in reasons:
+            typer.echo(f"failed: {condition.reason}: {condition.message}", err=True)
+        if status.first_failure:
+            for line in failure_lines(status.first_failure):
+                typer.echo(f"  {line}", err=True)
+    name = ended.job.metadata.name
+    typer.echo(
+        f"{name}: {status.phase} after {ended.seconds:.1f} s, {status.restarts} restarts; "
+        f"`elasticjob describe {name}` and `elasticjob logs {name}` show more"
+    )

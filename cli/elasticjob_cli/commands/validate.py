@@ -1,0 +1,42 @@
+"""`elasticjob validate` and `version`."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.errors import ExitCode
+from elasticjob_operator.model.manifest import check_file
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Manifests to check.", metavar="FILE...")],
+) -> None:
+    """List every error of manifests, with file, line and field; exit code 2 if there is one.
+
+    Example:
+
+        elasticjob validate job.yaml
+    """
+    count = 0
+    for file in files:
+        problems = check_file(file)
+        count += len(problems)
+        for problem in problems:
+            typer.echo(str(problem), err=True)
+        if not problems:
+            typer.echo(f"{file}: valid")
+    if count:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+
+
+def version() -> None:
+    """Print the version."""
+    try:
+        typer.echo(f"elasticjob {installed('elasticjob')}")
+    except PackageNotFoundError:
+        typer.echo("elasticjob (not installed: running from its sources)")

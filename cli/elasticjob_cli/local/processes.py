@@ -1,0 +1,154 @@
+"""The processes of one local run, as the runner sees them: started and reaped by the warden."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local import warden
+
+START_SECONDS = 15.0
+MAX_LINE = 1 << 20
+
+
+class ProcessRefused(CommandError):
+    """The operating system would not start a program."""
+
+
+class WardenGone(CommandError):
+    """The warden ended before the run did; with it, every process of the job."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the process that guards this job's processes was killed, and they with it; "
+            "run the job again: it resumes from its last checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: an exit code, or minus the number of the signal."""
+
+    name: str
+    pid: int
+    code: int
+    at_ms: int
+
+    def __str__(self) -> str:
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+
+def _start_warden(run_dir: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(run_dir)],
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C at the terminal is for the runner alone
+            stdin=subprocess.DEVNULL,
+        )
+    return process, ours
+
+
+class Processes:
+    """Start, signal and observe named processes. All of them end with the runner, always."""
+
+    def __init__(self, on_exit: Callable[[Exit], None], on_trouble: Callable[[str], None]) -> None:
+        self.pids: dict[str, int] = {}
+        self._on_exit = on_exit
+        self._on_trouble = on_trouble
+        self._starts: dict[str, asyncio.Future[int]] = {}
+        self._exits: dict[str, asyncio.Future[Exit]] = {}
+        self.gone = asyncio.Event()
+
+    async def open(self, run_dir: Path) -> None:
+        """Start the warden, which removes `run_dir` at the end."""
+        warden.become_subreaper()  # should the warden itself be killed, its orphans come to us
+        self._process, ours = _start_warden(run_dir)
+        self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
+        self._listening = asyncio.create_task(self._listen())
+
+    async def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+    ) -> int:
+        """Start a process in a session of its own; returns its pid, raises `ProcessRefused`."""
+        loop = asyncio.get_running_loop()
+        self._starts[name] = loop.create_future()
+        self._exits[name] = loop.create_future()
+        self._tell(op="start", id=name, argv=list(argv), env=dict(env), cwd=str(cwd), log=str(log))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                return await self._starts[name]
+        except TimeoutError as error:
+            raise ProcessRefused(f"{name} did not start within {START_SECONDS:g} s") from error
+
+    def signal(self, name: str, signum: int) -> None:
+        """Signal a process; nothing happens when it has ended."""
+        if name in self.pids:
+            self._tell(op="signal", id=name, signal=int(signum))
+
+    def kill(self, names: Sequence[str], marker: str) -> None:
+        """SIGKILL to these, to all below them, and to all that carry `marker` as environment."""
+        self._tell(op="kill", ids=list(names), marker=marker)
+
+    async def ended(self, name: str, timeout_seconds: float) -> Exit | None:
+        """Wait for a process that was started; None when it still runs after the time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                return await asyncio.shield(self._exits[name])
+        return None
+
+    async def aclose(self) -> None:
+        """End everything that still runs, and the warden; `run_dir` is gone afterwards."""
+        self._writer.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(warden.END_SECONDS + 5):
+                await asyncio.to_thread(self._process.wait)
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        warden.kill_all_descendants(1.0)
+
+    def _tell(self, **command: object) -> None:
+        if self.gone.is_set():
+            raise WardenGone
+        self._writer.write(json.dumps(command).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while line := await self._reader.readline():
+                self._hear(json.loads(line))
+        self.gone.set()
+        for waiting in self._starts.values():
+            if not waiting.done():
+                waiting.set_exception(WardenGone())
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "started":
+                self.pids[event["id"]] = event["pid"]
+                self._settle(self._starts[event["id"]], event["pid"])
+            case "refused":
+                waiting = self._starts[event["id"]]
+                if not waiting.done():
+                    waiting.set_exception(ProcessRefused(f"{event['id']}: {event['message']}"))
+            case "exited":
+                self.pids.pop(event["id"], None)
+                ended = Exit(event["id"], event["pid"], event["code"], event["at_ms"])
+                self._settle(self._exits[event["id"]], ended)
+                self._on_exit(ended)
+            case "log-trouble":
+                self._on_trouble(event["message"])
+
+    @staticmethod
+    def _settle(future: asyncio.Future[Any], value: object) -> None:
+        if not future.done():
+            future.set_result(value)

@@ -1,0 +1,97 @@
+"""The two processes of a pod: their commands and what they are told.
+
+Owns the translation of an ElasticJob into the settings of launcher and agent on one machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob_agent.zipapp_build import build_zipapp
+from elasticjob_cli.local.container import Trainer
+from elasticjob_cli.local.pods import UID_VARIABLE, PodFiles, Program
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.spec import AUTO
+from elasticjob_rendezvous.core.keys import job_prefix
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPrograms:
+    """Builds the processes of one job's pods."""
+
+    job: ElasticJob
+    trainer: Trainer
+    environment: Mapping[str, str]
+    run_dir: Path
+    etcd: str
+
+    @property
+    def pyz(self) -> Path:
+        return self.run_dir / "launcher.pyz"
+
+    @property
+    def job_key_file(self) -> Path:
+        return self.run_dir / "job.key"
+
+    def build(self) -> None:
+        """Write the launcher, as the init container does in a pod, and the job's secret."""
+        build_zipapp(self.pyz)
+        self.job_key_file.touch(mode=0o600)
+        self.job_key_file.write_text(secrets.token_hex(32))
+
+    def prefix(self, incarnation: int) -> str:
+        metadata = self.job.metadata
+        return job_prefix(metadata.namespace, metadata.uid, incarnation)
+
+    def launcher(self, files: PodFiles) -> Program:
+        trainer = self.trainer
+        env = {
+            **trainer.env,
+            UID_VARIABLE: files.uid,
+            "ELASTICJOB_SOCKET": str(files.socket),
+            "ELASTICJOB_PROBE_ADDRESS": LOOPBACK,
+            "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
+            "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
+        }
+        argv = (trainer.interpreter, str(self.pyz), "--", *trainer.argv)
+        return Program(argv, env, trainer.cwd)
+
+    def agent(self, files: PodFiles) -> Program:
+        recovery = self.job.spec.recovery
+        env = {
+            **self.environment,
+            UID_VARIABLE: files.uid,
+            "ELASTICJOB_PREFIX": self.prefix(files.incarnation),
+            "ELASTICJOB_ENDPOINTS": self.etcd,
+            "ELASTICJOB_MEMBER_ID": files.uid,
+            "ELASTICJOB_NAME": files.name,
+            "ELASTICJOB_ADDRESS": LOOPBACK,
+            "ELASTICJOB_BIND_ADDRESS": LOOPBACK,
+            "ELASTICJOB_SLOTS": str(slots(self.job)),
+            "ELASTICJOB_NODE": socket.gethostname(),
+            "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
+            "ELASTICJOB_SOCKET": str(files.socket),
+            "ELASTICJOB_LOG_DIR": str(files.worker_logs),
+            "ELASTICJOB_STOP_GRACE_SECONDS": str(recovery.stop_grace_seconds),
+            "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
+        }
+        # -P: the folder it starts in must not be able to shadow a module.
+        return Program((sys.executable, "-P", "-m", "elasticjob_agent"), env, self.run_dir)
+
+
+def slots(job: ElasticJob) -> int:
+    """Workers of each node: `nprocPerNode`, where `auto` is the GPUs asked for, else 1."""
+    asked = job.spec.nproc_per_node
+    if asked != AUTO:
+        return int(asked)
+    resources = job.trainer().resources
+    limits = (resources.limits if resources else None) or {}
+    gpus = [quantity for name, quantity in limits.items() if name.endswith("/gpu")]
+    return sum(int(quantity) for quantity in gpus if quantity.isdigit()) or 1

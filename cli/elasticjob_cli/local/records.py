@@ -1,0 +1,68 @@
+"""The rounds of a run, kept longer than etcd keeps them: who was in them, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_operator.core.mirrored import Records
+from elasticjob_rendezvous.core.records import History, Roster
+
+
+class RoundBook:
+    """Every round that ever was final in this run, by number."""
+
+    def __init__(self, began_ms: int) -> None:
+        self._began_ms = began_ms
+        self._rounds: dict[int, dict[str, Any]] = {}
+
+    def take(self, found: Records) -> bool:
+        """Note what the mirror holds; true when something is new."""
+        changed = False
+        for number, history in found.histories.items():
+            roster = found.rosters.get(number)
+            if roster is None:
+                continue
+            entry = self._entry(history, roster)
+            changed = changed or self._rounds.get(number) != entry
+            self._rounds[number] = entry
+        return changed
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Oldest first, as they are written to `rounds.json`."""
+        return [self._rounds[number] for number in sorted(self._rounds)]
+
+    def ranks(self, number: int) -> dict[str, str]:
+        """The ranks of each pod in a round, such as `2` or `2-3`."""
+        entry = self._rounds.get(number)
+        return {seat["pod"]: _span(seat) for seat in entry["seats"]} if entry else {}
+
+    def _entry(self, history: History, roster: Roster) -> dict[str, Any]:
+        cause = history.cause
+        return {
+            "round": history.number,
+            "cause": cause.kind.value,
+            "members": list(cause.members),
+            "detail": cause.detail,
+            "nodes": history.nodes,
+            "worldSize": roster.world_size,
+            "restarts": roster.restarts,
+            "finalSeconds": round((history.final_ms - self._began_ms) / 1000, 3),
+            "detectMs": history.detect_ms,
+            "stopMs": history.stop_ms,
+            "joinMs": history.join_ms,
+            "startMs": history.start_ms,
+            "seats": [
+                {
+                    "pod": seat.name,
+                    "groupRank": seat.group_rank,
+                    "baseRank": seat.base_rank,
+                    "slots": seat.slots,
+                }
+                for seat in roster.seats
+            ],
+        }
+
+
+def _span(seat: dict[str, Any]) -> str:
+    first, slots = seat["baseRank"], seat["slots"]
+    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"

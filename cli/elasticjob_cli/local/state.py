@@ -1,0 +1,169 @@
+"""What a local job leaves on disk: its folder, its lock, its last status.
+
+`${XDG_STATE_HOME:-~/.local/state}/elasticjob/<namespace>/<name>/` holds
+
+| file          | what                                                                |
+|---------------|---------------------------------------------------------------------|
+| `lock`        | held by the runner for as long as it lives                          |
+| `run.json`    | the run: runner's pid, control socket, manifest                     |
+| `status.json` | the ElasticJob object with its status, replaced atomically          |
+| `rounds.json` | every round of the run: cause, times, who had which rank            |
+| `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
+
+Only the runner writes here; `delete` removes the folder of a job that does not run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.settings import state_root
+
+DEFAULT_NAMESPACE = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run that owns the folder, or owned it last."""
+
+    pid: int
+    control: str
+    manifest: str
+    began_unix: float
+
+
+class JobFolder:
+    """The folder of one local job."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.path = state_root() / namespace / name
+        self.logs = self.path / "logs"
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def status_file(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def rounds_file(self) -> Path:
+        return self.path / "rounds.json"
+
+    def exists(self) -> bool:
+        return self.status_file.exists()
+
+    def running(self) -> bool:
+        """Whether a runner holds this job."""
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def acquire(self) -> None:
+        """Take the job for this process; what an earlier run left is cleared away."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("ab")
+        except OSError as error:
+            raise CommandError(
+                f"the state of local jobs cannot be written: {error.filename}: {error.strerror}; "
+                "set XDG_STATE_HOME to a folder that can"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            run = self.run()
+            raise BadInput(
+                f'job "{self.name}" is already running on this machine'
+                + (f" (process {run.pid}, from {run.manifest})" if run else "")
+                + f"; watch it with `elasticjob get {self.name} -w`, end it with "
+                f"`elasticjob delete {self.name}`, or give this one another name with --name"
+            ) from None
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything but the lock."""
+        for entry in self.path.iterdir():
+            if entry.name != "lock":
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def remove(self) -> None:
+        """Forget the job."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def write_run(self, run: Run) -> None:
+        write_json(self.path / "run.json", asdict(run))
+
+    def run(self) -> Run | None:
+        try:
+            return Run(**json.loads((self.path / "run.json").read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def object(self) -> dict[str, Any]:
+        """The ElasticJob object as it was last written."""
+        try:
+            document: dict[str, Any] = json.loads(self.status_file.read_bytes())
+        except FileNotFoundError:
+            raise unknown_job(self.namespace, self.name) from None
+        return document
+
+    def rounds(self) -> list[dict[str, Any]]:
+        try:
+            document: list[dict[str, Any]] = json.loads(self.rounds_file.read_bytes())
+        except (OSError, ValueError):
+            return []
+        return document
+
+
+def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
+    """Replace a file by a JSON document: a reader sees the old one or the new one, whole."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(document, indent=2) + "\n")
+    draft.replace(path)
+
+
+def jobs(namespace: str | None) -> list[JobFolder]:
+    """Every local job of a namespace, or of all of them, by name."""
+    found = []
+    for status in state_root().glob("*/*/status.json"):
+        folder = JobFolder(status.parts[-3], status.parts[-2])
+        if namespace in (None, folder.namespace):
+            found.append(folder)
+    return sorted(found, key=lambda folder: (folder.namespace, folder.name))
+
+
+def job(namespace: str, name: str) -> JobFolder:
+    """A job that exists; an error that lists those there are otherwise."""
+    folder = JobFolder(namespace, name)
+    if not folder.exists():
+        raise unknown_job(namespace, name)
+    return folder
+
+
+def unknown_job(namespace: str, name: str) -> CommandError:
+    there = ", ".join(folder.name for folder in jobs(namespace))
+    return CommandError(
+        f'local job "{name}" not found in namespace "{namespace}"; '
+        + (f"there is: {there}" if there else "there are none: start one with `elasticjob run`")
+    )

@@ -1,0 +1,99 @@
+"""What a running job can be told over its control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any, Protocol
+
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local import warden
+from elasticjob_cli.local.apply import grace_seconds
+from elasticjob_cli.local.pods import Kubelet, LocalPod
+from elasticjob_cli.local.processes import Processes
+from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.sizes import wanted_size
+from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.core.roster import natural_order
+
+
+class Owner(Protocol):
+    """The run that is told."""
+
+    job: ElasticJob
+
+    def change_spec(self, **fields: object) -> None: ...
+
+    def delete(self) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Verbs:
+    """`scale`, `delete` and the faults of one running job."""
+
+    def __init__(self, run: Owner, kubelet: Kubelet, processes: Processes) -> None:
+        self._run = run
+        self._kubelet = kubelet
+        self._processes = processes
+        self.ended = asyncio.Event()
+
+    async def act(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Do what is asked; raises `CommandError` when that makes no sense now."""
+        match verb:
+            case "scale":
+                return self.scale(arguments["nodes"])
+            case "delete":
+                self._run.delete()
+                await self.ended.wait()
+                return {}
+            case "fault":
+                return {"done": self.fault(arguments["kind"], arguments["pod"])}
+        raise BadInput(f"this runner does not know the verb {verb!r}; it may be an older release")
+
+    def scale(self, nodes: int) -> dict[str, Any]:
+        """Write spec.nodes, as the scale subresource does."""
+        job = self._run.job
+        if job.status.phase in FINISHED:
+            raise BadInput(f'job "{job.metadata.name}" has ended: it cannot be scaled')
+        self._run.change_spec(nodes=nodes)
+        wanted = wanted_size(self._run.job.spec).nodes
+        self._run.note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
+        return {"wanted": wanted}
+
+    def fault(self, kind: str, name: str) -> str:
+        """Disturb a pod; returns what was done."""
+        pod = self._pod(name)
+        match kind:
+            case "kill-worker":
+                pid = self._worker(pod)
+                warden.kill({pid})
+                done = f"killed worker process {pid} of {name}"
+            case "kill-agent":
+                self._processes.signal(pod.agent, signal.SIGKILL)
+                done = f"killed the agent of {name}"
+            case "kill-node":
+                self._kubelet.kill(pod)
+                done = f"killed every process of {name}"
+            case "drain":
+                self._kubelet.delete(pod.uid, grace_seconds(self._run.job))
+                done = f"draining {name}"
+            case _:
+                raise BadInput(f"there is no fault {kind!r}")
+        self._run.note(f"fault: {done}")
+        return done
+
+    def _pod(self, name: str) -> LocalPod:
+        pod = self._kubelet.find(name)
+        if pod is None or pod.launcher_exit is not None:
+            running = {pod.name for pod in self._kubelet.pods.values() if not pod.launcher_exit}
+            there = ", ".join(sorted(running, key=natural_order)) or "none"
+            raise BadInput(f'no running pod "{name}"; running are: {there}')
+        return pod
+
+    def _worker(self, pod: LocalPod) -> int:
+        launcher = self._processes.pids.get(pod.launcher, -1)
+        workers = warden.marked(warden.descendants({launcher}), b"LOCAL_RANK=0")
+        if not workers:
+            raise BadInput(f"no worker runs on {pod.name} now")
+        return min(workers)

@@ -1,0 +1,184 @@
+"""What `elasticjob run` shows: a live table at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.model.status import CauseStatus, Status
+
+NOTES = 8
+PROGRESS_SECONDS = 5.0
+"""Plain progress lines come this far apart."""
+
+STYLES = {
+    Phase.RUNNING: "green",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+    Phase.RESTARTING: "yellow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One pod as the user sees it."""
+
+    pod: str
+    ranks: str
+    state: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is shown of a job at one moment."""
+
+    job: ElasticJob
+    elapsed_seconds: float
+    nodes: tuple[NodeRow, ...] = ()
+    progress: Mapping[str, object] = field(default_factory=dict)
+
+
+class View(Protocol):
+    """Shows a run to its user."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The present state; called at every change and now and then."""
+        ...
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def output(self, pod: str, line: str) -> None:
+        """A line that a container wrote."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def cause_text(cause: CauseStatus | None) -> str:
+    """`loss: digits-1`, or with its detail in parentheses."""
+    if cause is None:
+        return ""
+    text = cause.kind
+    if cause.members:
+        text += ": " + ", ".join(cause.members)
+    return text + (f" ({cause.detail})" if cause.detail else "")
+
+
+def progress_text(progress: Mapping[str, object]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in progress.items())
+
+
+def rendezvous_text(status: Status) -> str:
+    """`round 3 final: 4 nodes, 4 workers, master digits-0 (join: digits-2)`."""
+    rendezvous = status.rendezvous
+    if rendezvous is None or rendezvous.round == 0:
+        return "no round yet"
+    text = f"round {rendezvous.round} {rendezvous.state}"
+    if rendezvous.state == "final":
+        text += f": {rendezvous.nodes} nodes, {rendezvous.world_size} workers"
+        if rendezvous.master:
+            text += f", master {rendezvous.master}"
+    elif rendezvous.state == "joinable":
+        text += f": {rendezvous.waiting} waiting"
+    return text + (f"  ({cause_text(rendezvous.cause)})" if rendezvous.cause else "")
+
+
+class PlainView:
+    """A line for each transition, with the time since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown: tuple[object, ...] = ()
+        self._progress_due = PROGRESS_SECONDS
+        self._progress: Mapping[str, object] = {}
+
+    def show(self, snapshot: Snapshot) -> None:
+        status = snapshot.job.status
+        rendezvous = status.rendezvous
+        state = (rendezvous.round, rendezvous.state) if rendezvous else (0, None)
+        key = (status.phase, state, status.restarts)
+        if key != self._shown:
+            self._shown = key
+            text = f"{status.phase}, {rendezvous_text(status)}"
+            self.note(snapshot.elapsed_seconds, text + f", restarts {status.restarts}")
+        if snapshot.progress != self._progress and snapshot.elapsed_seconds >= self._progress_due:
+            self._progress = snapshot.progress
+            self._progress_due = snapshot.elapsed_seconds + PROGRESS_SECONDS
+            self.note(snapshot.elapsed_seconds, progress_text(snapshot.progress))
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        self._line(f"[{elapsed_seconds:7.2f} s] {text}")
+
+    def output(self, pod: str, line: str) -> None:
+        self._line(f"{pod} {line}")
+
+    def close(self) -> None: ...
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveView:
+    """A table that is redrawn, with the last notes below it."""
+
+    def __init__(self, console: Console) -> None:
+        self._notes: deque[str] = deque(maxlen=NOTES)
+        self._snapshot: Snapshot | None = None
+        self._console = console
+        # Drawn from our own loop: a refresh thread would outlive nothing and fork badly.
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._draw()
+
+    def note(self, elapsed_seconds: float, text: str) -> None:
+        self._notes.append(f"[{elapsed_seconds:7.2f} s] {text}")
+        self._draw()
+
+    def output(self, pod: str, line: str) -> None:
+        self._console.print(f"{pod} {line}", markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last picture on the screen."""
+        self._live.transient = False
+        self._draw()
+        self._live.stop()
+
+    def _draw(self) -> None:
+        notes = Text("\n".join(self._notes), style="dim")
+        if self._snapshot is None:
+            self._live.update(notes, refresh=True)
+        else:
+            self._live.update(Group(*picture(self._snapshot), notes), refresh=True)
+
+
+def picture(snapshot: Snapshot) -> tuple[Text, Table, Text]:
+    """The head, the table of nodes, and the progress."""
+    job, status = snapshot.job, snapshot.job.status
+    phase = status.phase or Phase.PENDING
+    head = Text.assemble(
+        (job.metadata.name, "bold"),
+        "  ",
+        (str(phase), STYLES.get(phase, "")),
+        f"  {rendezvous_text(status)}  restarts {status.restarts}/{job.spec.max_restarts}"
+        f"  {snapshot.elapsed_seconds:.0f} s",
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("NODE", "RANKS", "STATE", "ROUND"):
+        table.add_column(column)
+    for row in snapshot.nodes:
+        table.add_row(row.pod, row.ranks, row.state, str(row.round or ""))
+    return head, table, Text(progress_text(snapshot.progress))

@@ -1,0 +1,52 @@
+"""The only place where the command line reads the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+LONGEST_RUN_DIR = 60
+"""Sockets live below the run's folder, and a unix socket's path has at most 107 bytes."""
+
+
+def state_root() -> Path:
+    """The folder of all local jobs of this user."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # The specification of these variables says that a relative path is to be ignored.
+    home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
+    return home / "elasticjob"
+
+
+def run_dir() -> Path:
+    """A new folder for one run's sockets and etcd data, which only this user can enter."""
+    base = tempfile.gettempdir()
+    return Path(
+        tempfile.mkdtemp(
+            prefix="elasticjob-", dir=base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp"
+        )
+    )
+
+
+def base_environment() -> dict[str, str]:
+    """What the processes of a local job inherit: all but another server's or job's settings."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ELASTICJOB_", "ETCD_", "TORCHELASTIC_"))
+    }
+
+
+def container_environment(python: Path | None) -> dict[str, str]:
+    """What the trainer inherits: ours, with the wanted Python first on PATH.
+
+    An active environment is on PATH already. Without one, the interpreter that runs us stands for
+    the image's: `.venv/bin/elasticjob run` then trains with what is installed in `.venv`.
+    """
+    environment = base_environment()
+    active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")
+    if python is not None or not active:
+        folder = (python or Path(sys.executable)).absolute().parent
+        environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    return environment

@@ -1,0 +1,157 @@
+"""What `get` and `describe` print of an ElasticJob, in the columns that kubectl shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.status import FirstFailure, RoundStatus
+
+COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
+WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE")
+NONE = "<none>"
+
+
+def age(since: datetime | None, now: datetime) -> str:
+    """As kubectl writes ages: 45s, 3m20s, 5h12m, 3d."""
+    if since is None:
+        return NONE
+    seconds = max(0, int((now - since).total_seconds()))
+    if seconds < 120:
+        return f"{seconds}s"
+    if seconds < 3600:
+        minutes, rest = divmod(seconds, 60)
+        return f"{minutes}m{rest}s" if rest and minutes < 10 else f"{minutes}m"
+    if seconds < 48 * 3600:
+        hours, rest = divmod(seconds // 60, 60)
+        return f"{hours}h{rest}m" if rest and hours < 8 else f"{hours}h"
+    return f"{seconds // 86400}d"
+
+
+def created(job: ElasticJob) -> datetime | None:
+    """When the object was made: kept in the part of its metadata that is not declared."""
+    stamp = (job.metadata.model_extra or {}).get("creationTimestamp")
+    return datetime.fromisoformat(stamp) if isinstance(stamp, str) else job.status.start_time
+
+
+def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
+    """The cells of one job."""
+    status, rendezvous = job.status, job.status.rendezvous
+    cells = [
+        job.metadata.name,
+        str(status.phase or NONE),
+        str(rendezvous.state if rendezvous else NONE),
+        str(rendezvous.round if rendezvous else NONE),
+        str(status.nodes),
+        str(status.wanted_nodes),
+        str(status.restarts),
+        age(created(job), now),
+    ]
+    if wide:
+        cause = rendezvous.cause.kind if rendezvous and rendezvous.cause else NONE
+        failure = status.first_failure.class_ if status.first_failure else NONE
+        master = rendezvous.master if rendezvous and rendezvous.master else NONE
+        cells += [str(job.spec.min_nodes), str(job.spec.max_nodes), master, cause, failure]
+    return tuple(cells)
+
+
+def header(wide: bool) -> tuple[str, ...]:
+    return COLUMNS + (WIDE if wide else ())
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "   ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in rows
+    ]
+
+
+def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Several objects as kubectl prints them in JSON and YAML."""
+    return {"apiVersion": "v1", "kind": "List", "items": list(items)}
+
+
+TIMES = ("detectMs", "stopMs", "joinMs", "startMs")
+ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", "DETECT ms", "STOP ms", "JOIN ms", "START ms")
+
+
+def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
+    """The status' rounds: cause and milliseconds."""
+    rows = [ROUND_COLUMNS]
+    for item in rounds:
+        times = item.model_dump(by_alias=True)
+        rows.append((str(item.round), item.cause, str(item.nodes), *_times(times)))
+    return aligned(rows)
+
+
+def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every round of a run with its whole cause, and when it began."""
+    rows = [("AFTER", *ROUND_COLUMNS)]
+    for item in rounds:
+        cause = item["cause"] + (": " + ", ".join(item["members"]) if item["members"] else "")
+        after = f"{item['finalSeconds']:.1f} s"
+        rows.append((after, str(item["round"]), cause, str(item["nodes"]), *_times(item)))
+    return aligned(rows)
+
+
+def _times(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    detect, stop, join, start = ("-" if item[key] is None else str(item[key]) for key in TIMES)
+    return detect, stop, join, start
+
+
+def failure_lines(failure: FirstFailure) -> list[str]:
+    """Who failed, how, and the traceback."""
+    how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
+    rank = "a worker" if failure.rank is None else f"rank {failure.rank}"
+    lines = [f"{rank} on {failure.pod}, round {failure.round}: {how}, {failure.class_}"]
+    if failure.message:
+        lines.append(failure.message)
+    return lines + failure.traceback.rstrip().splitlines()
+
+
+def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
+    """Everything about a job, for people."""
+    spec, status = job.spec, job.status
+    now = datetime.now(UTC)
+    lines = [
+        f"Name:       {job.metadata.name}",
+        f"Namespace:  {job.metadata.namespace}",
+        f"Where:      this machine, {'running' if running else 'not running'}",
+        f"Age:        {age(created(job), now)}",
+        f"Phase:      {status.phase or NONE}",
+        f"Nodes:      {status.nodes} ({status.ready_nodes} ready), wanted {status.wanted_nodes}, "
+        f"allowed {spec.min_nodes} to {spec.max_nodes}"
+        + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
+        f"Restarts:   {status.restarts} of {spec.max_restarts}",
+        f"Logs:       {logs}",
+    ]
+    if rendezvous := status.rendezvous:
+        lines += [
+            "Rendezvous:",
+            f"  State:    {rendezvous.state}",
+            f"  Round:    {rendezvous.round}",
+            f"  Nodes:    {rendezvous.nodes}, {rendezvous.waiting} waiting",
+            f"  World:    {rendezvous.world_size}",
+            f"  Master:   {rendezvous.master or NONE}",
+        ]
+    if status.members:
+        rows = [("POD", "RANK", "STATE", "ROUND")]
+        rows += [
+            (item.pod, NONE if item.rank is None else str(item.rank), item.state, str(item.round))
+            for item in status.members
+        ]
+        lines += ["Members:", *("  " + line for line in aligned(rows))]
+    if status.rounds:
+        title = "Rounds (times in milliseconds):"
+        lines += [title, *("  " + line for line in round_lines(status.rounds))]
+    if status.first_failure:
+        lines += ["First failure:", *("  " + line for line in failure_lines(status.first_failure))]
+    if status.conditions:
+        rows4 = [("TYPE", "STATUS", "REASON", "MESSAGE")]
+        rows4 += [(str(c.type), str(c.status), c.reason, c.message) for c in status.conditions]
+        lines += ["Conditions:", *("  " + line for line in aligned(rows4))]
+    return lines
