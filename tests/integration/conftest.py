@@ -16,7 +16,9 @@ StartEtcd = Callable[..., EtcdServer]
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
-def etcd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+def etcd(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EtcdServer]:
     """A server that tests share, once for each version. Use keys of your own (`prefix`)."""
     server = EtcdServer(tmp_path_factory.mktemp("etcd"), request.param)
     try:

@@ -161,7 +161,7 @@ def test_a_value_above_the_servers_limit_is_refused_and_a_large_range_is_read(
 ) -> None:
     async def scenario(client: Client) -> None:
         for size in (2_000_000, 5_000_000):  # above etcd's limit, and above its gRPC server's
-            with pytest.raises(InvalidRequest, match="too large|larger than max"):
+            with pytest.raises(InvalidRequest, match=r"too large|larger than max"):
                 await client.put(Put(f"{prefix}k", bytes(size)))
         for index in range(6):
             await client.put(Put(f"{prefix}{index}", bytes(1_400_000)))

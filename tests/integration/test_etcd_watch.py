@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from elasticjob_rendezvous.core.kv import Delete, Deleted, KeyValue, Put, Range, Txn
+from elasticjob_rendezvous.core.kv import Delete, Deleted, KeyValue, Put, Range, Txn, WatchBatch
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Compacted, Unavailable
 from tests.integration.conftest import StartEtcd
@@ -45,8 +45,11 @@ def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
             for turn in range(30):
                 puts = tuple(Put(f"{prefix}{key}", b"%d" % turn) for key in range(40))
                 revisions.append((await client.txn(Txn((), puts))).revision)
-            batches = []
-            async with asyncio.timeout(15), aclosing(client.watch([Range(prefix, True)], start)) as watch:
+            batches: list[WatchBatch] = []
+            async with (
+                asyncio.timeout(15),
+                aclosing(client.watch([Range(prefix, True)], start)) as watch,
+            ):
                 assert (await anext(watch)).revision == start - 1
                 while sum(len(batch.events) for batch in batches) < 1200:
                     batches.append(await anext(watch))
@@ -61,25 +64,23 @@ def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
 
 def test_two_watches_and_requests_share_the_client(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
-        async with Client([etcd.url]) as client:
-            async with (
-                aclosing(client.watch([Range(f"{prefix}a")], 0)) as one,
-                aclosing(client.watch([Range(f"{prefix}b")], 0)) as other,
-            ):
-                await opened(one)
-                await opened(other)
-                await asyncio.gather(
-                    *(client.put(Put(f"{prefix}{key}", b"")) for key in ("a", "b") * 10)
-                )
-                assert {event.key for event in await next_events(one, 10)} == {f"{prefix}a"}
-                assert {event.key for event in await next_events(other, 10)} == {f"{prefix}b"}
+        async with (
+            Client([etcd.url]) as client,
+            aclosing(client.watch([Range(f"{prefix}a")], 0)) as one,
+            aclosing(client.watch([Range(f"{prefix}b")], 0)) as other,
+        ):
+            await opened(one)
+            await opened(other)
+            await asyncio.gather(
+                *(client.put(Put(f"{prefix}{key}", b"")) for key in ("a", "b") * 10)
+            )
+            assert {event.key for event in await next_events(one, 10)} == {f"{prefix}a"}
+            assert {event.key for event in await next_events(other, 10)} == {f"{prefix}b"}
 
     asyncio.run(main())
 
 
-def test_a_start_below_the_compaction_is_refused(
-    etcd: EtcdServer, prefix: str
-) -> None:
+def test_a_start_below_the_compaction_is_refused(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
             start = await client.put(Put(f"{prefix}k", b"1"))
@@ -98,17 +99,19 @@ def test_a_start_below_the_compaction_is_refused(
 
 def test_a_watch_that_keeps_up_outlives_a_compaction(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
-        async with Client([etcd.url]) as client:
-            async with aclosing(client.watch([Range(prefix, True)], 0)) as watch:
-                await opened(watch)
-                await client.put(Put(f"{prefix}k", b"1"))
-                last = await client.put(Put(f"{prefix}k", b"2"))
-                await next_events(watch, 2)
-                await asyncio.to_thread(etcd.ctl, "compact", str(last))
-                await client.put(Put(f"{prefix}k", b"3"))
-                (event,) = await next_events(watch, 1)
-                assert isinstance(event, KeyValue)
-                assert event.value == b"3"
+        async with (
+            Client([etcd.url]) as client,
+            aclosing(client.watch([Range(prefix, True)], 0)) as watch,
+        ):
+            await opened(watch)
+            await client.put(Put(f"{prefix}k", b"1"))
+            last = await client.put(Put(f"{prefix}k", b"2"))
+            await next_events(watch, 2)
+            await asyncio.to_thread(etcd.ctl, "compact", str(last))
+            await client.put(Put(f"{prefix}k", b"3"))
+            (event,) = await next_events(watch, 1)
+            assert isinstance(event, KeyValue)
+            assert event.value == b"3"
 
     asyncio.run(main())
 
@@ -146,14 +149,16 @@ def test_a_start_that_the_server_never_reached_is_refused(etcd: EtcdServer, pref
 
 def test_an_idle_watch_asks_whether_the_server_is_there(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
-        async with Client([etcd.url], watch_idle_seconds=0.1) as client:
-            async with aclosing(client.watch([Range(prefix, True)], 0)) as watch:
-                await opened(watch)
-                following = asyncio.create_task(next_events(watch, 1))
-                await asyncio.wait((following,), timeout=1.0)  # several idle spans go by
-                assert not following.done()
-                await client.put(Put(f"{prefix}k", b""))
-                assert (await following)[0].key == f"{prefix}k"
+        async with (
+            Client([etcd.url], watch_idle_seconds=0.1) as client,
+            aclosing(client.watch([Range(prefix, True)], 0)) as watch,
+        ):
+            await opened(watch)
+            following = asyncio.create_task(next_events(watch, 1))
+            await asyncio.wait((following,), timeout=1.0)  # several idle spans go by
+            assert not following.done()
+            await client.put(Put(f"{prefix}k", b""))
+            assert (await following)[0].key == f"{prefix}k"
 
     asyncio.run(main())
 

@@ -1,0 +1,102 @@
+"""Servers that are not etcd, and a proxy that loses what etcd says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """Serve on a free port of 127.0.0.1 and give its address."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await handler(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(one(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speak another protocol."""
+    writer.write(b"220 mail.example ESMTP ready to serve\r\n")
+    while await reader.read(4096):
+        writer.write(bytes(range(256)))
+
+
+async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Be an HTTP/1.1 server."""
+    await reader.read(4096)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    await writer.drain()
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Accept and never say a word."""
+    while await reader.read(4096):
+        pass
+
+
+class Proxy:
+    """A TCP proxy to a server on 127.0.0.1; use `handle` with `serving`.
+
+    While `swallow` is set, what the server says is lost and the connection stays.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.swallow = False
+
+    def cut(self) -> None:
+        """Close all connections; new ones are accepted."""
+        for writer in self._writers:
+            writer.close()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream, downstream = await asyncio.open_connection("127.0.0.1", self._port)
+        both = {writer, downstream}
+        self._writers |= both
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._forward(reader, downstream))
+                tasks.create_task(self._answer(upstream, writer))
+        except* ConnectionError:
+            pass
+        finally:
+            self._writers -= both
+            downstream.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.swallow:
+                writer.write(data)
+                await writer.drain()
+        raise ConnectionResetError
