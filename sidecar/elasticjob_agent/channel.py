@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,8 @@ class Channel:
             yield HandsGone(f"the launcher's message cannot be read: {error!r}")
         except OSError:
             return
+        finally:
+            self._writer.close()
 
     async def start(self, command: StartWorkers) -> None:
         workers = [
@@ -117,13 +120,15 @@ class Channel:
         except (OSError, RuntimeError) as error:
             raise HandsError(f"the launcher took no {message['type']!r}: {error}") from error
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
+        """After this the launcher knows that the agent is gone."""
         self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                await self._writer.wait_closed()
 
 
-async def connected_streams(
-    path: str,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def streams(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection to the unix socket; raises OSError or TimeoutError."""
     async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
         return await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)

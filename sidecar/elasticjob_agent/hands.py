@@ -143,7 +143,11 @@ class Hands(Protocol):
     """Starts, signals and stops workers; its methods raise `HandsError` when it cannot be told."""
 
     def events(self) -> AsyncIterator[HandsEvent]:
-        """Everything that happens, `Hello` first. To be iterated once, for as long as it lasts."""
+        """Everything that happens, `Hello` first.
+
+        To be iterated once, by one task and without a timeout: a cancelled wait ends the events
+        and the connection.
+        """
         ...
 
     async def start(self, command: StartWorkers) -> None:

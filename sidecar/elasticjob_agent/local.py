@@ -74,8 +74,8 @@ class LocalHands:
     async def aclose(self) -> None:
         self._released = True
         if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+            channel, self._channel = self._channel, None
+            await channel.aclose()
         await self._ending()
 
     async def _launched(self) -> Channel:

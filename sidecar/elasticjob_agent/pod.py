@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 
-from elasticjob_agent.channel import Attach, Channel, connected_streams
+from elasticjob_agent.channel import Attach, Channel, streams
 from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, StartWorkers
 
 __all__ = ["Attach", "LauncherHands"]
@@ -59,8 +59,8 @@ class LauncherHands:
         """Let go of the launcher: its workers run on, for the next agent."""
         self._released = True
         if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+            channel, self._channel = self._channel, None
+            await channel.aclose()
 
     def _connected(self) -> Channel:
         if self._channel is None:
@@ -93,7 +93,7 @@ class LauncherHands:
             return None
 
     async def _attached(self) -> Channel:
-        reader, writer = await connected_streams(self._socket_path)
+        reader, writer = await streams(self._socket_path)
         try:
             channel = await Channel.attached(reader, writer, self._attach)
         except HandsError:

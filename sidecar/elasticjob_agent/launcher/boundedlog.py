@@ -49,7 +49,7 @@ class BoundedLog:
             self._size = os.fstat(self._fd).st_size
 
     def _append_some(self, data: bytes) -> int:
-        """Write what still fits in the current file, up to a line's end; its length."""
+        """Write some of what still fits in the current file, up to a line's end; its length."""
         room = self._segment_bytes - self._size
         if len(data) <= room:
             return self._append(data)
@@ -57,18 +57,16 @@ class BoundedLog:
         if cut == 0 and self._size == 0:
             cut = room  # a single line longer than the file may be
         written = self._append(data[:cut]) if cut else 0
-        self._rotate()
+        if written == cut:
+            self._rotate()
         return written
 
     def _append(self, data: bytes) -> int:
-        self._open()
+        """One write, which may be a short one: a disk fills up in the middle of it."""
         assert self._fd is not None
-        total = 0
-        while total < len(data):
-            count = os.write(self._fd, data[total:])
-            total += count
-            self._size += count
-        return total
+        count = os.write(self._fd, data)
+        self._size += count
+        return count
 
     def _rotate(self) -> None:
         self.close()

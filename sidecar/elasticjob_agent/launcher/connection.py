@@ -80,6 +80,4 @@ class Connection:
         if self._closing and not self._unsent:
             self.close()
             return
-        self._loop.watch(
-            self._sock.fileno(), self._readable, self._write if self._unsent else None
-        )
+        self._loop.watch(self._sock.fileno(), self._readable, self._write if self._unsent else None)

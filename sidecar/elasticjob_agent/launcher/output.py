@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .boundedlog import BoundedLog
 
-QUEUE_BYTES = 16 * 1024 * 1024
+QUEUE_BYTES = 64 * 1024 * 1024
 
 
 class Target:
@@ -88,25 +88,24 @@ class Writer:
             if self._queued_bytes + len(data) > QUEUE_BYTES:
                 target.lost_bytes += len(data)
                 return
-            if target.lost_bytes:
-                note = "[elasticjob] %d bytes left out: the reader or the disk was too slow\n"
-                data = (note % target.lost_bytes).encode() + data
-                target.lost_bytes = 0
-            self._queue.append((target, data))
-            self._queued_bytes += len(data)
-            self._changed.notify_all()
+            self._append(target, _note_of_loss(target) + data)
 
     def close(self, target: Target) -> None:
         """Close the target once what was put before is written."""
         with self._changed:
-            self._queue.append((target, None))
-            self._changed.notify_all()
+            self._append(target, _note_of_loss(target))
+            self._append(target, None)
 
     def flush(self, deadline: float) -> None:
         """Wait until all is written or the monotonic `deadline` has passed."""
         with self._changed:
             while self._queue and time.monotonic() < deadline:
                 self._changed.wait(max(0.0, deadline - time.monotonic()))
+
+    def _append(self, target: Target, data: bytes | None) -> None:
+        self._queue.append((target, data))
+        self._queued_bytes += len(data or b"")
+        self._changed.notify_all()
 
     def _write_all(self) -> None:
         while True:
@@ -123,6 +122,14 @@ class Writer:
                 self._queue.popleft()
                 self._queued_bytes -= len(data or b"")
                 self._changed.notify_all()
+
+
+def _note_of_loss(target: Target) -> bytes:
+    """Says what was left out since the last note; empty when nothing was."""
+    lost_bytes, target.lost_bytes = target.lost_bytes, 0
+    if not lost_bytes:
+        return b""
+    return b"[elasticjob] %d bytes left out: the reader or the disk is too slow\n" % lost_bytes
 
 
 class Output:
@@ -153,7 +160,10 @@ class Output:
         self._log_writer.close(target)
 
     def flush(self, within_seconds: float) -> None:
+        """Write what is queued; a reader or disk that does not take it in time loses it."""
         deadline = time.monotonic() + within_seconds
+        for writer, stream in zip(self._stream_writers, self._streams):
+            writer.close(stream)
         for writer in (self._log_writer, *self._stream_writers):
             writer.flush(deadline)
 

@@ -20,7 +20,7 @@ from .wire import canonical
 
 NONCE = re.compile(r"(?:[0-9a-f]{2}){8,64}")
 MAX_QUESTION_BYTES = 1024
-QUESTION_SECONDS = 5.0
+QUESTION_SECONDS = 2.0
 MAX_PROBERS = 128
 
 

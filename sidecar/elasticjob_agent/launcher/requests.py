@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     # An expression that Python 3.8 cannot evaluate.
     Request: TypeAlias = "Attach | Start | Stop | Signal | Release"
 
+
 class Attach(NamedTuple):
     """Who the agent is; `orphan_seconds` None keeps the launcher's own setting."""
 

@@ -12,7 +12,7 @@ from .loop import Loop, Timer
 from .output import LogTarget, Output
 
 READ_BYTES = 256 * 1024
-F_SETPIPE_SZ = 1031  # fcntl has the name only from Python 3.10 on
+SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which has a name only from Python 3.10 on
 PIPE_BYTES = 1024 * 1024
 TAIL_BYTES = 4096
 HELD_LINE_SECONDS = 1.0
@@ -45,7 +45,7 @@ class WorkerStream:
         self._tail = b""
         os.set_blocking(read_fd, False)
         with contextlib.suppress(OSError):  # over the user's limit: the usual size will do
-            fcntl.fcntl(read_fd, F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(read_fd, SET_PIPE_SIZE, PIPE_BYTES)
         loop.watch(read_fd, self._readable)
         if self._log is not None:
             output.log(self._log, b"")  # the file exists even if nothing is ever written

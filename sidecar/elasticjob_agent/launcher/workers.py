@@ -147,7 +147,7 @@ class Workers:
         paths = [Path(log_dir, name) if log_dir else None for name in names]
         streams = [
             WorkerStream(self._loop, self._output, fd, number + 1, prefix, path, max_log_bytes)
-            for number, (fd, path) in enumerate(zip(read_fds, paths))  # noqa: B905
+            for number, (fd, path) in enumerate(zip(read_fds, paths))
         ]
         return Worker(spec["local_rank"], process, streams)
 
@@ -171,7 +171,9 @@ class Workers:
         self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
 
     def _recheck(self, current: Round) -> None:
-        self.reap()
+        if current is self._round:
+            self.reap()
+            self._check_groups(zombies_count=False)
         if not current.gone:
             self._loop.call_later(RECHECK_SECONDS, lambda: self._recheck(current))
 
@@ -221,12 +223,12 @@ class Workers:
         current.exits.append(event)
         self._emit(event)
 
-    def _check_groups(self) -> None:
+    def _check_groups(self, zombies_count: bool = True) -> None:
         current = self._round
         if current is None or current.gone:
             return
         for worker in current.workers:
-            if worker.exited and not worker.group_gone and _empty(worker, current.killed):
+            if worker.exited and not worker.group_gone and _empty(worker, zombies_count):
                 worker.group_gone = True
                 for stream in worker.streams:
                     stream.drain()
@@ -238,9 +240,9 @@ class Workers:
             self._emit({"type": "stopped", "round": current.number})
 
 
-def _empty(worker: Worker, killed: bool) -> bool:
+def _empty(worker: Worker, zombies_count: bool) -> bool:
     group = worker.process.pid
-    return not group_exists(group) or (killed and group_has_only_zombies(group))
+    return not group_exists(group) or (not zombies_count and group_has_only_zombies(group))
 
 
 def _pipes() -> tuple[list[int], list[int]]:

@@ -1,0 +1,241 @@
+"""What the tests of launcher and hands share: real launchers, agents of their own, and a proof
+that nothing is left running.
+
+Everything a test starts carries a mark in its environment; the `mark` fixture waits after the test
+until no process with that mark is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from elasticjob_agent.hands import Hello, StartWorkers, WorkerExited, WorkerStart
+from elasticjob_agent.pod import Attach, LauncherHands
+from elasticjob_agent.zipapp_build import build_zipapp
+
+MARK = "ELASTICJOB_TEST_MARK"
+PATIENCE_SECONDS = 15.0
+JOB_KEY = bytes(range(32))
+SIDECAR = str(Path(__file__).parents[2] / "sidecar")
+
+Event = TypeVar("Event")
+
+
+def python(source: str) -> tuple[str, ...]:
+    """A worker command: a quickly starting Python that runs `source`."""
+    return (sys.executable, "-I", "-S", "-c", source)
+
+
+def start_workers(
+    round: int, *commands: tuple[str, ...], log_dir: Path | None = None, **env: str
+) -> StartWorkers:
+    workers = tuple(
+        WorkerStart(rank, argv, env, str(log_dir / str(rank)) if log_dir else "", f"[{rank}] ")
+        for rank, argv in enumerate(commands)
+    )
+    return StartWorkers(round, workers, max_log_bytes=1 << 20)
+
+
+async def until(events: AsyncIterator[Any], kind: type[Event], **values: Any) -> Event:
+    """The next event of that kind with those values; others are passed over."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        async for event in events:
+            if isinstance(event, kind) and all(
+                getattr(event, name) == value for name, value in values.items()
+            ):
+                return event
+    raise AssertionError(f"the events ended without {kind.__name__} {values}")
+
+
+async def exits(events: AsyncIterator[Any], count: int) -> dict[int, WorkerExited]:
+    """The next exits, by local rank."""
+    found = [await until(events, WorkerExited) for _ in range(count)]
+    return {exited.local_rank: exited for exited in found}
+
+
+async def soon(condition: Callable[[], Any]) -> Any:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.005)
+    return value
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def reaped(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def wait_for_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, f"processes still run: {left}"
+        time.sleep(0.005)
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Processes whose environment at their start carried the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The mark of this test's processes; fails the test that leaves one behind."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    left: list[int] = []
+    try:
+        wait_for_end(marked_processes(value))
+    finally:
+        left = [pid for pid in marked_processes(value) if alive(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture(scope="session")
+def launcher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_zipapp(tmp_path_factory.mktemp("launcher") / "launcher.pyz")
+
+
+class LauncherProcess:
+    """A launcher as a training container runs it: the zip file, on a socket of its own."""
+
+    def __init__(self, file: Path, interpreter: str = sys.executable, **env: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: a socket path is limited
+        self.socket = str(self.directory / "launcher.sock")
+        self.stdout = self.directory / "stdout"
+        self.stderr = self.directory / "stderr"
+        self.termination_log = self.directory / "termination-log"
+        self.termination_log.touch()
+        environ = {
+            **os.environ,
+            "ELASTICJOB_SOCKET": self.socket,
+            "ELASTICJOB_PROBE_ADDRESS": "127.0.0.1",
+            "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
+            **env,
+        }
+        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
+            self.process = subprocess.Popen(
+                [interpreter, "-I", "-S", str(file), "--", "train", "--lr=1"],
+                env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            )  # fmt: skip
+
+    def hands(self, session: str = "s1", orphan_seconds: float = 30.0) -> LauncherHands:
+        return LauncherHands(self.socket, Attach("pod-0", session, JOB_KEY, orphan_seconds))
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            shutil.rmtree(self.directory)
+
+
+StartLauncher = Callable[..., LauncherProcess]
+
+
+@pytest.fixture
+def start_launcher(launcher_file: Path, mark: str) -> Iterator[StartLauncher]:
+    """Starts launchers that end with the test."""
+    started: list[LauncherProcess] = []
+
+    def start(**options: Any) -> LauncherProcess:
+        started.append(LauncherProcess(launcher_file, **options))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        launcher.close()
+
+
+AGENT = """
+import asyncio, sys
+from tests.integration.launcher_rig import *
+from elasticjob_agent.hands import *
+from elasticjob_agent.local import LocalHands
+
+async def main():
+    hands = {hands}
+    events = hands.events()
+    hello = await until(events, Hello)
+    await hands.start(start_workers(1, *{commands!r}))
+    started = await until(events, Started)
+    print(*started.pids.values(), flush=True)
+    {then}
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class AgentProcess:
+    """A small agent in a process of its own, to be killed: starts round 1, then does nothing."""
+
+    def __init__(self, hands: str, *commands: tuple[str, ...], then: str = "pass") -> None:
+        source = AGENT.format(hands=hands, commands=commands, then=then)
+        root = str(Path(__file__).parents[2])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source],
+            env={**os.environ, "PYTHONPATH": f"{root}:{SIDECAR}"},
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdout is not None
+        self.worker_pids = [int(pid) for pid in self.process.stdout.readline().split()]
+
+    @staticmethod
+    def of(launcher: LauncherProcess, *commands: tuple[str, ...], orphan_seconds: float = 30.0):
+        attach = f"Attach('pod-0', 's0', {JOB_KEY!r}, {orphan_seconds})"
+        return AgentProcess(f"LauncherHands({launcher.socket!r}, {attach})", *commands)
+
+    def kill(self) -> None:
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+async def attached(launcher: LauncherProcess, **options: Any) -> tuple[Any, Any, Hello]:
+    """Hands, their events and the launcher's hello."""
+    hands = launcher.hands(**options)
+    events = hands.events()
+    return hands, events, await until(events, Hello)

@@ -1,0 +1,331 @@
+"""Workers below the agent's own process: started, signalled, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.hands import (
+    HandsError,
+    HandsGone,
+    Hello,
+    LogTrouble,
+    Started,
+    StartRefused,
+    Stopped,
+    WorkerExited,
+)
+from elasticjob_agent.local import LocalHands
+from tests.integration.launcher_rig import (
+    AgentProcess,
+    alive,
+    exits,
+    mark,
+    python,
+    reaped,
+    soon,
+    start_workers,
+    until,
+    wait_for_end,
+)
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+SLEEPER = ("sleep", "100")
+# Writes its own number and the number of a child in its group to the file, then sleeps.
+WITH_CHILD = (
+    "import os, signal, sys, time; path, how = sys.argv[1:]; child = os.fork();"
+    "parent = os.getppid() if not child else os.getpid();"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN if how == 'ignore' else signal.SIG_DFL);"
+    "os.setsid() if how == 'daemon' and not child else None;"
+    "child or open(path + '.new', 'w').write(str(os.getpid())) and os.rename(path + '.new', path);"
+    "time.sleep(0.2 if child and how in ('leave', 'daemon') else 100)"
+)
+
+
+def with_child(path: Path, how: str) -> tuple[str, ...]:
+    return (*python(WITH_CHILD), str(path), how)
+
+
+async def child_of(path: Path) -> int:
+    await soon(path.exists)
+    return int(path.read_text())
+
+
+def run(scenario: Callable[[LocalHands, Any], Awaitable[None]]) -> None:
+    """The scenario with hands that said hello; they are closed whatever happens."""
+
+    async def whole() -> None:
+        hands = LocalHands(("train",))
+        events = hands.events()
+        try:
+            assert (await until(events, Hello)).argv == ("train",)
+            await scenario(hands, events)
+        finally:
+            await hands.aclose()
+
+    asyncio.run(whole())
+
+
+async def outcome(hands: LocalHands, events: Any, *argv: str) -> WorkerExited:
+    await hands.start(start_workers(1, argv))
+    exited = (await exits(events, 1))[0]
+    await until(events, Stopped, round=1)
+    return exited
+
+
+def test_sigterm_then_sigkill_after_the_grace(tmp_path: Path) -> None:
+    handles = python(
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9));"
+        "open(sys.argv[1], 'w'); time.sleep(100)"
+    )
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        ready, pid = tmp_path / "ready", tmp_path / "pid"
+        await hands.start(start_workers(1, with_child(pid, "ignore"), (*handles, str(ready))))
+        await soon(lambda: ready.exists() and pid.exists())
+        told = time.monotonic()
+        await hands.stop(1, 0.5)
+        first = await until(events, WorkerExited)
+        assert (first.local_rank, first.exit_code) == (1, 9)
+        assert time.monotonic() - told < 0.4
+        second = await until(events, WorkerExited)
+        assert (second.local_rank, second.signal) == (0, signal.SIGKILL)
+        assert time.monotonic() - told >= 0.45
+        await until(events, Stopped, round=1)
+
+    run(scenario)
+
+
+def test_a_second_stop_shortens_the_grace_and_never_lengthens_it(tmp_path: Path) -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, with_child(tmp_path / "pid", "ignore")))
+        await child_of(tmp_path / "pid")
+        told = time.monotonic()
+        await hands.stop(1, 100)
+        await hands.stop(1, 0.3)
+        await hands.stop(1, 100)
+        await until(events, Stopped, round=1)
+        assert 0.25 <= time.monotonic() - told < 5
+
+        await hands.start(start_workers(2, with_child(tmp_path / "pid2", "ignore")))
+        await child_of(tmp_path / "pid2")
+        told = time.monotonic()
+        await hands.stop(2, 100)
+        await hands.stop(2, 0)
+        await until(events, Stopped, round=2)
+        assert time.monotonic() - told < 5
+
+    run(scenario)
+
+
+def test_stopping_what_does_not_run_is_answered() -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.stop(7, 0)
+        await until(events, Stopped, round=7)
+        await hands.start(start_workers(8, SLEEPER))
+        started = await until(events, Started)
+        await hands.stop(7, 0)
+        await until(events, Stopped, round=7)
+        assert alive(started.pids[0])
+
+    run(scenario)
+
+
+def test_grandchildren_die_with_their_group(tmp_path: Path) -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, with_child(tmp_path / "pid", "ignore")))
+        child = await child_of(tmp_path / "pid")
+        await hands.stop(1, 0)
+        await until(events, Stopped, round=1)
+        assert reaped(child)
+
+    run(scenario)
+
+
+def test_a_round_is_stopped_only_when_the_last_of_its_groups_is_gone(tmp_path: Path) -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, with_child(tmp_path / "pid", "leave")))
+        child = await child_of(tmp_path / "pid")
+        assert (await exits(events, 1))[0].exit_code == 0
+        assert alive(child)
+        await hands.start(start_workers(2, SLEEPER))
+        refused = await until(events, StartRefused, round=2)
+        assert "round 1 still has processes" in refused.message
+        os.kill(child, signal.SIGKILL)
+        await until(events, Stopped, round=1)
+        await hands.start(start_workers(2, ("true",)))
+        await until(events, Stopped, round=2)
+
+    run(scenario)
+
+
+def test_a_daemon_outlives_its_round_but_not_the_job(tmp_path: Path) -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, with_child(tmp_path / "pid", "daemon")))
+        child = await child_of(tmp_path / "pid")
+        await until(events, Stopped, round=1)
+        assert alive(child)
+        await hands.release(0, "")
+        assert reaped(child)
+
+    run(scenario)
+
+
+def test_a_signal_reaches_the_whole_group() -> None:
+    source = (
+        "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(8));"
+        "sys.stderr.write('x'); signal.pause()"
+    )
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, python(source)))
+        pid = (await until(events, Started)).pids[0]
+        caught = f"SigCgt:\t{1 << (signal.SIGUSR1 - 1):016x}"
+        await soon(lambda: int(caught[-16:], 16) & _caught_signals(pid))
+        await hands.signal(1, signal.SIGUSR1)
+        assert (await exits(events, 1))[0].exit_code == 8
+
+    run(scenario)
+
+
+def _caught_signals(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+
+
+def test_workers_lead_sessions_of_their_own_and_read_nothing() -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        source = (
+            "import os, sys; sys.stderr.write(repr((os.getsid(0) == os.getpgid(0) == os.getpid(),"
+            "sys.stdin.read(), os.environ.get('ELASTICJOB_AGENT_FD'), len(os.listdir('/proc/self/fd')))))"
+        )
+        exited = await outcome(hands, events, *python(source))
+        assert exited.stderr_tail == "(True, '', None, 4)"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "mode", "exit_code", "words"),
+    [
+        ("", None, 0, 127, "no-such-trainer' was not found on PATH"),
+        ("absent", None, 0, 127, "full path as the first item of `command`"),
+        ("plain", b"#!/bin/sh\n", 0o644, 126, "is not executable: run `chmod +x`"),
+        ("lost", b"#!/no/such/shell\n", 0o755, 127, "the interpreter named in its first line"),
+        ("data", b"\x7fELF but not really", 0o755, 126, "is no program for this machine"),
+    ],
+)
+def test_a_command_that_cannot_run_says_why_and_what_to_do(
+    tmp_path: Path, name: str, content: bytes | None, mode: int, exit_code: int, words: str
+) -> None:
+    command = tmp_path / name if name else Path("no-such-trainer")
+    if content is not None:
+        command.write_bytes(content)
+        command.chmod(mode)
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        exited = await outcome(hands, events, str(command))
+        assert (exited.pid, exited.exit_code, exited.signal) == (0, exit_code, None)
+        assert words in exited.message
+
+    run(scenario)
+
+
+def test_a_failed_start_leaves_the_others_running() -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, SLEEPER, ("/no/such/file",)))
+        started = await until(events, Started)
+        assert set(started.pids) == {0}
+        failed = await until(events, WorkerExited)
+        assert (failed.local_rank, failed.exit_code) == (1, 127)
+        assert alive(started.pids[0])
+
+    run(scenario)
+
+
+def test_the_last_words_of_a_failing_worker_are_told() -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        exited = await outcome(hands, events, *python("import no_such_module"))
+        assert exited.exit_code == 1
+        assert exited.stderr_tail.endswith("No module named 'no_such_module'\n")
+
+    run(scenario)
+
+
+def test_a_killed_agent_takes_its_workers_along(tmp_path: Path) -> None:
+    agent = AgentProcess("LocalHands()", SLEEPER, with_child(tmp_path / "pid", "ignore"))
+    child = asyncio.run(child_of(tmp_path / "pid"))
+    agent.kill()
+    wait_for_end([*agent.worker_pids, child])
+
+
+def test_a_fork_of_the_killed_agent_does_not_keep_its_workers_alive() -> None:
+    # It holds the agent's end of the connection open, so that end alone tells the launcher nothing.
+    fork = "import os, time; os.fork() or (time.sleep(2), os._exit(0))"
+    agent = AgentProcess("LocalHands()", SLEEPER, then=fork)
+    killed = time.monotonic()
+    agent.kill()
+    wait_for_end(agent.worker_pids)
+    assert time.monotonic() - killed < 1
+
+
+def test_a_killed_launcher_is_noticed_and_takes_the_workers_along() -> None:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, SLEEPER))
+        started = await until(events, Started)
+        parent = int(
+            Path(f"/proc/{started.pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+        )
+        os.kill(parent, signal.SIGKILL)
+        assert "signal 9" in (await until(events, HandsGone)).reason
+        wait_for_end(list(started.pids.values()))
+        with pytest.raises(HandsError, match="does not run"):
+            await hands.stop(1, 0)
+
+    run(scenario)
+
+
+def test_closing_kills_what_still_runs() -> None:
+    pids: list[int] = []
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, SLEEPER))
+        pids.extend((await until(events, Started)).pids.values())
+
+    run(scenario)
+    assert [pid for pid in pids if not reaped(pid)] == []
+
+
+def test_trouble_with_log_files_is_said_once_and_holds_nobody_up(tmp_path: Path) -> None:
+    for rank in ("0", "1"):
+        (tmp_path / rank).mkdir()
+        (tmp_path / rank / "stdout.log").symlink_to("/dev/full")  # every write: no space left
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        talks = python("for i in range(20000): print(i, 'x' * 100, flush=True)")
+        await hands.start(start_workers(1, talks, talks, log_dir=tmp_path))
+        troubles: list[str] = []
+        seen: list[Any] = []
+        while not (troubles and any(isinstance(event, Stopped) for event in seen)):
+            seen.append(await until(events, object))
+            if isinstance(seen[-1], LogTrouble):
+                troubles.append(seen[-1].message)
+        codes = [event.exit_code for event in seen if isinstance(event, WorkerExited)]
+        assert codes == [0, 0]
+        await hands.stop(1, 0)  # nothing more was said before the answer to this
+        following = await until(events, object)
+        assert isinstance(following, Stopped)
+        assert len(troubles) == 1
+        assert "stdout.log cannot be written: No space left on device" in troubles[0]
+
+    run(scenario)

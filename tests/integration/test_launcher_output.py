@@ -1,0 +1,248 @@
+"""What becomes of the workers' output: prefixed, in order, bounded, and never in their way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.hands import Hello, StartWorkers, Stopped, WorkerExited, WorkerStart
+from elasticjob_agent.local import LocalHands
+from tests.integration.launcher_rig import exits, mark, python, soon, start_workers, until
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+LINES = 300_000
+NOTE = re.compile(rb"\[elasticjob\] (\d+) bytes left out: .*\n")
+
+
+def run(path: Path, scenario: Callable[[LocalHands, Any], Awaitable[None]]) -> bytes:
+    """The launcher's standard output after the scenario; standard error is beside it in `.err`."""
+
+    async def whole() -> None:
+        with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
+            hands = LocalHands(stdout=out.fileno(), stderr=err.fileno())
+            events = hands.events()
+            try:
+                await until(events, Hello)
+                await scenario(hands, events)
+                await hands.release(0, "")
+            finally:
+                await hands.aclose()
+
+    asyncio.run(whole())
+    return path.read_bytes()
+
+
+def output_of(path: Path, *sources: str) -> bytes:
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, *map(python, sources)))
+        assert {exited.exit_code for exited in (await exits(events, len(sources))).values()} == {0}
+        await until(events, Stopped)
+
+    return run(path, scenario)
+
+
+def test_lines_keep_their_order_and_get_their_workers_prefix(tmp_path: Path) -> None:
+    talk = "import sys\nfor i in range(20000): print(i, flush=i % 7 == 0)\nsys.stderr.write('e\\n')"
+    lines = output_of(tmp_path / "out", talk, talk).decode().splitlines()
+    for rank in (0, 1):
+        own = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert own == [f"[{rank}] {number}" for number in range(20000)]
+    assert len(lines) == 40000
+    assert sorted((tmp_path / "out.err").read_text().splitlines()) == ["[0] e", "[1] e"]
+
+
+def test_a_line_without_an_end_is_forwarded_while_the_worker_hangs(tmp_path: Path) -> None:
+    source = "import time; print('loading', end='', flush=True); time.sleep(100)"
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        await hands.start(start_workers(1, python(source)))
+        await soon(lambda: (tmp_path / "out").read_bytes() == b"[0] loading\n")
+        await hands.stop(1, 0)
+        await until(events, Stopped)
+
+    assert run(tmp_path / "out", scenario) == b"[0] loading\n"
+
+
+def test_a_last_line_without_an_end_gets_one(tmp_path: Path) -> None:
+    assert output_of(tmp_path / "out", "print('a\\nb', end='')") == b"[0] a\n[0] b\n"
+
+
+def test_binary_garbage_passes_through(tmp_path: Path) -> None:
+    source = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4000)"
+    forwarded = output_of(tmp_path / "out", source)
+    states = [line.rpartition(b"\r")[2] for line in (bytes(range(256)) * 4000).split(b"\n")]
+    assert forwarded == b"".join(b"[0] " + state + b"\n" for state in states)
+
+
+def test_an_endless_line_goes_out_in_pieces(tmp_path: Path) -> None:
+    source = "import sys; sys.stdout.write('x' * 5_000_000)"
+    pieces = output_of(tmp_path / "out", source).split(b"\n")[:-1]
+    assert all(piece.startswith(b"[0] ") for piece in pieces)
+    assert b"".join(piece[4:] for piece in pieces) == b"x" * 5_000_000
+    assert len(pieces) > 10
+
+
+def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
+    """At least 100,000 lines of 100 bytes a second, all forwarded and logged."""
+    source = (
+        f"import sys, time; start = time.monotonic(); line = 'x' * 99 + '\\n'\n"
+        f"for i in range({LINES}): sys.stdout.write(line)\n"
+        "sys.stdout.flush(); sys.stderr.write(str(time.monotonic() - start))"
+    )
+    seconds = 0.0
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        nonlocal seconds
+        worker = WorkerStart(0, python(source), {}, str(tmp_path / "logs"), "[0] ")
+        await hands.start(StartWorkers(1, (worker,), max_log_bytes=1 << 30))
+        seconds = float((await exits(events, 1))[0].stderr_tail)
+        await until(events, Stopped)
+
+    forwarded = run(tmp_path / "out", scenario)
+    assert LINES / seconds > 100_000
+    assert forwarded == (b"[0] " + b"x" * 99 + b"\n") * LINES
+    assert (tmp_path / "logs" / "stdout.log").stat().st_size == 100 * LINES
+
+
+def test_a_reader_that_stopped_reading_holds_nobody_up() -> None:
+    """Beyond a bound output is left out, counted to the byte, and the worker goes on."""
+    line = "x" * 99_999 + "\n"
+    source = f"import sys\nfor i in range(1000): sys.stdout.write({line!r})"
+    pieces: list[bytes] = []
+
+    async def scenario(write_fd: int, read_fd: int) -> None:
+        hands = LocalHands(stdout=write_fd)
+        events = hands.events()
+        try:
+            await until(events, Hello)
+            await hands.start(start_workers(1, python(source)))
+            assert (await exits(events, 1))[0].exit_code == 0
+            await until(events, Stopped)
+            reading = asyncio.get_running_loop().run_in_executor(None, _read_all, read_fd, pieces)
+            await soon(lambda: sum(map(len, pieces)) > 60_000_000)
+            await hands.start(start_workers(2, python("print('later')")))
+            await until(events, Stopped, round=2)
+            await hands.release(0, "")
+        finally:
+            await hands.aclose()
+            os.close(write_fd)
+        await reading
+
+    read_fd, write_fd = os.pipe()
+    asyncio.run(scenario(write_fd, read_fd))
+    os.close(read_fd)
+    lines = b"".join(pieces).splitlines(keepends=True)
+    notes = [note for note in map(NOTE.fullmatch, lines) if note is not None]
+    assert notes[-1][0] == lines[-2]
+    assert lines[-1] == b"[0] later\n"
+    forwarded = [text for text in lines[:-1] if NOTE.fullmatch(text) is None]
+    left_out = sum(int(note[1]) for note in notes)
+    assert left_out + sum(map(len, forwarded)) == 1000 * len("[0] " + line)
+
+
+def _read_all(fd: int, pieces: list[bytes]) -> None:
+    while piece := os.read(fd, 1 << 20):
+        pieces.append(piece)
+
+
+def test_a_lost_reader_of_standard_output_holds_nobody_up() -> None:
+    async def scenario(write_fd: int) -> None:
+        hands = LocalHands(stdout=write_fd)
+        events = hands.events()
+        try:
+            await until(events, Hello)
+            await hands.start(start_workers(1, python("for i in range(9999): print('x' * 99)")))
+            assert (await exits(events, 1))[0].exit_code == 0
+            await hands.release(0, "")
+        finally:
+            await hands.aclose()
+            os.close(write_fd)
+
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    asyncio.run(scenario(write_fd))
+
+
+def test_log_files_keep_the_beginning_and_the_newest_within_their_bound(tmp_path: Path) -> None:
+    source = "for i in range(100_000): print(i)"
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        worker = WorkerStart(0, python(source), {}, str(tmp_path / "logs"), "")
+        await hands.start(StartWorkers(1, (worker,), max_log_bytes=30_000))
+        await until(events, Stopped)
+
+    run(tmp_path / "out", scenario)
+    logs = {path.name: path.read_bytes() for path in (tmp_path / "logs").iterdir()}
+    assert sorted(logs) == ["stderr.log", "stdout.log", "stdout.log.1", "stdout.log.head"]
+    assert sum(map(len, logs.values())) <= 30_000
+    head, older, newest = logs["stdout.log.head"], logs["stdout.log.1"], logs["stdout.log"]
+    assert head.startswith(b"0\n1\n2\n")
+    numbers = [int(line) for line in (older + newest).splitlines()]
+    assert numbers == list(range(numbers[0], 100_000))
+    assert len(older + newest) > 10_000
+    assert logs["stderr.log"] == b""
+
+
+LIMITED = """
+import resource, sys
+sys.path.append(sys.argv[1])
+from pathlib import Path
+from elasticjob_agent.launcher.boundedlog import BoundedLog
+
+log = BoundedLog(Path(sys.argv[2]), 1 << 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+for data in (b"12345678", b"abcd\\n", b"more\\n"):
+    try:
+        log.write(data)
+    except OSError as error:
+        print(error.errno)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.write(b"again\\n")
+log.close()
+"""
+
+
+def test_a_log_notes_what_a_full_disk_took_once_there_is_room_again(tmp_path: Path) -> None:
+    log = tmp_path / "deep" / "stdout.log"
+    sidecar = str(Path(__file__).parents[2] / "sidecar")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, sidecar, str(log)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["27", "27"])
+    assert log.read_bytes() == b"12345678ab\n[elasticjob] 8 bytes are missing here\nagain\n"
+
+
+def test_an_exit_is_told_while_its_output_is_still_being_written(tmp_path: Path) -> None:
+    """The exit comes with all that the worker wrote, also when a child holds its pipes open."""
+    source = (
+        "import os, sys, time\n"
+        "if os.fork() == 0: time.sleep(30)\n"
+        "sys.stderr.write('y' * 50_000 + 'the end'); sys.exit(2)"
+    )
+
+    async def scenario(hands: LocalHands, events: Any) -> None:
+        told = time.monotonic()
+        await hands.start(start_workers(1, python(source)))
+        exited = await until(events, WorkerExited)
+        assert time.monotonic() - told < 10
+        assert exited.stderr_tail.endswith("the end")
+        assert len(exited.stderr_tail) == 4096
+        await hands.stop(1, 0)
+        await until(events, Stopped)
+
+    run(tmp_path / "out", scenario)

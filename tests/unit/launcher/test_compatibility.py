@@ -1,0 +1,111 @@
+"""The launcher runs on any Python from 3.8 on, with the standard library alone, as one file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent import launcher
+from elasticjob_agent.zipapp_build import build_zipapp
+
+SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
+# Newer than 3.8: an attribute or name that must not be used.
+NEWER_NAMES = {
+    # os, signal, fcntl, subprocess
+    "pidfd_open", "waitstatus_to_exitcode", "pidfd_send_signal", "F_SETPIPE_SZ", "F_GETPIPE_SZ",
+    "process_group", "pipesize", "EventFlags", "eventfd",
+    # text and collections
+    "removeprefix", "removesuffix", "pairwise", "batched", "bit_count", "is_relative_to",
+    "readlink", "with_stem", "hardlink_to", "walk", "StrEnum", "to_thread", "TaskGroup", "timeout_at", "Runner",
+    "ExceptionGroup", "BaseExceptionGroup", "aiter", "anext", "add_note", "tomllib", "zoneinfo",
+    "graphlib", "randbytes", "cache", "UTC", "chdir", "file_digest", "lcm", "nullcontext_async",
+    # typing
+    "TypeAlias", "ParamSpec", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
+    "override", "Annotated", "NotRequired", "Required", "Unpack",
+}  # fmt: skip
+NEWER_KEYWORDS = {"slots", "kw_only", "match_args", "strict", "umask", "delete_on_close"}
+NEWER_NAMES |= {f"{keyword}=" for keyword in NEWER_KEYWORDS}
+GENERICS = ("list", "dict", "set", "tuple", "type", "frozenset", "deque", "Callable", "Popen")
+NEWER_GENERICS = {f"{generic}[]" for generic in GENERICS}
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+def type_checking_only(tree: ast.Module) -> set[ast.AST]:
+    """Nodes below `if TYPE_CHECKING:`, which never run."""
+    return {
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+
+
+def in_annotations(tree: ast.Module) -> set[ast.AST]:
+    """Nodes in annotations, which `from __future__ import annotations` leaves unevaluated."""
+    roots: list[ast.AST | None] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.AnnAssign, ast.arg)):
+            roots.append(node.annotation)
+        elif isinstance(node, ast.FunctionDef):
+            roots.append(node.returns)
+    return {inner for root in roots if root is not None for inner in ast.walk(root)}
+
+
+def named(node: ast.AST) -> list[str]:
+    """The names that a node uses; a subscripted one carries brackets."""
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return [name]
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return [alias.name for alias in aliases]
+        case ast.keyword(arg=str(name)):
+            return [f"{name}="]
+        case ast.Subscript(value=ast.Name(id=name)):
+            return [f"{name}[]"]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_nothing_newer_than_python_3_8_is_evaluated(path: Path) -> None:
+    tree = parsed(path)
+    skipped = type_checking_only(tree) | in_annotations(tree)
+    found = []
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        found += [name for name in named(node) if name in NEWER_NAMES | NEWER_GENERICS]
+    assert found == []
+    assert isinstance(tree.body[0], ast.Expr)
+    if len(tree.body) > 1:
+        assert ast.unparse(tree.body[1]) == "from __future__ import annotations"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_only_the_standard_library_is_imported(path: Path) -> None:
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [node.module or ""]
+        else:
+            continue
+        assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
+
+
+def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
+    first = build_zipapp(tmp_path / "a" / "launcher.pyz")
+    second = build_zipapp(tmp_path / "b.pyz")
+    assert first.read_bytes() == second.read_bytes()
+    assert first.stat().st_size < 64 * 1024
+    assert {path.name for path in tmp_path.rglob("*")} == {"a", "launcher.pyz", "b.pyz"}
+    with zipfile.ZipFile(first) as archive:
+        modules = {f"elasticjob_launcher/{path.name}" for path in SOURCES}
+        assert set(archive.namelist()) == modules | {"__main__.py"}

@@ -1,0 +1,57 @@
+"""Writers that nobody has to wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elasticjob_agent.launcher.output import QUEUE_BYTES, Target, Writer
+
+
+class Gate(Target):
+    """Takes what is written once it is opened."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.open.wait(10)
+        if data == b"bad":
+            raise OSError(28, "No space left on device")
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_stuck_target_costs_its_own_output_and_the_loss_is_noted() -> None:
+    writer, gate = Writer("test", on_trouble=lambda error: None), Gate()
+    piece = bytes(QUEUE_BYTES // 8)
+    began = time.monotonic()
+    for _ in range(10):
+        writer.put(gate, piece)
+    writer.flush(time.monotonic() + 0.05)  # gives up at its deadline
+    assert time.monotonic() - began < 5
+    gate.open.set()
+    writer.flush(time.monotonic() + 10)
+    writer.put(gate, b"later")
+    writer.close(gate)
+    writer.flush(time.monotonic() + 10)
+    assert gate.written[:8] == [piece] * 8
+    note = b"[elasticjob] %d bytes left out: " % (2 * len(piece))
+    assert gate.written[8].startswith(note)
+    assert gate.written[8].endswith(b"later")
+    assert gate.closed
+
+
+def test_trouble_is_reported_and_writing_goes_on() -> None:
+    troubles: list[OSError] = []
+    writer, gate = Writer("test", troubles.append), Gate()
+    gate.open.set()
+    for data in (b"a", b"bad", b"b"):
+        writer.put(gate, data)
+    writer.flush(time.monotonic() + 10)
+    assert gate.written == [b"a", b"b"]
+    assert [error.errno for error in troubles] == [28]

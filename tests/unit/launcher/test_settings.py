@@ -1,0 +1,66 @@
+"""The launcher's settings: defaults, and errors that name the variable and the fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_agent.launcher.settings import (
+    OWN_VARIABLES,
+    SettingsError,
+    check_socket_path,
+    read_settings,
+    worker_environment,
+)
+
+
+def test_defaults() -> None:
+    settings = read_settings(["--", "python3", "train.py", "--"], {})
+    assert settings.argv == ("python3", "train.py", "--")
+    assert settings.socket_path == "/elasticjob/launcher.sock"
+    assert (settings.probe_port, settings.orphan_seconds, settings.stop_grace_seconds) == (
+        0,
+        30,
+        10,
+    )
+    assert settings.agent_fd is None
+
+
+def test_a_launcher_below_an_agent_needs_no_command() -> None:
+    settings = read_settings([], {"ELASTICJOB_AGENT_FD": "7", "ELASTICJOB_PROBE_PORT": "off"})
+    assert (settings.argv, settings.agent_fd, settings.probe_port) == ((), 7, None)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--"], ["train"], ["train", "--"]])
+def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]) -> None:
+    with pytest.raises(SettingsError, match=r"usage: python3 launcher\.pyz -- COMMAND"):
+        read_settings(arguments, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ELASTICJOB_PROBE_PORT", "65536"),
+        ("ELASTICJOB_PROBE_PORT", "http"),
+        ("ELASTICJOB_PROBE_PORT", "٣"),
+        ("ELASTICJOB_ORPHAN_SECONDS", "soon"),
+        ("ELASTICJOB_ORPHAN_SECONDS", "nan"),
+        ("ELASTICJOB_STOP_GRACE_SECONDS", "-1"),
+        ("ELASTICJOB_LIFELINE_PID", "-5"),
+        ("ELASTICJOB_AGENT_FD", "x"),
+        ("ELASTICJOB_SOCKET", "/" + "x" * 107),
+    ],
+)
+def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        read_settings(["--", "train"], {name: value})
+
+
+def test_the_longest_socket_path() -> None:
+    check_socket_path("/" + "ü" * 53)  # 107 bytes
+    with pytest.raises(SettingsError, match="108 bytes long"):
+        check_socket_path("/" + "ü" * 53 + "x")
+
+
+def test_workers_do_not_inherit_the_launchers_variables() -> None:
+    environ = dict.fromkeys(OWN_VARIABLES, "1") | {"PATH": "/bin", "ELASTICJOB_X": "y"}
+    assert worker_environment(environ) == {"PATH": "/bin", "ELASTICJOB_X": "y"}
