@@ -20,6 +20,10 @@ help: ## list the targets
 install: ## the Python environments: dependencies in the cache, this checkout in .venv
 	@python=$$(scripts/python) && "$$python" scripts/environment.py "$(CACHE)"
 
+.PHONY: demo
+demo: install ## an elastic training run on this machine, scaled and hurt: build/demo/timeline.png
+	$(PY) scripts/demo.py
+
 .PHONY: etcd
 etcd: install ## the etcd servers of the tests and benchmarks, in the cache
 	@$(PY) scripts/etcd_servers.py "$(CACHE)"
