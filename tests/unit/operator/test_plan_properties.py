@@ -1,0 +1,231 @@
+"""What holds of every plan, whatever exists: sizes, indices, idempotence, the way to rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticjob_operator.core.actions import (
+    CloseRendezvous,
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    WriteBounds,
+    WriteNodes,
+)
+from elasticjob_operator.core.census import take_census
+from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.core.plan import Plan, plan
+from elasticjob_operator.core.rendezvous_view import (
+    UNREADABLE,
+    MemberView,
+    OutcomeKind,
+    OutcomeView,
+    RendezvousView,
+    StopReason,
+)
+from elasticjob_operator.core.sizes import legal_sizes, wanted_size
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model import ElasticJob, RendezvousState
+from tests.unit.operator.builders import NOW, ago, closed, job
+
+CASES = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, suspended: bool | None = None) -> ElasticJob:
+    low = draw(st.integers(1, 4))
+    return job(
+        minNodes=low,
+        maxNodes=low + draw(st.integers(0, 6)),
+        nodes=draw(st.none() | st.integers(0, 12)),
+        nodeIncrement=draw(st.integers(1, 3)),
+        runPolicy={
+            "suspend": draw(st.booleans()) if suspended is None else suspended,
+            "cleanPodPolicy": draw(st.sampled_from(["None", "Running", "All"])),
+            "ttlSecondsAfterFinished": draw(st.none() | st.integers(0, 50)),
+        },
+    )
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> tuple[Pod, ...]:
+    found = []
+    for index in draw(st.sets(st.integers(0, 12), max_size=10)):
+        phase = draw(st.sampled_from(list(PodPhase)))
+        runs = phase is PodPhase.RUNNING and draw(st.booleans())
+        found.append(
+            Pod(
+                index=index,
+                name=f"job-{index}",
+                uid=f"uid-{index}",
+                created_at=ago(draw(st.integers(0, 200))),
+                phase=phase,
+                ready=runs,
+                terminating=draw(st.booleans()),
+                node=f"node-{index}",
+                node_state=draw(st.sampled_from(list(NodeState))),
+                launcher_since=ago(0) if runs else None,
+            )
+        )
+    return tuple(found)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> RendezvousView:
+    ranked = draw(st.lists(st.integers(0, 12), unique=True, max_size=6))
+    state = st.sampled_from(["running", "waiting", "done"])
+    members = tuple(
+        MemberView(f"job-{index}", draw(state), rank=rank) for rank, index in enumerate(ranked)
+    )
+    final = RendezvousView(
+        state=RendezvousState.FINAL, round=1, nodes=len(members), members=members
+    )
+    ends = [closed(kind) for kind in OutcomeKind]
+    suspended = closed(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    return draw(st.sampled_from([RendezvousView(), final, final, UNREADABLE, suspended, *ends]))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Observed:
+    world = Observed(pods=draw(pods()), rendezvous=draw(views()))
+    if draw(st.booleans()):
+        return world
+    other = plan(draw(jobs(suspended=False)), world, NOW)
+    return replace(world, bounds=other.bounds)
+
+
+def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob, Observed]:
+    """The job and the world after the plan, as a platform without faults would leave them."""
+    existing = {one.uid: one for one in world.pods}
+    for action in found.actions:
+        match action:
+            case WriteNodes(nodes):
+                spec = a_job.spec.model_copy(update={"nodes": nodes})
+                a_job = a_job.model_copy(update={"spec": spec})
+            case WriteBounds(incarnation, bounds):
+                if incarnation != world.incarnation:
+                    world = replace(world, rendezvous=RendezvousView(), incarnation=incarnation)
+                world = replace(world, bounds=bounds)
+            case CloseRendezvous(_, kind, reason):
+                view = RendezvousView(
+                    state=RendezvousState.CLOSED, outcome=OutcomeView(kind, reason)
+                )
+                world = replace(world, rendezvous=view)
+            case CreatePod(index, name, _):
+                uid = f"new-{index}-{len(existing)}"
+                existing[uid] = Pod(index, name, uid, created_at=NOW)
+            case DeletePod(_, uid, _):
+                assert not existing[uid].terminating
+                existing[uid] = replace(existing[uid], terminating=True)
+            case DeleteJob():
+                pass
+    return a_job, replace(world, pods=tuple(existing.values()))
+
+
+@given(jobs(), worlds())
+@CASES
+def test_applying_a_plan_and_planning_again_yields_nothing(
+    a_job: ElasticJob, world: Observed
+) -> None:
+    found = plan(a_job, world, NOW)
+    if DeleteJob() not in found.actions:
+        assert plan(*applied(a_job, world, found), NOW).actions == ()
+
+
+@given(jobs(), worlds(), st.data())
+@CASES
+def test_a_plan_that_broke_off_is_completed_by_the_next(
+    a_job: ElasticJob, world: Observed, data: st.DataObject
+) -> None:
+    found = plan(a_job, world, NOW)
+    done = data.draw(st.integers(0, len(found.actions)))
+    partly = applied(a_job, world, replace(found, actions=found.actions[:done]))
+    rest = applied(*partly, plan(*partly, NOW))
+    assert plan(*rest, NOW).actions == ()
+    whole = applied(a_job, world, found)
+    assert names(take_census(*rest, NOW).counted) == names(take_census(*whole, NOW).counted)
+
+
+def names(counted: tuple[Pod, ...]) -> list[str]:
+    return [one.name for one in counted]
+
+
+@given(jobs(), worlds())
+@CASES
+def test_no_index_is_used_twice(a_job: ElasticJob, world: Observed) -> None:
+    _, after = applied(a_job, world, plan(a_job, world, NOW))
+    indices = [one.index for one in after.pods]
+    assert len(indices) == len(set(indices))
+
+
+@given(jobs(suspended=False), worlds())
+@CASES
+def test_the_counted_pods_are_the_wanted_ones(a_job: ElasticJob, world: Observed) -> None:
+    found = plan(a_job, world, NOW)
+    after_job, after = applied(a_job, world, found)
+    counted = len(take_census(after_job, after, NOW).counted)
+    wanted = wanted_size(a_job.spec).nodes
+    assert wanted in legal_sizes(a_job.spec)
+    view = world.rendezvous
+    if view.readable and view.outcome is None and not view.finishing:
+        assert counted == wanted
+    elif any(isinstance(action, CreatePod) for action in found.actions):
+        assert counted <= wanted
+
+
+@given(jobs(), worlds())
+@CASES
+def test_bounds_promise_only_what_can_come(a_job: ElasticJob, world: Observed) -> None:
+    found = plan(a_job, world, NOW)
+    if found.bounds is None or found.expected is None:
+        return
+    spec = a_job.spec
+    assert spec.min_nodes <= found.bounds.max_nodes <= spec.max_nodes
+    assert 0 <= found.expected <= found.bounds.max_nodes
+    present = {one.uid for one in world.pods}
+    assert {mark.member for mark in found.bounds.marks} <= present
+
+
+@given(jobs(), worlds())
+@CASES
+def test_whoever_is_deleted_from_a_live_job_was_marked_first(
+    a_job: ElasticJob, world: Observed
+) -> None:
+    found = plan(a_job, world, NOW)
+    if found.bounds is None:
+        return
+    marked = {mark.member for mark in found.bounds.marks}
+    failed = {one.uid for one in world.pods if one.phase is PodPhase.FAILED}
+    deleted = [action.uid for action in found.actions if isinstance(action, DeletePod)]
+    assert set(deleted) <= marked | failed
+    assert len(deleted) == len(set(deleted))
+    kinds = [type(action) for action in found.actions]
+    if WriteBounds in kinds and DeletePod in kinds:
+        assert kinds.index(WriteBounds) < kinds.index(DeletePod)
+
+
+@given(jobs(), worlds(), st.integers(1, 1000))
+@CASES
+def test_the_status_comes_to_rest(a_job: ElasticJob, world: Observed, seconds: int) -> None:
+    later = NOW + timedelta(seconds=seconds)
+    first = next_status(a_job, world, world.rendezvous, NOW)
+    after = a_job.model_copy(update={"status": first})
+    second = next_status(after, world, world.rendezvous, later)
+    assert second == first
+
+
+@given(jobs(suspended=False), worlds())
+@CASES
+def test_nothing_changes_before_the_time_it_wakes_at(a_job: ElasticJob, world: Observed) -> None:
+    found = plan(a_job, world, NOW)
+    after_job, after = applied(a_job, world, found)
+    rest = plan(after_job, after, NOW)
+    if rest.wake_at is None:
+        assert plan(after_job, after, NOW + timedelta(days=9)).actions == ()
+    else:
+        moment = rest.wake_at - timedelta(microseconds=1)
+        assert plan(after_job, after, moment).actions == ()

@@ -1,0 +1,299 @@
+"""The status: what is mirrored, what is counted, and what the conditions say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Refusal
+from elasticjob_operator.core.plan import plan
+from elasticjob_operator.core.rendezvous_view import (
+    UNREADABLE,
+    CauseView,
+    FailureView,
+    MemberView,
+    OutcomeKind,
+    RendezvousView,
+    RoundView,
+    StopReason,
+)
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model import ConditionType, ElasticJob, Phase, RendezvousState
+from elasticjob_operator.model.enums import ConditionStatus
+from elasticjob_operator.model.status import MAX_MEMBERS, MAX_ROUNDS, Condition, Status
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    job,
+    later,
+    observed,
+    pod,
+    running,
+)
+
+
+def status_of(a_job: ElasticJob, exists: Observed) -> Status:
+    return next_status(a_job, exists, exists.rendezvous, NOW)
+
+
+def condition(status: Status, kind: ConditionType) -> Condition:
+    [found] = [one for one in status.conditions if one.type is kind]
+    return found
+
+
+def true_ones(status: Status) -> set[str]:
+    return {one.type.value for one in status.conditions if one.status is ConditionStatus.TRUE}
+
+
+def test_a_running_job_is_mirrored() -> None:
+    rounds = (RoundView(1, "start", 2, join_ms=180), RoundView(2, "loss", 2, 5, 10, 20, 30))
+    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Traceback")
+    view = final_round(
+        2,
+        2,
+        cause=CauseView("loss", ("job-10", "job-2"), "its lease ran out"),
+        rounds=rounds,
+        failures_charged=1,
+        first_failure=failure,
+    )
+    status = status_of(job(maxNodes=2, nprocPerNode=1), observed(*running(2), view=view))
+    assert status.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude={"conditions"}
+    ) == {
+        "phase": "Running",
+        "rendezvous": {
+            "state": "final",
+            "round": 2,
+            "nodes": 2,
+            "waiting": 0,
+            "worldSize": 2,
+            "master": "job-0",
+            "cause": {
+                "kind": "loss",
+                "members": ["job-2", "job-10"],
+                "detail": "its lease ran out",
+            },
+            "since": "2026-01-31T11:59:00Z",
+        },
+        "nodes": 2,
+        "readyNodes": 2,
+        "wantedNodes": 2,
+        "selector": "elasticjob.dev/job-name=job",
+        "restarts": 1,
+        "members": [
+            {"pod": "job-0", "node": "node-0", "rank": 0, "state": "running", "round": 2},
+            {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},
+        ],
+        "rounds": [
+            {"round": 1, "cause": "start", "nodes": 2, "joinMs": 180},
+            {
+                "round": 2,
+                "cause": "loss",
+                "nodes": 2,
+                "detectMs": 5,
+                "stopMs": 10,
+                "joinMs": 20,
+                "startMs": 30,
+            },
+        ],
+        "firstFailure": {
+            "round": 1,
+            "pod": "job-1",
+            "node": "node-1",
+            "rank": 1,
+            "exitCode": 1,
+            "class": "UserError",
+            "message": "boom",
+            "traceback": "Traceback",
+        },
+        "observedGeneration": 3,
+        "startTime": "2026-01-31T12:00:00Z",
+    }
+    assert true_ones(status) == {"Created", "PodsReady", "Running"}
+
+
+def test_members_come_in_natural_order_and_are_bounded() -> None:
+    members = tuple(MemberView(f"job-{index}", "waiting") for index in reversed(range(120)))
+    status = status_of(job(), observed(view=RendezvousView(members=members)))
+    assert [one.pod for one in status.members] == [f"job-{index}" for index in range(MAX_MEMBERS)]
+
+
+def test_the_last_rounds_are_kept() -> None:
+    rounds = tuple(RoundView(number, "join", 2) for number in range(1, 15))
+    status = status_of(job(), observed(view=final_round(2, 14, rounds=rounds)))
+    assert [one.round for one in status.rounds] == list(range(15 - MAX_ROUNDS, 15))
+
+
+def test_only_pods_that_count_are_counted() -> None:
+    pods = [
+        pod(0).get(),
+        pod(1).pending(3).get(),
+        pod(2).failed().get(),
+        pod(3).terminating().get(),
+        pod(4).on(NodeState.NOT_READY).get(),
+    ]
+    status = status_of(job(maxNodes=4), observed(*pods))
+    assert (status.nodes, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
+
+
+def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:
+    view = final_round(2, 5, rounds=(RoundView(5, "start", 2),), failures_charged=2)
+    known = status_of(job(maxNodes=2), observed(*running(2), view=view))
+    blind = next_status(
+        job(known, maxNodes=2), observed(*running(2), view=UNREADABLE), UNREADABLE, NOW
+    )
+    assert blind.rendezvous is not None
+    assert known.rendezvous is not None
+    assert blind.rendezvous.state is RendezvousState.UNKNOWN
+    assert (blind.rendezvous.round, blind.rendezvous.nodes) == (5, 2)
+    assert (blind.members, blind.rounds, blind.restarts) == (known.members, known.rounds, 2)
+    assert blind.phase is Phase.RUNNING
+
+
+def test_nothing_changes_while_nothing_happens() -> None:
+    exists = observed(*running(3), view=final_round(3))
+    first = status_of(job(maxNodes=3), exists)
+    second = next_status(job(first, maxNodes=3), exists, exists.rendezvous, later(500))
+    assert second == first
+
+
+def test_a_transition_time_moves_with_the_status_alone() -> None:
+    first = status_of(job(maxNodes=3), observed(*running(1)))
+    then = observed(*running(2), view=final_round(2))
+    second = next_status(job(first, maxNodes=3), then, then.rendezvous, later(60))
+    before, after = (condition(one, ConditionType.PODS_READY) for one in (first, second))
+    assert before.message != after.message
+    assert after.last_transition_time == before.last_transition_time == NOW
+    assert condition(second, ConditionType.RUNNING).last_transition_time == later(60)
+
+
+def test_every_condition_is_always_there_and_of_this_generation() -> None:
+    status = status_of(job(), observed())
+    assert [one.type for one in status.conditions] == list(ConditionType)
+    assert {one.observed_generation for one in status.conditions} == {3}
+    assert all(one.reason for one in status.conditions)
+
+
+def test_times_of_a_life() -> None:
+    born = status_of(job(runPolicy={"suspend": True}), observed())
+    assert (born.phase, born.start_time) == (Phase.SUSPENDED, None)
+    begun = status_of(job(born), observed())
+    assert (begun.phase, begun.start_time, begun.completion_time) == (Phase.PENDING, NOW, None)
+    view = closed(OutcomeKind.SUCCEEDED)
+    ended = next_status(job(begun), observed(view=view), view, later(60))
+    assert (ended.start_time, ended.completion_time) == (NOW, later(60))
+    still = next_status(job(ended), observed(view=view), view, later(600))
+    assert still == ended
+
+
+PODS_READY: list[tuple[Any, str, str]] = [
+    # pods or a refusal, of a job of two; the reason; the message
+    ([pod(0), pod(1)], "AllReady", "2 of 2 are ready"),
+    ([pod(0)], "PodsStarting", "1 of 2 are ready"),
+    ([pod(0), pod(1).pending(3)], "PodsStarting", "1 of 2 are ready; waiting for job-1"),
+    (
+        [
+            pod(0),
+            pod(1).pending(
+                3, obstacle=Obstacle.UNSCHEDULABLE, obstacle_message="no nvidia.com/gpu"
+            ),
+        ],
+        "Unschedulable",
+        "1 of 2 are ready; job-1: Unschedulable (no nvidia.com/gpu)",
+    ),
+    (
+        Refusal(Obstacle.QUOTA, "exceeded quota", ago(3)),
+        "QuotaExceeded",
+        "0 of 2 are ready; a pod cannot be created: exceeded quota",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pods", "reason", "message"), PODS_READY)
+def test_pods_ready_names_the_pod_and_the_reason(pods: Any, reason: str, message: str) -> None:
+    if isinstance(pods, Refusal):
+        exists = replace(observed(), refusal=pods)
+    else:
+        exists = observed(*(one.get() for one in pods))
+    found = condition(status_of(job(maxNodes=2), exists), ConditionType.PODS_READY)
+    assert (found.reason, found.message) == (reason, message)
+    assert (found.status is ConditionStatus.TRUE) == (reason == "AllReady")
+
+
+def test_a_message_stays_short_for_a_large_job() -> None:
+    pods = [pod(index).pending(1).get() for index in range(50)]
+    found = condition(status_of(job(maxNodes=50), observed(*pods)), ConditionType.PODS_READY)
+    assert found.message.endswith("job-0, job-1, job-2, job-3, job-4 and 45 more")
+
+
+RESIZING = [
+    # nodes asked for, nodes in the round, status, reason
+    (4, 4, ConditionStatus.FALSE, "AtWantedSize"),
+    (4, 2, ConditionStatus.TRUE, "Growing"),
+    (2, 4, ConditionStatus.TRUE, "Shrinking"),
+    (9, 4, ConditionStatus.FALSE, "AboveMaxNodes"),
+    (0, 1, ConditionStatus.FALSE, "BelowMinNodes"),
+    (9, 2, ConditionStatus.TRUE, "Growing"),
+]
+
+
+@pytest.mark.parametrize(("asked", "nodes", "truth", "reason"), RESIZING)
+def test_resizing_says_whether_and_what_was_clamped(
+    asked: int, nodes: int, truth: ConditionStatus, reason: str
+) -> None:
+    a_job = job(maxNodes=4, nodes=asked)
+    exists = observed(*running(nodes), view=final_round(nodes))
+    found = condition(status_of(a_job, exists), ConditionType.RESIZING)
+    assert (found.status, found.reason) == (truth, reason)
+    assert (f"spec.nodes is {asked}" in found.message) == (asked not in range(1, 5))
+
+
+ENDS = [
+    (closed(OutcomeKind.SUCCEEDED), Phase.SUCCEEDED, "AllWorkersSucceeded"),
+    (closed(OutcomeKind.FAILED, "4 failures, 3 allowed"), Phase.FAILED, "WorkersFailed"),
+    (closed(OutcomeKind.TIMED_OUT), Phase.FAILED, "JoinTimeout"),
+    (closed(OutcomeKind.STOPPED, "by hand"), Phase.FAILED, "Stopped"),
+    (
+        closed(OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED),
+        Phase.FAILED,
+        "DeadlineExceeded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("view", "phase", "reason"), ENDS)
+def test_either_end_is_finished_with_its_reason(
+    view: RendezvousView, phase: Phase, reason: str
+) -> None:
+    status = status_of(job(), observed(view=view))
+    assert status.phase is phase
+    assert true_ones(status) == {"Created", phase.value, "Finished"}
+    assert condition(status, ConditionType.FINISHED).reason == reason
+    assert condition(status, ConditionType.FAILED).reason == reason
+
+
+def test_a_deadline_that_could_not_be_written_is_closed_later() -> None:
+    policy = {"activeDeadlineSeconds": 100}
+    running_status = Status(phase=Phase.RUNNING, start_time=ago(100))
+    blind = observed(*running(1), view=UNREADABLE)
+    failed = status_of(job(running_status, runPolicy=policy), blind)
+    assert condition(failed, ConditionType.FAILED).reason == "DeadlineExceeded"
+    bounds = plan(job(), observed(), NOW).bounds
+    found = plan(
+        job(failed, runPolicy=policy),
+        observed(*running(1), view=final_round(1), bounds=bounds),
+        NOW,
+    )
+    assert [type(action).__name__ for action in found.actions] == ["CloseRendezvous", "DeletePod"]
+
+
+def test_the_end_is_told_once() -> None:
+    view = closed(OutcomeKind.FAILED, "budget spent")
+    ended = status_of(job(), observed(view=view))
+    swept = next_status(job(ended), observed(), RendezvousView(), later(60))
+    assert swept.conditions == ended.conditions
+    assert swept.phase is Phase.FAILED
