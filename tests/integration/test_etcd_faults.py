@@ -52,7 +52,7 @@ def test_no_server_is_unavailable_within_the_timeout(dead_port: int) -> None:
                 with pytest.raises(Unavailable, match=url) as caught:
                     await request
                 assert "Connection refused" in str(caught.value)
-                assert time.monotonic() - begin < 0.6
+                assert time.monotonic() - begin < 2
             with pytest.raises(Unavailable):
                 await drained(client.watch([Range("/")], 0))
 
@@ -105,11 +105,11 @@ def test_every_request_finds_the_endpoint_that_works(
     async def main() -> None:
         async with serving(garbage) as wrong, serving(silence) as silent:
             endpoints = [f"127.0.0.1:{dead_port}", wrong, silent, newest_etcd.url]
-            async with Client(endpoints, random=first, request_timeout_seconds=2) as client:
+            async with Client(endpoints, random=first, request_timeout_seconds=3) as client:
                 revision = await client.put(Put(f"{prefix}k", b""))
                 begin = time.monotonic()
                 assert (await client.range(Range(f"{prefix}k"))).kvs[0].mod_revision == revision
-                assert time.monotonic() - begin < 0.5, "it must stay with the one that works"
+                assert time.monotonic() - begin < 1, "it must stay with the one that works"
                 (event,) = await events_of(client.watch([Range(prefix, True)], revision), 1)
                 assert event.mod_revision == revision
 
@@ -149,7 +149,7 @@ def test_a_txn_that_hangs_is_ambiguous_a_grant_and_a_read_are_not(
         proxy = Proxy(newest_etcd.port)
         async with (
             serving(proxy.handle) as address,
-            Client([address], request_timeout_seconds=0.4) as client,
+            Client([address], request_timeout_seconds=1) as client,
         ):
             await client.range(Range(prefix))
             proxy.swallow = True
@@ -194,7 +194,7 @@ def test_a_stopped_server_times_out_and_comes_back(start_etcd: StartEtcd) -> Non
     server = start_etcd()
 
     async def main() -> None:
-        async with Client([server.url], request_timeout_seconds=0.5) as client:
+        async with Client([server.url], request_timeout_seconds=1) as client:
             lease = await client.grant(60)
             await client.keep_alive(lease.id)
             server.pause()

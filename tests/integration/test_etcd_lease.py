@@ -37,18 +37,18 @@ def test_an_expired_lease_deletes_its_keys_and_the_watch_says_so(
 def test_several_leases_are_kept_alive_at_once(etcd: EtcdServer, prefix: str) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
-            leases = [await client.grant(ttl) for ttl in (2, 3, 5)]
+            leases = [await client.grant(ttl) for ttl in (3, 4, 6)]
             for lease in leases:
                 await client.put(Put(f"{prefix}{lease.ttl_seconds}", b"", lease.id))
             lost = await client.grant(5)
             await client.revoke(lost.id)
-            end = time.monotonic() + 3.5  # beyond the shorter leases
+            end = time.monotonic() + 3.5  # beyond the shortest lease
             while time.monotonic() < end:
                 answers = await asyncio.gather(
                     *(client.keep_alive(lease.id) for lease in [*leases, lost]),
                     return_exceptions=True,
                 )
-                assert answers[:3] == [2, 3, 5]
+                assert answers[:3] == [3, 4, 6]
                 assert isinstance(answers[3], LeaseLost)
                 await asyncio.sleep(0.3)
             assert (await client.range(Range(prefix, True))).count == 3

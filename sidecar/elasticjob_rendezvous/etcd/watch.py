@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import grpc.aio
@@ -178,8 +177,9 @@ class _Stream:
         self._call.cancel()
         if self._reading is not None:
             self._reading.cancel()
-            with suppress(*BROKEN):
-                await self._reading
+            await asyncio.wait((self._reading,), timeout=self._timeout_seconds)
+            if self._reading.done() and not self._reading.cancelled():
+                self._reading.exception()  # seen: the watch has its own reason to end
 
 
 _CURABLE: dict[str, type[EtcdError]] = {
