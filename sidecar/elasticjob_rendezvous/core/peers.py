@@ -69,10 +69,10 @@ class Peers:
             self.orphans.pop((event.member, event.session), None)
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
-        """A link closed: probe the member unless it said that it leaves."""
+        """A link closed: probe the member unless it said that it leaves, or linked anew."""
         self.linked.pop((event.member, event.session), None)
         member = view.member(event.member)
-        if member is None or member.record.session != event.session:
+        if member is None or any(id == event.member for id, _ in self.linked):
             return []
         closed = view.round is not None and view.round.record.state is RoundState.CLOSED
         if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):

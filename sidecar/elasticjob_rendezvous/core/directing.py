@@ -1,0 +1,108 @@
+"""What the agent should do with its workers, from what the engine knows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.events import (
+    Directive,
+    Finish,
+    Idle,
+    Run,
+    Stop,
+    Workers,
+)
+from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.records import (
+    URGENT,
+    Bounds,
+    Cause,
+    CauseKind,
+    Failure,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """`safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in."""
+
+    own: Own
+    bounds: Bounds | None
+    safe: bool
+    remembered: Roster | None
+
+    @property
+    def grace_seconds(self) -> float:
+        return (self.bounds or Bounds(1, 1)).stop_grace_seconds
+
+    @property
+    def max_restarts(self) -> int:
+        return (self.bounds or Bounds(1, 1)).max_restarts
+
+
+def direct(facts: Facts) -> Directive:
+    """The directive for a member that has neither left nor been refused."""
+    own = facts.own
+    current = own.view.round.record if own.view.round else None
+    if current is not None and current.state is RoundState.CLOSED:
+        return _finish(facts, current)
+    if own.local.workers is not Workers.NONE:
+        return _with_workers(facts, current)
+    if own.leaving:
+        return Idle("leaving")
+    if current is None or own.stored is None:
+        return Idle("registering")
+    if _may_start(own, current):
+        return Run(own.view.rosters[current.number], own.config.identity.id, facts.max_restarts)
+    return Idle(f"round {current.number} is {current.state}")
+
+
+def _with_workers(facts: Facts, current: Round | None) -> Directive:
+    own = facts.own
+    local = own.local
+    if own.leaving:
+        cause = Cause(CauseKind.LEAVE, (own.config.identity.name,), own.leaving)
+        return Stop(local.round, False, cause, facts.grace_seconds)
+    if not facts.safe:
+        cause = Cause(CauseKind.LOSS, (), "cut off from etcd for longer than the lease")
+        return Stop(local.round, True, cause, 0.0)
+    if current is not None and current.number > local.round:
+        kill = current.cause.kind in URGENT
+        return Stop(local.round, kill, current.cause, 0.0 if kill else facts.grace_seconds)
+    if local.failure is not None:
+        cause = Cause(CauseKind.FAILURE, (local.failure.name,), local.failure.message)
+        return Stop(local.round, True, cause, 0.0)
+    roster = own.view.rosters.get(local.round)
+    if roster is None and facts.remembered and facts.remembered.number == local.round:
+        roster = facts.remembered
+    if roster is None:
+        return Idle("workers run; their roster is being read")
+    return Run(roster, own.config.identity.id, facts.max_restarts)
+
+
+def _may_start(own: Own, current: Round) -> bool:
+    """Only on a final round that seats us, with a lease that holds."""
+    if current.state is not RoundState.FINAL or not own.local.ready or not own.lease_holds:
+        return False
+    if own.stored is None or own.stored.record.state is not MemberState.WAITING:
+        return False
+    roster = own.view.rosters.get(current.number)
+    seated = roster is not None and roster.seat(own.config.identity.id) is not None
+    return seated and own.local.round < current.number
+
+
+def _finish(facts: Facts, current: Round) -> Finish:
+    outcome = current.outcome or Outcome(OutcomeKind.STOPPED)
+    failures: dict[str, Failure] = {}
+    failed = outcome.kind is OutcomeKind.FAILED
+    if failed and current.charged:
+        failures = facts.own.view.failures.get(current.charged[-1], {})
+    grace_seconds = 0.0 if failed else facts.grace_seconds
+    return Finish(outcome, verdicts.culprit(failures.values()), grace_seconds)

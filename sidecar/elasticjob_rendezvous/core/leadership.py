@@ -1,0 +1,156 @@
+"""Who coordinates, as seen by the others: the key, the link, and what follows when it goes. Pure.
+
+The member whose session was created first coordinates. When its key goes the successor
+named in the round looks at once who is first now, the others a little later. When only
+the link breaks the coordinator is probed; its key is deleted only on proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.events import (
+    Effect,
+    Link,
+    LinkDown,
+    LinkHeard,
+    LinkUp,
+    Probed,
+    Unlink,
+    Verdict,
+)
+from elasticjob_rendezvous.core.kv import KeyValue, Range
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Session, probe
+from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.view import Versioned, View
+
+SUCCESSION_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class Leadership:
+    """One member's knowledge of the coordinator.
+
+    Attributes:
+        key: the coordinator's session key; empty when unknown.
+        seen_at: the store revision at which that was read.
+        link: whom we link to.
+        heard: when that link was last heard, and the round number it told.
+    """
+
+    me: str
+    jitter: float
+    key: str = ""
+    seen_at: int = 0
+    link: Session | None = None
+    heard: tuple[float, int] | None = None
+    look_at: float | None = None
+    _suspected: set[Session] = field(default_factory=set)
+    _proven_gone: dict[Session, float] = field(default_factory=dict)
+
+    def found(self, revision: int, ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...]) -> bool:
+        """Take from a read who coordinates, if the read asked for that."""
+        for target, kvs in ranges:
+            if target.limit == 1:
+                self.key = kvs[0].key if kvs else ""
+                self.seen_at = revision
+                self.look_at = None
+                return True
+        return False
+
+    def leader(self, view: View) -> Versioned[Member] | None:
+        for sessions in view.sessions.values():
+            for session in sessions.values():
+                if session.key == self.key:
+                    return session
+        return None
+
+    def tend(self, view: View, now: float, in_doubt: bool) -> list[Effect]:
+        """Hold a link to the coordinator; notice that its key is gone."""
+        leader = self.leader(view)
+        if leader is None:
+            if not self.key or in_doubt:
+                return []
+            self.key = ""
+            self.look_at = now if self._named(view) else now + self._delay()
+            return self.unlink()
+        record = leader.record
+        if (record.id, record.session) == self.link:
+            return []
+        self.link = (record.id, record.session)
+        self.heard = None
+        return [Link(*self.link, record.address, record.agent_port)]
+
+    def unlink(self) -> list[Effect]:
+        if self.link is None:
+            return []
+        self.link = None
+        self.heard = None
+        return [Unlink()]
+
+    def look_due(self, now: float, alarm: Alarm) -> bool:
+        return self.look_at is not None and alarm.passed(self.look_at, now)
+
+    # -- the link -------------------------------------------------------------------
+
+    def link_up(self, event: LinkUp, now: float) -> None:
+        session = (event.member, event.session)
+        self._suspected.discard(session)
+        self._proven_gone.pop(session, None)
+        if session == self.link:
+            self.heard = (now, 0)
+
+    def link_heard(self, event: LinkHeard, now: float) -> None:
+        if (event.member, event.session) == self.link:
+            self.heard = (now, event.round)
+
+    def link_down(self, event: LinkDown, view: View) -> list[Effect]:
+        """The link broke: probe the coordinator, once until there is an answer."""
+        session = (event.member, event.session)
+        if session != self.link:
+            return []
+        self.heard = None
+        leader = self.leader(view)
+        if leader is None or session in self._suspected:
+            return []
+        if (leader.record.id, leader.record.session) != session:
+            return []
+        self._suspected.add(session)
+        return [probe(leader.record)]
+
+    def probed(self, event: Probed, now: float) -> None:
+        session = (event.member, event.session)
+        if event.verdict is Verdict.GONE:
+            self._proven_gone.setdefault(session, now)
+        else:
+            self._suspected.discard(session)
+
+    def to_depose(self, view: View, now: float, alarm: Alarm) -> Versioned[Member] | None:
+        """The coordinator's session, if it is proven gone and it is on us to delete it."""
+        leader = self.leader(view)
+        if leader is None:
+            return None
+        proven = self._proven_gone.get((leader.record.id, leader.record.session))
+        if proven is None:
+            return None
+        due = proven if self._named(view) else proven + self._delay()
+        return leader if alarm.passed(due, now) else None
+
+    # -- what the link proves -------------------------------------------------------
+
+    def vouches(self, round: int, now: float) -> bool:
+        """Whether the coordinator was heard lately and knows of no newer round."""
+        if self.link is None or self.heard is None:
+            return False
+        at, number = self.heard
+        return now - at < LINK_SILENCE_SECONDS and number <= round
+
+    def tells_newer(self, round: int) -> bool:
+        return self.heard is not None and self.heard[1] > round
+
+    def _named(self, view: View) -> bool:
+        return view.round is not None and view.round.record.successor == self.me
+
+    def _delay(self) -> float:
+        return SUCCESSION_SECONDS * (1 + self.jitter)

@@ -1,0 +1,237 @@
+"""What our own key should say, and the transactions that write it. Pure functions.
+
+Each write to our own key compares its mod_revision, so a fenced session writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.events import Config, Local, Workers
+from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Order, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.records import (
+    Done,
+    Failure,
+    Member,
+    MemberState,
+    Outcome,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.view import Versioned, View
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What the transactions below are made from.
+
+    `leaving` is why we leave, empty when we stay; `known` the highest round number
+    ever seen; `lease_holds` whether we may still promise anything.
+    """
+
+    config: Config
+    view: View
+    local: Local
+    session: str
+    lease: int
+    lease_holds: bool
+    leaving: str
+    known: int
+
+    @property
+    def key(self) -> str:
+        return self.view.keys.session(self.config.identity.id, self.session)
+
+    @property
+    def folder(self) -> Range:
+        return Range(self.view.keys.sessions(self.config.identity.id), prefix=True)
+
+    @property
+    def stored(self) -> Versioned[Member] | None:
+        """Our key as it stands in etcd, as far as we know."""
+        return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
+
+    @property
+    def look(self) -> tuple[Range, ...]:
+        """What a member that does not coordinate must read: round, bounds, coordinator."""
+        keys = self.view.keys
+        lowest = Range(keys.members, prefix=True, order=Order.CREATE, limit=1)
+        return (Range(keys.round), Range(keys.bounds), lowest)
+
+    def state(self) -> MemberState:
+        if self.leaving:
+            return MemberState.LEAVING
+        match self.local.workers:
+            case Workers.STARTING | Workers.RUNNING:
+                return MemberState.RUNNING
+            case Workers.STOPPING:
+                return MemberState.STOPPING
+        at = self.view.round
+        moved_on = at is not None and at.record.number > self.local.round
+        return MemberState.DONE if self.local.done and not moved_on else MemberState.WAITING
+
+    def record(self) -> Member:
+        """What our key should say, but for `confirmed`."""
+        identity, local = self.config.identity, self.local
+        return Member(
+            id=identity.id,
+            session=self.session,
+            name=identity.name,
+            address=identity.address,
+            agent_port=identity.agent_port,
+            launcher_port=identity.launcher_port,
+            slots=identity.slots,
+            role=identity.role,
+            node=identity.node,
+            state=self.state(),
+            round=local.round,
+            master_port=local.master_port,
+            lease=self.lease,
+            known=self.known,
+            reason=self.leaving,
+            start_ms=local.start_ms if local.workers is Workers.RUNNING else 0,
+        )
+
+
+def take_up(own: Own, carries: bool) -> Txn:
+    """Our old keys go and our new key comes, and we read where things stand.
+
+    With `carries` we bring a past along (workers, or a round they ran in), which
+    counts only on the round that we know.
+    """
+    compares = [Compare(own.key, Target.CREATE, 0)]
+    ops: list[Op] = [Put(own.key, encode(own.record()), own.lease)]
+    if carries:
+        number = own.view.round.modified if own.view.round else 0
+        compares.append(Compare(own.view.keys.round, Target.MOD, number))
+        for old in own.view.sessions.get(own.config.identity.id, {}).values():
+            compares.append(Compare(old.key, Target.MOD, old.modified))
+            ops.append(Delete(old.key))
+    reads = (*own.look, own.folder)
+    return Txn(tuple(compares), (*ops, *reads), reads)
+
+
+def drop(own: Own, stored: Versioned[Member]) -> Txn:
+    """Our key goes."""
+    unchanged = Compare(stored.key, Target.MOD, stored.modified)
+    return Txn((unchanged,), (Delete(stored.key),), (own.folder,))
+
+
+def move(own: Own, stored: Versioned[Member]) -> Txn:
+    """Our key goes and comes back as the youngest: how a coordinator resigns."""
+    unchanged = Compare(stored.key, Target.MOD, stored.modified)
+    put = Put(own.key, encode(own.record()), own.lease)
+    return Txn((unchanged,), (Delete(stored.key), put, *own.look), (own.folder,))
+
+
+def say_leaving(own: Own, stored: Versioned[Member]) -> Txn | None:
+    if stored.record.state is MemberState.LEAVING:
+        return None
+    unchanged = Compare(stored.key, Target.MOD, stored.modified)
+    put = Put(stored.key, encode(own.record()), own.lease)
+    return Txn((unchanged,), (put,), (own.folder,))
+
+
+def update(own: Own, stored: Versioned[Member]) -> Txn | None:
+    """Bring our key up to what is true here; None when nothing is worth a request."""
+    local = own.local
+    confirmed = _confirmation(own, stored.record)
+    record = replace(own.record(), confirmed=confirmed)
+    ops: list[Op] = []
+    if local.failure is not None and _is_news(own.view, local.failure):
+        key = own.view.keys.failure(local.failure.round, local.failure.member)
+        ops.append(Put(key, encode(local.failure)))
+    if record.state is MemberState.DONE and stored.record.state is not MemberState.DONE:
+        done = Done(local.round, record.id, record.name)
+        ops.append(Put(own.view.keys.done(local.round, record.id), encode(done)))
+    if not ops:
+        if local.workers in (Workers.STARTING, Workers.STOPPING):
+            return None  # nothing that others must know before it runs or has stopped
+        if replace(record, known=stored.record.known) == stored.record:
+            return None
+    compares = [Compare(stored.key, Target.MOD, stored.modified)]
+    if confirmed and confirmed != stored.record.confirmed:
+        compares.append(Compare(own.view.keys.round, Target.MOD, confirmed))
+    put = Put(stored.key, encode(record), own.lease)
+    return Txn(tuple(compares), (put, *ops), (Range(own.view.keys.round), own.folder))
+
+
+def _is_news(view: View, failure: Failure) -> bool:
+    """Whether to report it still: a mere consequence is no news in a newer round."""
+    if failure.member in view.failures.get(failure.round, {}):
+        return False
+    number = view.round.record.number if view.round else failure.round
+    if number == failure.round:
+        return True
+    return number == failure.round + 1 and verdicts.speaks_for_itself((failure,))
+
+
+def _confirmation(own: Own, stored: Member) -> int:
+    """The frozen revision to confirm, or what was confirmed before."""
+    at = own.view.round
+    if at is None or own.state() is not MemberState.WAITING:
+        return 0
+    asked = at.record.state is RoundState.FROZEN and own.config.identity.id in at.record.ids
+    if asked and own.local.ready and own.lease_holds:
+        return at.modified
+    return stored.confirmed
+
+
+def write_bounds(own: Own, stored: Versioned[Member]) -> Txn | None:
+    """Outside Kubernetes the first member writes the bounds."""
+    if own.view.bounds is not None or own.config.bounds is None:
+        return None
+    key = own.view.keys.bounds
+    return Txn(
+        (Compare(key, Target.CREATE, 0), Compare(stored.key, Target.CREATE, stored.created)),
+        (Put(key, encode(own.config.bounds)),),
+        (Range(key),),
+    )
+
+
+def disagreement(own: Own) -> str:
+    """Outside Kubernetes all members must bring the same sizes; says what differs."""
+    mine, there = own.config.bounds, own.view.bounds
+    if mine is None or there is None:
+        return ""
+    for name in ("min_nodes", "max_nodes", "increment"):
+        ours, theirs = getattr(mine, name), getattr(there.record, name)
+        if ours != theirs:
+            return (
+                f"this member was started with {name}={ours}, but the job has {theirs}: "
+                "all members must be given the same sizes"
+            )
+    return ""
+
+
+def close(own: Own, stored: Versioned[Member], outcome: Outcome, utc_ms: int) -> Txn | None:
+    """End the rendezvous for everybody."""
+    at = own.view.round
+    if at is None or at.record.state is RoundState.CLOSED:
+        return None
+    closed: Round = replace(
+        at.record, state=RoundState.CLOSED, ids=(), outcome=outcome, since_ms=utc_ms
+    )
+    key = own.view.keys.round
+    return Txn(
+        (
+            Compare(key, Target.MOD, at.modified),
+            Compare(stored.key, Target.CREATE, stored.created),
+        ),
+        (Put(key, encode(closed)),),
+        (Range(key),),
+    )
+
+
+def depose(own: Own, stored: Versioned[Member], leader: Versioned[Member]) -> Txn:
+    """The key of a coordinator that is proven gone goes; we read who is first then."""
+    return Txn(
+        (
+            Compare(leader.key, Target.MOD, leader.modified),
+            Compare(stored.key, Target.CREATE, stored.created),
+        ),
+        (Delete(leader.key), *own.look),
+        own.look,
+    )

@@ -1,0 +1,63 @@
+"""Whether workers may go on when our lease may have run out. Pure.
+
+Past its lease a member needs the link of a coordinator that knows of no newer round,
+and a coordinator the links of the whole gang; a member without either needs the proof
+that etcd itself is down, which no partition gives. So training outlives etcd, and a
+node that is cut off stops before anybody can replace it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core.leadership import Leadership
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
+from elasticjob_rendezvous.core.records import Roster
+
+REGISTER_AGAIN_SECONDS = 2.0
+"""How long a linked gang's members may take to register again one by one after an
+outage: less than the keep-alive time a new coordinator grants them."""
+
+
+@dataclass(slots=True)
+class Safety:
+    """Evidence, with the times of our own clock at which it was had."""
+
+    store_refused_at: float | None = None
+    proven_at: float | None = None
+
+    def may_run(
+        self,
+        round: int,
+        roster: Roster | None,
+        done: Collection[str],
+        leadership: Leadership,
+        peers: Peers,
+        now: float,
+    ) -> bool:
+        """Judge workers of `round`, seated by `roster` if that is known."""
+        linked = leadership.vouches(round, now)
+        if linked or self._gang_is_whole(roster, done, leadership.me, peers, now):
+            self.proven_at = now
+            return True
+        if leadership.tells_newer(round):
+            return False
+        return self.proven_at is not None and now - self.proven_at < REGISTER_AGAIN_SECONDS
+
+    def _gang_is_whole(
+        self,
+        roster: Roster | None,
+        done: Collection[str],
+        me: str,
+        peers: Peers,
+        now: float,
+    ) -> bool:
+        others = {seat.id for seat in roster.seats} - {me} if roster else set()
+        if not others:
+            return self._etcd_is_down(now)
+        return others - set(done) <= peers.living(now)
+
+    def _etcd_is_down(self, now: float) -> bool:
+        at = self.store_refused_at
+        return at is not None and now - at < LINK_SILENCE_SECONDS
