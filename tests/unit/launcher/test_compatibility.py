@@ -18,11 +18,13 @@ NEWER_NAMES = {
     # os, signal, fcntl, subprocess
     "pidfd_open", "waitstatus_to_exitcode", "pidfd_send_signal", "F_SETPIPE_SZ", "F_GETPIPE_SZ",
     "process_group", "pipesize", "EventFlags", "eventfd",
-    # text and collections
-    "removeprefix", "removesuffix", "pairwise", "batched", "bit_count", "is_relative_to",
-    "readlink", "with_stem", "hardlink_to", "walk", "StrEnum", "to_thread", "TaskGroup", "timeout_at", "Runner",
-    "ExceptionGroup", "BaseExceptionGroup", "aiter", "anext", "add_note", "tomllib", "zoneinfo",
-    "graphlib", "randbytes", "cache", "UTC", "chdir", "file_digest", "lcm", "nullcontext_async",
+    # text, paths, collections
+    "removeprefix", "removesuffix", "pairwise", "batched", "bit_count", "randbytes", "lcm",
+    "is_relative_to", "readlink", "with_stem", "hardlink_to", "walk", "chdir", "file_digest",
+    "StrEnum", "UTC", "cache", "zoneinfo", "graphlib", "tomllib",
+    # control flow and asyncio
+    "ExceptionGroup", "BaseExceptionGroup", "add_note", "aiter", "anext", "to_thread", "TaskGroup",
+    "timeout_at", "Runner",
     # typing
     "TypeAlias", "ParamSpec", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
     "override", "Annotated", "NotRequired", "Required", "Unpack",
