@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
                 return _leave(" ".join(reason) or "its container is to stop")
     except SettingsError as error:
         log.error("%s", error)
-        write_termination(agent_settings.termination_log(None), str(error))
+        write_termination(agent_settings.told_termination_log(), str(error))
         return ExitCode.USAGE
     log.error("usage: python -m elasticjob_agent [leave [REASON]], got %s", " ".join(arguments))
     return ExitCode.USAGE

@@ -188,8 +188,8 @@ class Agent:
                 if self._rendezvous is not None:
                     self._rendezvous.tell(local)
             case Release(exit_code, message):
-                release = self._hands.release(int(exit_code), message)
-                await self._tell_hands("release", release)
+                said = message if self._settings.announce else ""
+                await self._tell_hands("release", self._hands.release(int(exit_code), said))
             case Note(text, warning):
                 log.log(
                     logging.WARNING if warning else logging.INFO,

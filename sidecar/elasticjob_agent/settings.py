@@ -74,7 +74,11 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Everything one agent is told. `bounds` is None where an operator writes them."""
+    """Everything one agent is told.
+
+    `bounds` is None where an operator writes them. `announce`: the launcher
+    prints the outcome and leaves its own termination message.
+    """
 
     prefix: str
     run_id: str
@@ -95,6 +99,7 @@ class AgentSettings:
     control: Path | None = None
     health_port: int | None = None
     termination_log: Path | None = None
+    announce: bool = True
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
@@ -117,8 +122,14 @@ def visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def termination_log(path: str | None) -> Path | None:
-    """Where the end is to be explained: as told, else where a container runtime looks."""
+def told_termination_log() -> Path | None:
+    """Where this process is to explain its end, also when its other settings are wrong."""
+    return _termination_log(os.environ)
+
+
+def _termination_log(environ: Mapping[str, str]) -> Path | None:
+    """As told, else where a container runtime looks; set but empty is nowhere."""
+    path = environ.get("ELASTICJOB_TERMINATION_LOG")
     if path:
         return Path(path)
     return TERMINATION_LOG if path is None and TERMINATION_LOG.exists() else None
@@ -173,7 +184,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",
         control=Path(control) if control else None,
         health_port=_whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,
-        termination_log=termination_log(environ.get("ELASTICJOB_TERMINATION_LOG")),
+        termination_log=_termination_log(environ),
     )
 
 

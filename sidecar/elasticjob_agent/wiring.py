@@ -85,9 +85,7 @@ async def run_agent(settings: AgentSettings, hands: Hands, session: str) -> Endi
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
-    trouble = await asyncio.to_thread(
-        write_termination, settings.termination_log, ending.message
-    )
+    trouble = await asyncio.to_thread(write_termination, settings.termination_log, ending.message)
     if trouble is not None:
         log.warning("%s: no termination message: %s", settings.name, trouble)
     return ending

@@ -50,8 +50,8 @@ def _hands(before: State, after: State, heard: object) -> Iterator[Note]:
             pids = ", ".join(str(pid) for _, pid in sorted(heard.pids.items()))
             which = f" (pids {pids})" if pids else ""
             yield Note(f"took over round {after.crew.round}: its workers {state}{which}")
-        case HandsGone(reason):
-            yield Note(f"the launcher is gone: {reason}", warning=not _expected(before))
+        case HandsGone(reason) if before.ending is None:
+            yield Note(f"the launcher is gone: {reason}", warning=not before.leaving)
         case LogTrouble(message):
             yield Note(f"worker logs are incomplete: {message}", warning=True)
         case WorkerExited() if after.crew is not None:
@@ -90,7 +90,3 @@ def cause_text(cause: Cause) -> str:
     names = f" of {', '.join(cause.members)}" if cause.members else ""
     detail = f": {cause.detail.splitlines()[0]}" if cause.detail else ""
     return f"{cause.kind}{names}{detail}"
-
-
-def _expected(state: State) -> bool:
-    return state.ending is not None or bool(state.leaving)

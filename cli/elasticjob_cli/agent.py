@@ -1,0 +1,129 @@
+"""`elasticjob agent`: the worker agent by itself, with torchrun's options, anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from elasticjob_agent.core.model import Ending, ExitCode
+from elasticjob_agent.local import LocalHands
+from elasticjob_agent.options import Options, PlainAgent, plain_agent
+from elasticjob_agent.preflight import PreflightError, check
+from elasticjob_agent.settings import SettingsError
+from elasticjob_agent.wiring import run_agent, session_nonce, to_standard_error
+from elasticjob_cli.errors import BadInput
+
+CONTEXT = {"allow_interspersed_args": False}
+"""What follows the script belongs to the script."""
+
+
+def agent(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT [ARG]...", help="The training script and its arguments."),
+    ] = None,
+    nnodes: Annotated[
+        str, typer.Option("--nnodes", metavar="MIN:MAX", help="Nodes of the job.")
+    ] = "1:1",
+    nproc_per_node: Annotated[
+        str,
+        typer.Option(
+            "--nproc-per-node", "--nproc_per_node", metavar="N|auto",
+            help="Workers on this node; auto is one for each GPU, else 1.",
+        ),
+    ] = "1",
+    rdzv_backend: Annotated[
+        str, typer.Option("--rdzv-backend", "--rdzv_backend", help="Only etcd (its v3 API).")
+    ] = "etcd",
+    rdzv_endpoint: Annotated[
+        str,
+        typer.Option(
+            "--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
+            help="Where etcd is.",
+        ),
+    ] = "",
+    rdzv_id: Annotated[
+        str,
+        typer.Option("--rdzv-id", "--rdzv_id", help="The run; each run has an id of its own."),
+    ] = "",
+    rdzv_conf: Annotated[
+        str,
+        typer.Option(
+            "--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...",
+            help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
+            "connect_timeout (seconds); increment, incarnation; protocol, cacert, cert, key, "
+            "server_name, user, password, password_file.",
+        ),
+    ] = "",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts", "--max_restarts",
+            help="Failures of the whole job before it ends; lost and leaving nodes are free.",
+        ),
+    ] = 3,
+    local_addr: Annotated[
+        str,
+        typer.Option(
+            "--local-addr", "--local_addr",
+            help="Where peers reach this machine; the address it reaches etcd from by default.",
+        ),
+    ] = "",
+    role: Annotated[str, typer.Option("--role", help="The workers' role.")] = "default",
+    log_dir: Annotated[
+        str,
+        typer.Option("--log-dir", "--log_dir", help="Keep the workers' logs below this folder."),
+    ] = "",
+    name: Annotated[
+        str,
+        typer.Option("--name", help="This node's name: natural order of names gives the ranks."),
+    ] = "",
+    no_python: Annotated[
+        bool,
+        typer.Option("--no-python", "--no_python", help="SCRIPT is a program of its own."),
+    ] = False,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Run this node's workers of an elastic job, as torchrun does, until the job ends.
+
+    Exit codes: 0 the job succeeded, or this node left on SIGTERM; 1 the job failed; 2 bad options;
+    3 no rendezvous: etcd is not there, the run is closed, refused or timed out; 4 the job was
+    ended from outside; 70 a fault of the agent itself.
+    """
+    to_standard_error()
+    options = Options(
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        rdzv_backend=rdzv_backend,
+        rdzv_endpoint=rdzv_endpoint,
+        rdzv_id=rdzv_id,
+        rdzv_conf=rdzv_conf,
+        max_restarts=max_restarts,
+        local_addr=local_addr,
+        role=role,
+        log_dir=log_dir,
+        name=name,
+        no_python=no_python,
+        module=module,
+        command=tuple(command or ()),
+    )
+    try:
+        plain = plain_agent(options)
+    except SettingsError as error:
+        raise BadInput(str(error)) from error
+    ending = asyncio.run(_run(plain))
+    print(ending.message, file=sys.stdout if ending.code is ExitCode.OK else sys.stderr)
+    raise typer.Exit(int(ending.code))
+
+
+async def _run(plain: PlainAgent) -> Ending:
+    try:
+        await check(plain.settings, plain.connect_seconds)
+    except PreflightError as error:
+        return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"elasticjob: {error}")
+    return await run_agent(plain.settings, LocalHands(plain.command), session_nonce())

@@ -1,0 +1,319 @@
+"""From the options of `elasticjob agent`, which are torchrun's, to settings and a command."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.machinery
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+from dataclasses import dataclass, fields
+from ipaddress import ip_address
+from pathlib import Path
+
+from elasticjob_agent.settings import (
+    AgentSettings,
+    EtcdAccess,
+    LogSettings,
+    SettingsError,
+    endpoints_of,
+    told_termination_log,
+    visible_devices,
+)
+from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
+from elasticjob_rendezvous.etcd.errors import InvalidConfiguration
+
+NAMESPACE = "default"
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_GPU = re.compile(r"nvidia\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was typed, unchecked."""
+
+    nnodes: str
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_id: str
+    rdzv_conf: str
+    max_restarts: int
+    local_addr: str
+    role: str
+    log_dir: str
+    name: str
+    no_python: bool
+    module: bool
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conf:
+    """The keys of `--rdzv-conf`. Durations are seconds; torch's names are kept where it has one."""
+
+    timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    keep_alive_seconds: float = 5.0
+    confirm: float = 5.0
+    settle: float = 3.0
+    stop_grace: float = 10.0
+    connect_timeout: float = 30.0
+    increment: int = 1
+    incarnation: int = 0
+    protocol: str = ""
+    cacert: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+    user: str = ""
+    password: str = ""
+    password_file: str = ""
+
+
+_ALIASES = {
+    "join_timeout": "timeout",
+    "confirm_seconds": "confirm",
+    "keep_alive": "keep_alive_seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAgent:
+    """Everything to run an agent whose workers are its own children."""
+
+    settings: AgentSettings
+    command: tuple[str, ...]
+    connect_seconds: float
+
+
+def plain_agent(options: Options) -> PlainAgent:
+    """Check everything that can be checked before anything starts. Raises `SettingsError`."""
+    command = _command(options)
+    least, most = _nodes(options.nnodes)
+    if options.rdzv_backend not in ("etcd", "elasticjob"):
+        raise SettingsError(
+            f"--rdzv-backend must be etcd (the v3 API), got {options.rdzv_backend!r}"
+        )
+    if options.max_restarts < 0:
+        raise SettingsError(f"--max-restarts must be 0 or more, got {options.max_restarts}")
+    conf = rdzv_conf(options.rdzv_conf)
+    run_id = _named("--rdzv-id", options.rdzv_id)
+    name = _named("--name", options.name or f"{socket.gethostname()}-{os.getpid()}")
+    etcd = _etcd(options.rdzv_endpoint, conf)
+    address = _address(options.local_addr, etcd)
+    prefix = job_prefix(NAMESPACE, run_id, conf.incarnation)
+    loopback = ip_address(address).is_loopback
+    everywhere = "::" if ":" in address else "0.0.0.0"
+    settings = AgentSettings(
+        prefix=prefix,
+        run_id=run_id,
+        member=secrets.token_hex(8),
+        name=name,
+        address=address,
+        etcd=etcd,
+        job_key=_job_key(prefix, etcd),
+        slots=slots_of(options.nproc_per_node),
+        node=socket.gethostname(),
+        role=options.role,
+        bounds=Bounds(
+            min_nodes=least,
+            max_nodes=most,
+            increment=conf.increment,
+            max_restarts=options.max_restarts,
+            join_timeout_seconds=conf.timeout,
+            last_call_seconds=conf.last_call_timeout,
+            keep_alive_seconds=conf.keep_alive_seconds,
+            confirm_seconds=conf.confirm,
+            settle_seconds=conf.settle,
+            stop_grace_seconds=conf.stop_grace,
+        ),
+        # Agents of one run may share the folder: each has a place of its own in it.
+        logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),
+        stop_grace_seconds=conf.stop_grace,
+        bind_address=address if loopback else everywhere,
+        termination_log=told_termination_log(),
+        announce=False,  # the command does, once
+    )
+    return PlainAgent(settings, command, conf.connect_timeout)
+
+
+def rdzv_conf(text: str) -> Conf:
+    """Read `key=value,key=value`. An unknown key is an error that names the nearest known one."""
+    kinds = {field.name: type(field.default) for field in fields(Conf)}
+    values: dict[str, object] = {}
+    for part in (piece.strip() for piece in text.split(",") if piece.strip()):
+        typed, equals, value = part.partition("=")
+        name = _ALIASES.get(typed.strip(), typed.strip())
+        if not equals:
+            raise SettingsError(f"--rdzv-conf must be key=value,…, got {part!r}")
+        if name not in kinds:
+            known = [*kinds, *_ALIASES]
+            near = difflib.get_close_matches(typed, known, n=1)
+            hint = (
+                f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+            )
+            raise SettingsError(f"--rdzv-conf has no key {typed!r}{hint}")
+        values[name] = _number(typed, value.strip(), kinds[name])
+    return Conf(**values)  # type: ignore[arg-type]
+
+
+def _number(name: str, text: str, kind: type) -> float | int | str:
+    if kind is str:
+        return text
+    try:
+        value = float(text) if kind is float else int(text)
+    except ValueError:
+        value = -1
+    least = 1 if name in ("increment", "timeout", "join_timeout") else 0
+    if not least <= value <= 1e7:
+        what = "seconds" if kind is float else "a whole number"
+        raise SettingsError(f"--rdzv-conf {name} must be {what} of at least {least}, got {text!r}")
+    return value
+
+
+def slots_of(text: str) -> int:
+    """`auto`: the GPUs that workers would see, else 1; `gpu`, `cpu` or a number."""
+    gpus = _gpus()
+    match text:
+        case "auto":
+            return gpus or 1
+        case "gpu" if gpus:
+            return gpus
+        case "gpu":
+            raise SettingsError("--nproc-per-node=gpu: there is no NVIDIA GPU on this machine")
+        case "cpu":
+            return len(os.sched_getaffinity(0))
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
+        raise SettingsError(
+            f"--nproc-per-node must be auto, gpu, cpu or a number from 1 to 1024, got {text!r}"
+        )
+    return int(text)
+
+
+def _gpus() -> int:
+    devices = sum(bool(_GPU.fullmatch(entry.name)) for entry in Path("/dev").iterdir())
+    visible = visible_devices()
+    if visible is None:
+        return devices
+    return min(devices, len([part for part in visible.split(",") if part.strip()]))
+
+
+def _command(options: Options) -> tuple[str, ...]:
+    if not options.command:
+        raise SettingsError(
+            "no command: give a script, -m and a module, or --no-python and a program"
+        )
+    if options.module and options.no_python:
+        raise SettingsError("-m and --no-python must not be given together")
+    program, *arguments = options.command
+    if options.no_python:
+        if shutil.which(program) is None:
+            raise SettingsError(f"{program!r} is not a program that can be run")
+        return (program, *arguments)
+    if options.module:
+        top = program.partition(".")[0]
+        here = [str(Path.cwd()), *sys.path]
+        if importlib.machinery.PathFinder.find_spec(top, here) is None:
+            raise SettingsError(f"-m {program}: there is no module {top!r} here or installed")
+        return (sys.executable, "-u", "-m", program, *arguments)
+    path = Path(program)
+    if not path.exists():
+        raise SettingsError(f"the script {program!r} does not exist (looked in {Path.cwd()})")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise SettingsError(f"{program!r} is a folder without a __main__.py, not a script")
+    return (sys.executable, "-u", program, *arguments)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least_text, colon, most_text = text.partition(":")
+    parts = (least_text, most_text if colon else least_text)
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingsError(f"--nnodes must be MIN:MAX or a number, got {text!r}")
+    least, most = int(parts[0]), int(parts[1])
+    if not 1 <= least <= most:
+        raise SettingsError(f"--nnodes must have 1 <= MIN <= MAX, got {text!r}")
+    return least, most
+
+
+def _named(option: str, text: str) -> str:
+    if not text:
+        raise SettingsError(f"{option} must be given: all agents of one run share it")
+    if not _NAME.fullmatch(text):
+        raise SettingsError(
+            f"{option} must be letters, digits, '.', '_' and '-', at most 253, beginning and "
+            f"ending with a letter or digit; got {text!r}"
+        )
+    return text
+
+
+def _etcd(text: str, conf: Conf) -> EtcdAccess:
+    if not text:
+        raise SettingsError("--rdzv-endpoint must name etcd, such as host:2379")
+    endpoints = endpoints_of(text, "--rdzv-endpoint")
+    for path in (conf.cacert, conf.cert, conf.key, conf.password_file):
+        if path and not Path(path).is_file():
+            raise SettingsError(f"--rdzv-conf names a file that does not exist: {path!r}")
+    if bool(conf.cert) != bool(conf.key):
+        raise SettingsError("--rdzv-conf must give cert and key together")
+    password = Path(conf.password_file).read_text().strip() if conf.password_file else conf.password
+    if bool(conf.user) != bool(password):
+        raise SettingsError("--rdzv-conf must give user and password (or password_file) together")
+    if conf.protocol not in ("", "http", "https"):
+        raise SettingsError(f"--rdzv-conf protocol must be http or https, got {conf.protocol!r}")
+    wants_tls = conf.protocol == "https" or bool(conf.cacert or conf.cert or conf.server_name)
+    if wants_tls and conf.protocol == "http":
+        raise SettingsError("--rdzv-conf has TLS files, so protocol must be https")
+    tls = None
+    if wants_tls:
+        names = (conf.cacert, conf.cert, conf.key, conf.server_name)
+        tls = Tls(*(name or None for name in names))
+    try:
+        for endpoint in endpoints:
+            parse_endpoint(endpoint, tls)
+    except InvalidConfiguration as error:
+        raise SettingsError(f"--rdzv-endpoint {error.endpoint}: {error.detail}") from error
+    return EtcdAccess(endpoints, tls, conf.user or None, password or None)
+
+
+def _address(local_addr: str, etcd: EtcdAccess) -> str:
+    """Where peers reach this machine: as told, else the address it reaches etcd from."""
+    host, port = local_addr, 0
+    if not host:
+        target = etcd.endpoints[0].rpartition("://")[2]
+        host, _, number = target.rpartition(":")
+        host, port = host.strip("[]"), int(number or DEFAULT_PORT)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        if local_addr:
+            return str(where[0])
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # sends nothing: it only picks the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        if local_addr:
+            raise SettingsError(f"--local-addr {local_addr!r} is no address: {error}") from error
+        raise SettingsError(
+            f"--rdzv-endpoint: {host!r} cannot be reached from here ({error}); correct it, or "
+            "give --local-addr if only this machine's own address cannot be found"
+        ) from error
+
+
+def _job_key(prefix: str, etcd: EtcdAccess) -> bytes:
+    """What the agents of one run prove to each other: they know the run and etcd's password."""
+    return hashlib.sha256(f"{prefix}\n{etcd.user}\n{etcd.password}".encode()).digest()
+
+
+def _log_folder(log_dir: str, name: str) -> Path | None:
+    if not log_dir:
+        return None
+    folder = Path(log_dir).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"--log-dir {log_dir!r} is not a folder")
+    return folder / name

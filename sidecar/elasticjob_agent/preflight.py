@@ -1,0 +1,74 @@
+"""A look at etcd before an agent joins: is it there, and is this run still open?
+
+For agents that people start by hand. In a pod the agent waits for etcd instead, and an operator
+chooses the incarnation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from elasticjob_agent.settings import AgentSettings
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import Range
+from elasticjob_rendezvous.core.records import Round, RoundState
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import EtcdError, Retryable
+
+log = logging.getLogger("elasticjob.agent")
+
+ATTEMPT_SECONDS = 3.0
+
+
+class PreflightError(Exception):
+    """The agent cannot join; the text says why and what to do."""
+
+
+async def check(settings: AgentSettings, connect_seconds: float) -> None:
+    """Wait for etcd so long, then see that the run is open. Raises `PreflightError`."""
+    deadline = time.monotonic() + connect_seconds
+    try:
+        async with Client(
+            settings.etcd.endpoints,
+            tls=settings.etcd.tls,
+            user=settings.etcd.user,
+            password=settings.etcd.password,
+            request_timeout_seconds=ATTEMPT_SECONDS,
+        ) as client:
+            round_ = await _round(client, settings, deadline)
+    except EtcdError as error:
+        raise PreflightError(str(error)) from error
+    if round_ is not None and round_.state is RoundState.CLOSED:
+        raise PreflightError(_closed(settings, round_))
+
+
+async def _round(client: Client, settings: AgentSettings, deadline: float) -> Round | None:
+    key = Keys(settings.prefix).round
+    said = False
+    while True:
+        try:
+            found = await client.range(Range(key))
+            break
+        except Retryable as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not said:
+                log.warning("%s: %s; trying on", settings.name, error)
+                said = True
+            await asyncio.sleep(error.delay_seconds)
+    try:
+        return decode(Round, key, found.kvs[0].value) if found.kvs else None
+    except MalformedRecord as error:
+        raise PreflightError(str(error)) from error
+
+
+def _closed(settings: AgentSettings, round_: Round) -> str:
+    how = f" ({round_.outcome.kind})" if round_.outcome is not None else ""
+    incarnation = int(settings.prefix.rstrip("/").rpartition("/")[2])
+    return (
+        f"the run {settings.run_id!r} is closed{how}: it is not taken up again. For a new run give "
+        f"a --rdzv-id of its own, or --rdzv-conf incarnation={incarnation + 1} on every agent"
+    )
