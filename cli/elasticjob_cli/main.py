@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from elasticjob_cli import agent
 from elasticjob_cli.commands import change, get, logs, run, validate
 from elasticjob_cli.errors import CommandError, ExitCode
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run.run)
+app.command(context_settings=agent.CONTEXT)(agent.agent)
 app.command()(get.get)
 app.command()(get.describe)
 app.command()(change.scale)
