@@ -25,8 +25,8 @@ CODE = grpc.StatusCode
         (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: …", Verdict.NO_EFFECT),
         (CODE.UNAVAILABLE, "etcdserver: no leader", Verdict.NO_EFFECT),
         (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Verdict.NO_EFFECT),
-        (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Verdict.NO_EFFECT),
         # Perhaps applied.
+        (CODE.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", Verdict.UNKNOWN),
         (CODE.UNAVAILABLE, "Socket closed", Verdict.UNKNOWN),
         (CODE.UNAVAILABLE, "etcdserver: request timed out", Verdict.UNKNOWN),
         (CODE.UNAVAILABLE, "etcdserver: leader changed", Verdict.UNKNOWN),

@@ -41,8 +41,8 @@ _STALE_TOKEN = (
 _REFUSED_FOR_NOW = (
     "etcdserver: no leader",  # what `hasleader` in the metadata asks for
     "etcdserver: too many requests",
-    "etcdserver: mvcc: database space exceeded",
 )
+_NO_SPACE = "etcdserver: mvcc: database space exceeded"  # also of the write that it applied last
 _BAD_PASSWORD = "etcdserver: authentication failed"
 
 _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
@@ -61,6 +61,8 @@ def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
     """Return the verdict on a call that ended so, or the error that refuses it for good."""
     if detail.startswith(_REFUSED_FOR_NOW):
         return Verdict.NO_EFFECT
+    if detail.startswith(_NO_SPACE):
+        return Verdict.UNKNOWN
     if code is grpc.StatusCode.UNAVAILABLE:
         if not detail.startswith(_NEVER_SENT):
             return Verdict.UNKNOWN
