@@ -1,0 +1,1 @@
+"""A deterministic simulation of the rendezvous: the real protocol, a simulated world."""

@@ -1,0 +1,58 @@
+"""`python -m tests.sim --seed N [--trace]`: run seeds, or replay one exactly."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.sim.run import lines, report, simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one seed")
+    parser.add_argument("--trace", action="store_true", help="print everything that happened")
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return _replay(options.seed, options.trace)
+    return _survey(range(options.first, options.first + options.seeds))
+
+
+def _replay(seed: int, trace: bool) -> int:
+    result = simulate(seed)
+    if trace:
+        print(f"seed {seed}: {result.plan}")
+        print("\n".join(lines(result.trace)))
+    if result.violation is None:
+        print(f"seed {seed} ({result.plan.profile}): every invariant held")
+        return 0
+    print(f"seed {seed} ({result.plan.profile}): {result.violation}")
+    if result.violation.__cause__ is not None:
+        traceback.print_exception(result.violation.__cause__)
+    return 1
+
+
+def _survey(seeds: range) -> int:
+    begin = time.perf_counter()
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for seed in seeds:
+        result = simulate(seed)
+        if result.violation is not None:
+            kind = f"{result.plan.profile}: {result.violation.invariant}"
+            found[kind] += 1
+            example.setdefault(kind, f"seed {seed}: {result.violation}")
+    seconds = time.perf_counter() - begin
+    for kind, times in found.most_common():
+        print(f"{times:5} x {kind}\n        {example[kind][:600]}")
+    print(f"{len(seeds)} seeds, {found.total()} violations, {len(seeds) / seconds:.0f} seeds/s")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""One agent process: the real engine, and around it what the real driver would do.
+
+Owns the engine's clock, its wake-up and the order of its events. The agent can be
+stopped (events queue up) and killed (what was queued is lost).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Clock,
+    Config,
+    Effect,
+    Event,
+    Grant,
+    KeepAlive,
+    Link,
+    Local,
+    LocalChanged,
+    Note,
+    Probe,
+    Read,
+    Serve,
+    Started,
+    Tick,
+    Unlink,
+    Unwatch,
+    Watch,
+    Write,
+)
+from tests.sim.wire import Wire
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+SPIN_LIMIT = 200
+UTC_START_MS = 1_700_000_000_000
+
+
+class Agent:
+    """A process that runs one `Engine`.
+
+    Attributes:
+        origin: names this process in the commits it makes.
+        serves: the round number it tells its links, 0 before it serves any.
+        paused: stopped; it neither reads nor acts.
+        exited: gone for good.
+    """
+
+    def __init__(self, world: World, pod: Pod, config: Config, origin: str) -> None:
+        self.world = world
+        self.pod = pod
+        self.origin = origin
+        self.engine: Engine = world.new_engine(config)
+        self.wire = Wire(world, self)
+        self.serves = 0
+        self.paused = False
+        self.exited = False
+        self.steps = 0
+        self._inbox: list[Event] = []
+        self._wake: float | None = None
+        self._told: Local | None = None
+        self._spin = (0.0, 0)
+
+    # -- time -----------------------------------------------------------------------
+
+    def signature(self) -> str:
+        """Who makes a commit: this process, its member and its session at the time of asking."""
+        return f"{self.origin}|{self.pod.id}|{self.session}"
+
+    def clock(self) -> float:
+        """This machine's monotonic clock; no two machines' have anything in common."""
+        return self.world.now + self.pod.clock_offset
+
+    @property
+    def session(self) -> str:
+        return self.engine.session
+
+    # -- events ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.deliver(Started())
+        self.report()
+
+    def report(self) -> None:
+        """Tell the engine what runs here, if that changed."""
+        local = self.pod.local()
+        if local != self._told:
+            self._told = local
+            self.deliver(LocalChanged(local))
+
+    def deliver(self, event: Event) -> None:
+        if self.exited:
+            return
+        if self.paused:
+            self._inbox.append(event)
+            return
+        self._step(event)
+
+    def _step(self, event: Event) -> None:
+        world = self.world
+        self.steps += 1
+        world.note(self.pod.name, "<-", event)
+        now = self.clock()
+        utc_ms = UTC_START_MS + int(world.now * 1000) + self.pod.utc_skew_ms
+        effects = self.engine.step(event, Clock(now, utc_ms))
+        for effect in effects:
+            world.note(self.pod.name, "->", effect)
+            self._carry_out(effect)
+        self._count_spins(now)
+        self._schedule_wake()
+        self.pod.follow(self.engine.directive)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Grant() | Read() | Write():
+                self.wire.request(effect)
+            case KeepAlive():
+                self.wire.keep_alive(effect)
+            case Watch():
+                self.wire.requests += 1
+                self.wire.watches.watch(effect)
+            case Unwatch():
+                self.wire.watches.unwatch(effect)
+            case Link():
+                self.world.links.link(self, effect)
+            case Unlink():
+                self.world.links.unlink(self)
+            case Serve(round):
+                self.serves = round
+                self.world.links.serve(self)
+            case Probe():
+                self.world.links.probe(self, effect)
+            case Note():
+                pass
+
+    def _count_spins(self, now: float) -> None:
+        at, times = self._spin
+        self._spin = (now, times + 1 if at == now else 0)
+        if self._spin[1] > SPIN_LIMIT:
+            name, wake = self.pod.name, self.engine.wake_at
+            self.world.checker.fail("no spinning", f"{name} never rests: wake_at {wake}")
+
+    def _schedule_wake(self) -> None:
+        wake = self.engine.wake_at
+        if wake is None or wake == self._wake:
+            self._wake = wake
+            return
+        self._wake = wake
+        self.world.at(max(0.0, wake - self.clock()), self._tick, wake)
+
+    def _tick(self, wake: float) -> None:
+        if wake != self._wake or self.exited:
+            return
+        if self.paused:
+            return  # `resume` looks at the clock
+        self._wake = None
+        self.deliver(Tick())
+
+    # -- faults ---------------------------------------------------------------------
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on with what queued up; the timers may come first."""
+        if not self.paused or self.exited:
+            return
+        self.paused = False
+        inbox, self._inbox = self._inbox, []
+        due = self._wake is not None and self._wake <= self.clock()
+        if due and self.world.rng.random() < 0.5:
+            self._wake = None
+            inbox.insert(0, Tick())
+        elif due:
+            self.world.at(0.0, self._tick, self._wake)
+        for event in inbox:
+            self.deliver(event)
+
+    def kill(self) -> None:
+        """The process is gone."""
+        if self.exited:
+            return
+        self.exited = True
+        self._inbox.clear()
+        self.wire.close()
+        self.world.links.ended(self)

@@ -1,0 +1,127 @@
+"""What training does: collectives that break together, and scripts that finish together.
+
+Owns the gang of each round: which pods' workers run in it and whether its
+collectives still work. Workers whose peer went fail soon with an aborted
+collective, or hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.records import FailureClass
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+CUT_NOTICED_SECONDS = 0.3
+
+
+@dataclass(slots=True)
+class Gang:
+    """The workers of one round."""
+
+    number: int
+    seats: frozenset[str]
+    running: dict[str, Pod] = field(default_factory=dict)
+    finishing: bool = False
+    broken: bool = False
+
+
+class Gangs:
+    """All rounds' gangs."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._gangs: dict[int, Gang] = {}
+
+    def gang(self, number: int) -> Gang | None:
+        return self._gangs.get(number)
+
+    def running(self, pod: Pod) -> None:
+        """The pod's workers of its round came up."""
+        assert pod.roster is not None
+        gang = self._gangs.get(pod.round)
+        if gang is None:
+            seats = frozenset(seat.id for seat in pod.roster.seats)
+            gang = self._gangs[pod.round] = Gang(pod.round, seats)
+        gang.running[pod.id] = pod
+        if gang.broken:
+            self._abort(pod)
+        elif self._cut(gang):
+            self.world.at(CUT_NOTICED_SECONDS, self._check_cut, gang)
+        elif len(gang.running) == len(gang.seats) and self.world.plan.work_seconds is not None:
+            self.world.at(self.world.plan.work_seconds, self._finish, gang)
+
+    def stopped(self, pod: Pod) -> None:
+        """The pod's workers fail, end or are being ended: peers lose their collectives."""
+        gang = self._gangs.get(pod.round)
+        if gang is None:
+            if pod.roster is None:
+                return
+            seats = frozenset(seat.id for seat in pod.roster.seats)
+            gang = self._gangs[pod.round] = Gang(pod.round, seats)
+        gang.running.pop(pod.id, None)
+        if not pod.done:
+            self._break(gang)
+
+    def network_changed(self) -> None:
+        for gang in self._gangs.values():
+            if not gang.broken and self._cut(gang):
+                self.world.at(CUT_NOTICED_SECONDS, self._check_cut, gang)
+
+    def _cut(self, gang: Gang) -> bool:
+        pods = list(gang.running.values())
+        return any(not self.world.network.joined(pods[0].id, pod.id) for pod in pods[1:])
+
+    def _check_cut(self, gang: Gang) -> None:
+        if not gang.broken and self._cut(gang):
+            self.world.truth.blip(gang.number)
+            self._break(gang)
+
+    def _break(self, gang: Gang) -> None:
+        if gang.broken or gang.finishing:
+            return
+        gang.broken = True
+        for pod in list(gang.running.values()):
+            self._abort(pod)
+
+    def _abort(self, pod: Pod) -> None:
+        rng = self.world.rng
+        if rng.random() < self.world.plan.hang_share:
+            pod.hung = True
+            return
+        self.world.at(0.005 + 2.0 * rng.random() ** 2, self._aborted, pod, pod.round)
+
+    def _aborted(self, pod: Pod, number: int) -> None:
+        if pod.round != number or pod.phase is not Workers.RUNNING:
+            return
+        if pod.frozen:
+            self.world.at(0.5, self._aborted, pod, number)
+            return
+        pod.fail_workers(FailureClass.PEER_ABORT)
+
+    # -- finishing ------------------------------------------------------------------
+
+    def _finish(self, gang: Gang) -> None:
+        """The script is through, on every rank; the ranks end one after the other."""
+        if gang.broken or len(gang.running) != len(gang.seats):
+            return
+        if any(pod.frozen for pod in gang.running.values()):
+            self.world.at(0.5, self._finish, gang)
+            return
+        gang.finishing = True
+        rng, plan = self.world.rng, self.world.plan
+        for pod in list(gang.running.values()):
+            wait = plan.finish_skew_seconds * rng.random()
+            if rng.random() < plan.late_error_share:
+                self.world.at(wait, self._late_error, pod, gang.number)
+            else:
+                self.world.at(wait, pod.finish_workers, gang.number)
+
+    def _late_error(self, pod: Pod, number: int) -> None:
+        if pod.round == number and pod.phase is Workers.RUNNING:
+            pod.fail_workers(FailureClass.USER_ERROR)

@@ -1,0 +1,352 @@
+"""The promises of the protocol, checked on every commit, start, exit and at the end.
+
+Owns the record of what was sealed, confirmed and fenced. What each check allows for
+(a bound changed a moment ago, a machine that stood still) is said where it is allowed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.events import Directive, Refused, Workers
+from elasticjob_rendezvous.core.kv import KeyValue, Range
+from elasticjob_rendezvous.core.records import (
+    NEXT_STATES,
+    Bounds,
+    Cause,
+    CauseKind,
+    Member,
+    Roster,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import legal_size, natural_order
+from tests.sim import verdicts
+from tests.sim.controller import OPERATOR
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.simetcd import Change
+    from tests.sim.world import World
+
+BOUNDS_MEMORY_SECONDS = 15.0
+NOTICE_SECONDS = 1.0
+TROUBLE_MEMORY_SECONDS = 8.0
+
+
+class Violation(AssertionError):
+    """An invariant did not hold."""
+
+    def __init__(self, invariant: str, detail: str, now: float) -> None:
+        super().__init__(f"[{invariant}] at {now:.3f} s: {detail}")
+        self.invariant = invariant
+        self.detail = detail
+
+
+class Checker:
+    """Attributes:
+    sealed: the one roster of each number.
+    highest: the highest round number ever written.
+    closed_at: when the round was closed, or None.
+    final_at: when a round last became final.
+    finals: how many times one did.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sealed: dict[int, Roster] = {}
+        self.highest = 0
+        self.closed_at: float | None = None
+        self.closed: Round | None = None
+        self.final_at: float | None = None
+        self.final_numbers: set[int] = set()
+        self._fenced: set[str] = set()
+        self._confirmed: dict[str, set[int]] = defaultdict(set)
+        self._bounds: list[tuple[float, Bounds]] = []
+        self._frozen: tuple[int, int, frozenset[str]] | None = None
+        self._done_at: dict[int, float] = {}
+        self._round: Round | None = None
+
+    def fail(self, invariant: str, detail: str) -> None:
+        raise Violation(invariant, detail, self.world.now)
+
+    def need(self, holds: bool, invariant: str, detail: str) -> None:
+        if not holds:
+            self.fail(invariant, detail)
+
+    @property
+    def round(self) -> Round | None:
+        """The round as etcd has it."""
+        return self._round
+
+    # -- commits --------------------------------------------------------------------
+
+    def committed(self, revision: int, changes: tuple[Change, ...], origin: str) -> None:
+        """Look at one commit before anybody else can."""
+        self.world.lease_moved()
+        self.world.note("etcd", f"commit {revision} by {origin}", changes)
+        self._check_fence(changes, origin)
+        for change in changes:
+            match self.world.keys.parts(change.key):
+                case ("bounds",):
+                    self._bounds_changed(change)
+                case ("members", id, _):
+                    self._member_changed(id, change)
+                case ("roster", number):
+                    self._roster_changed(int(number), change)
+                case ("done", number, _) if change.after is not None:
+                    self._done_at.setdefault(int(number), self.world.now)
+        for change in changes:
+            if change.key == self.world.keys.round:
+                self._round_changed(change, origin)
+
+    def _check_fence(self, changes: tuple[Change, ...], origin: str) -> None:
+        """Only a session whose key exists (or is created here) has its writes accepted."""
+        if origin in (OPERATOR, "lease"):
+            return
+        _, member, session = origin.split("|")
+        key = self.world.keys.session(member, session)
+        mine = [change for change in changes if change.key == key]
+        if mine:
+            self.need(key not in self._fenced, "fencing", f"{key} was deleted and came back")
+        alive = bool(mine) or self.world.etcd.get(key) is not None
+        self.need(alive, "fencing", f"{origin} has no key, but its write was accepted: {changes}")
+
+    def _bounds_changed(self, change: Change) -> None:
+        if change.after is not None:
+            bounds = decode(Bounds, change.key, change.after.value)
+            self._bounds.append((self.world.now, bounds))
+
+    def _member_changed(self, id: str, change: Change) -> None:
+        if change.after is None:
+            self._fenced.add(change.key)
+            self.world.truth.departures[id].append(self.world.now)
+            return
+        member = decode(Member, change.key, change.after.value)
+        if member.confirmed:
+            self._confirmed[id].add(member.confirmed)
+
+    def _roster_changed(self, number: int, change: Change) -> None:
+        if change.after is None:
+            old = self._round is not None and number <= self._round.number - 9
+            self.need(old, "one sealed membership", f"roster {number} was deleted too early")
+            return
+        roster = decode(Roster, change.key, change.after.value)
+        known = self.sealed.setdefault(number, roster)
+        self.need(roster == known, "one sealed membership", f"{known} became {roster}")
+        self.need(change.before is None, "one sealed membership", f"{number} was written again")
+        self.need(roster.number == number, "one sealed membership", f"{number}: {roster}")
+        self._check_ranks(roster)
+
+    def _check_ranks(self, roster: Roster) -> None:
+        ranks: list[int] = []
+        for index, seat in enumerate(roster.seats):
+            self.need(seat.group_rank == index, "ranks", f"group ranks of {roster}")
+            ranks.extend(range(seat.base_rank, seat.base_rank + seat.slots))
+        self.need(ranks == list(range(roster.world_size)), "ranks", f"{ranks} in {roster}")
+        names = [(natural_order(seat.name), seat.id) for seat in roster.seats]
+        self.need(names == sorted(names), "ranks", f"not in the order of names: {roster}")
+        self.need(len(set(names)) == len(names), "ranks", f"a name is seated twice: {roster}")
+
+    # -- the round ------------------------------------------------------------------
+
+    def _round_changed(self, change: Change, origin: str) -> None:
+        if change.after is None:
+            self.fail("transitions", "the round was deleted")
+            return
+        after = decode(Round, change.key, change.after.value)
+        before = self._round
+        self._round = after
+        if change.before is None or before is None:
+            self._check_first(after)
+        else:
+            self._check_transition(before, after)
+            verdicts.check_charges(self, before, after)
+        self.highest = max(self.highest, after.number)
+        new_state = before is None or before.state is not after.state
+        if not new_state and before is not None and before.number == after.number:
+            return
+        match after.state:
+            case RoundState.FROZEN:
+                self._frozen_now(after, change.after)
+            case RoundState.FINAL:
+                self._final_now(after, restored=change.before is None)
+            case RoundState.JOINABLE if before is not None and change.before is not None:
+                self._check_cause(before, after.cause, origin)
+            case RoundState.CLOSED:
+                self.closed_at = self.world.now
+                self.closed = after
+                verdicts.check_outcome(self, before, after)
+
+    def _check_first(self, after: Round) -> None:
+        """A round where there was none: the job's first, or after etcd lost its data."""
+        restored = after.state is RoundState.FINAL and after.number == self.highest
+        fresh = after.state is RoundState.JOINABLE and after.number > self.highest
+        self.need(
+            restored or fresh, "numbers grow", f"{after} after number {self.highest}"
+        )
+
+    def _check_transition(self, before: Round, after: Round) -> None:
+        moved = before.state is not after.state
+        legal = not moved or after.state in NEXT_STATES[before.state]
+        self.need(legal, "transitions", f"{before.state} became {after.state}")
+        reopened = moved and after.state is RoundState.JOINABLE
+        if reopened:
+            higher = after.number > self.highest
+            self.need(higher, "numbers grow", f"{before.number} was reopened as {after.number}")
+        else:
+            same = after.number == before.number
+            self.need(same, "numbers grow", f"{before.number} became {after.number}")
+        kept = set(before.charged) <= set(after.charged)
+        self.need(kept, "charges", f"charges {before.charged} became {after.charged}")
+
+    def _frozen_now(self, after: Round, stored: KeyValue) -> None:
+        self._frozen = (after.number, stored.mod_revision, frozenset(after.ids))
+        self.need(len(set(after.ids)) == len(after.ids), "sizes", f"twice in {after.ids}")
+        self._check_size(len(after.ids))
+
+    def _final_now(self, after: Round, restored: bool) -> None:
+        number = after.number
+        self.final_at = self.world.now
+        self.final_numbers.add(number)
+        roster = self.sealed.get(number)
+        stored = self.world.etcd.get(self.world.keys.roster(number))
+        if roster is None or stored is None:
+            self.fail("final has a roster", f"round {number} is final without one")
+            return
+        if restored:
+            return
+        self._check_size(len(roster.seats))
+        frozen = self._frozen
+        if frozen is None or frozen[0] != number:
+            self.fail("confirmation", f"round {number} is final but was never frozen")
+            return
+        for seat in roster.seats:
+            self.need(seat.id in frozen[2], "confirmation", f"{seat.name} was not asked")
+            answered = frozen[1] in self._confirmed[seat.id]
+            self.need(answered, "confirmation", f"{seat.name} never confirmed round {number}")
+
+    def recent_bounds(self) -> list[Bounds]:
+        """Bounds that were in force a moment ago, when a coordinator may have read them."""
+        since = self.world.now - BOUNDS_MEMORY_SECONDS
+        last = [bounds for at, bounds in self._bounds if at <= since][-1:]
+        return last + [bounds for at, bounds in self._bounds if at > since]
+
+    def _check_size(self, size: int) -> None:
+        bounds = self.recent_bounds()
+        legal = any(size > 0 and legal_size(b, size) == size for b in bounds)
+        self.need(legal, "sizes", f"{size} members under {bounds}")
+
+    def _check_cause(self, before: Round, cause: Cause, origin: str) -> None:
+        """Newcomers open a round only if it grows by them, and none once a member is done."""
+        if cause.kind not in (CauseKind.JOIN, CauseKind.SCALE_DOWN):
+            return
+        done_at = self._done_at.get(before.number)
+        known = done_at is not None and self.world.now - done_at > NOTICE_SECONDS
+        if known and not self.in_trouble():
+            self.fail("finishing", f"round {before.number} had a done member: {cause}")
+        if cause.kind is CauseKind.JOIN:
+            present = len({kv.key.split("/")[-2] for kv in self.sessions()})
+            died = sum(
+                any(at > self.world.now - TROUBLE_MEMORY_SECONDS for at in times)
+                for times in self.world.truth.departures.values()
+            )
+            grows = any(
+                legal_size(bounds, present + died) > before.nodes
+                for bounds in self.recent_bounds()
+            )
+            self.need(grows, "surplus waits", f"{cause} reopened a round of {before.nodes}")
+
+    def in_trouble(self) -> bool:
+        """Whether something made news late a moment ago."""
+        return self.world.now - self.world.truth.troubled_at < TROUBLE_MEMORY_SECONDS
+
+    def sessions(self) -> tuple[KeyValue, ...]:
+        return self.world.etcd.range(Range(self.world.keys.members, prefix=True)).kvs
+
+    def sessions_of(self, id: str) -> tuple[KeyValue, ...]:
+        return self.world.etcd.range(Range(self.world.keys.sessions(id), prefix=True)).kvs
+
+    def wiped(self) -> None:
+        """etcd lost its data: sessions are over, numbers and rosters are not."""
+        self._frozen = None
+
+    # -- workers --------------------------------------------------------------------
+
+    def starts(self, pod: Pod, roster: Roster) -> None:
+        """Workers start: on a final round, in its one roster, and beside no other round's."""
+        number = roster.number
+        self.need(number in self.final_numbers, "starts on final", f"{pod.name}: {roster}")
+        self.need(self.sealed.get(number) == roster, "starts on final", f"{pod.name}: {roster}")
+        self.need(roster.seat(pod.id) is not None, "starts seated", f"{pod.name}: {roster}")
+        self.world.note(pod.name, "starts workers of", number)
+        for other in self.world.pods:
+            if other is pod or not other.workers_alive or other.round == number:
+                continue
+            older_here = other.round > number
+            if older_here or not self._excused(other):
+                self.fail(
+                    "no two rounds write",
+                    f"{pod.name} starts round {number} while workers of round "
+                    f"{other.round} are {other.phase} on {other.name}",
+                )
+
+    def look_again(self, at: float) -> None:
+        """When an excuse ends, nothing of an older round may still run."""
+        self.world.at(max(0.0, at - self.world.now) + 0.001, self._sweep)
+
+    def _sweep(self) -> None:
+        running = [pod for pod in self.world.pods if pod.workers_alive]
+        newest = max(
+            (pod.round for pod in running if pod.phase is not Workers.STOPPING), default=0
+        )
+        for pod in running:
+            if pod.round < newest and not self._excused(pod):
+                self.fail(
+                    "no two rounds write",
+                    f"workers of round {pod.round} are still {pod.phase} on {pod.name} "
+                    f"while round {newest} runs",
+                )
+
+    def _excused(self, pod: Pod) -> bool:
+        """Workers that can't know, or can't write: see `Faults` for each excuse."""
+        return pod.frozen or self.world.now < pod.excused_until
+
+    def exits(self, pod: Pod, directive: Directive) -> None:
+        if isinstance(directive, Refused):
+            self.fail("nobody is refused", f"{pod.name}: {directive.reason}")
+
+    # -- the end --------------------------------------------------------------------
+
+    def settled(self) -> None:
+        """Faults ended long enough ago: the job trains, or is rightly over."""
+        world = self.world
+        if self.closed_at is not None:
+            if world.now - self.closed_at > world.plan.recovery_seconds:
+                late = [pod.name for pod in world.alive() if pod.agent is not None]
+                self.need(not late, "everybody ends", f"{late} still there after the close")
+            return
+        live = [pod for pod in world.alive() if not pod.leaving and pod.ready]
+        marked = {mark.member for mark in world.controller.bounds.marks}
+        live = [pod for pod in live if pod.id not in marked]
+        bounds = world.controller.bounds
+        if not legal_size(bounds, len(live)):
+            return
+        current = self._round
+        quiet_at = world.plan.quiet_at
+        is_final = current is not None and current.state is RoundState.FINAL
+        turned = self.final_at is not None and self.final_at >= quiet_at
+        self.need(is_final or turned, "liveness", f"{len(live)} members, but {current}")
+        if not is_final or current is None:
+            return
+        roster = self.sealed[current.number]
+        settled = world.now - (self.final_at or 0.0) > 3.0 + world.plan.start_seconds
+        by_id = {pod.id: pod for pod in live}
+        for seat in roster.seats if settled else ():
+            pod = by_id.get(seat.id)
+            self.need(pod is not None, "liveness", f"{seat.name} is seated but gone: {current}")
+            assert pod is not None
+            runs = pod.round == roster.number
+            self.need(runs, "liveness", f"{seat.name} does not run round {roster.number}")

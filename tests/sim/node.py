@@ -1,0 +1,287 @@
+"""One pod: its launcher, its workers and its agent, as the real ones behave.
+
+Owns the workers. They follow the agent's directive with the delays of real
+processes, outlive the agent, and die with the pod.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.events import (
+    Directive,
+    Finish,
+    Identity,
+    Left,
+    Local,
+    Refused,
+    Run,
+    Stop,
+    Workers,
+)
+from elasticjob_rendezvous.core.records import Failure, FailureClass, Roster
+from tests.sim.agent import UTC_START_MS, Agent
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+ORPHAN_SECONDS = 30.0
+ALIVE = frozenset({Workers.STARTING, Workers.RUNNING, Workers.STOPPING})
+
+
+class Pod:
+    """A pod and its processes.
+
+    Attributes:
+        alive: its processes exist (a dead pod never comes back; its name may).
+        powered: its machine answers at all; a machine without power is silent.
+        frozen: the whole machine stands still, workers included.
+        phase, round, failure, done: of the workers, as in `events.Local`.
+        hung: its workers wait for ever in a broken collective.
+        frozen_until: until when freezing excuses workers that should have stopped.
+    """
+
+    def __init__(self, world: World, identity: Identity) -> None:
+        self.world = world
+        self.identity = identity
+        self.id = identity.id
+        self.name = identity.name
+        self.alive = True
+        self.powered = True
+        self.frozen = False
+        self.ready = False
+        self.leaving = ""
+        self.agent: Agent | None = None
+        self.agents = 0
+        self.phase = Workers.NONE
+        self.round = 0
+        self.roster: Roster | None = None
+        self.failure: Failure | None = None
+        self.done = False
+        self.hung = False
+        self.start_ms = 0
+        self.master_port = 0
+        self.excused_until = 0.0
+        self.outcome: Finish | None = None
+        self.ignores_sigterm = world.rng.random() < world.plan.stubborn
+        self.clock_offset = float(world.rng.randrange(1, 100_000))
+        self.utc_skew_ms = world.rng.randrange(-2000, 2000)
+        self._stop_token = 0
+        self._killing = False
+
+    @property
+    def workers_alive(self) -> bool:
+        return self.alive and self.phase in ALIVE
+
+    def local(self) -> Local:
+        return Local(
+            ready=self.ready,
+            workers=self.phase,
+            round=self.round,
+            failure=self.failure,
+            done=self.done,
+            leaving=self.leaving,
+            master_port=self.master_port,
+            start_ms=self.start_ms,
+        )
+
+    def changed(self) -> None:
+        """Something a user of this pod would see has changed: the agent hears of it."""
+        if self.agent is not None:
+            self.world.at(0.0002, self._report, self.agent)
+
+    def _report(self, agent: Agent) -> None:
+        if agent is self.agent and not agent.exited:
+            agent.report()
+
+    # -- life -----------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """The pod's agent starts, and a moment later its launcher says hello."""
+        self.start_agent()
+        self.world.at(0.01 + 0.5 * self.world.rng.random(), self._hello)
+
+    def _hello(self) -> None:
+        self.ready = True
+        self.master_port = self.world.next_port()
+        self.changed()
+
+    def start_agent(self) -> None:
+        if not self.alive or self.agent is not None:
+            return
+        if self.frozen:
+            self.world.at(0.5, self.start_agent)
+            return
+        self.agents += 1
+        self.agent = self.world.new_agent(self)
+        self.agent.start()
+
+    def kill_agent(self) -> None:
+        """The agent dies alone; without one for long the launcher ends the workers."""
+        agent, self.agent = self.agent, None
+        if agent is None:
+            return
+        agent.kill()
+        if not self.identity.launcher_port:
+            self._workers_gone(None)  # they were the agent's own children
+        self.world.at(ORPHAN_SECONDS, self._orphaned, self.agents)
+
+    def _orphaned(self, agents: int) -> None:
+        if self.alive and self.agent is None and self.agents == agents and self.workers_alive:
+            self._workers_gone(None)
+
+    def die(self, silent: bool = False) -> None:
+        """Agent, launcher and workers end at once; `silent`: the machine lost power."""
+        if not self.alive:
+            return
+        self.powered = not silent
+        self.alive = False
+        agent, self.agent = self.agent, None
+        if agent is not None:
+            agent.kill()
+        if self.phase is not Workers.NONE:
+            self._workers_gone(None)
+        self.world.truth.gone(self)
+
+    def leave(self, reason: str) -> None:
+        """The pod's end was announced: preStop, SIGTERM or the operator's mark."""
+        if self.alive and not self.leaving:
+            self.leaving = reason
+            self.world.truth.leaves(self)
+            self.changed()
+
+    # -- following the directive ----------------------------------------------------
+
+    def follow(self, directive: Directive) -> None:
+        match directive:
+            case Run(roster=roster):
+                self._run(roster)
+            case Stop(round=round, kill=kill, grace_seconds=grace):
+                if self.round <= round:
+                    self._stop(kill, grace)
+            case Left() | Refused():
+                self._stop(kill=True, grace=0.0)
+                self._exit_when_stopped(directive)
+            case Finish(grace_seconds=grace):
+                self._stop(kill=False, grace=grace)
+                self._exit_when_stopped(directive)
+
+    def _exit_when_stopped(self, directive: Directive) -> None:
+        if self.phase is not Workers.NONE or not self.alive:
+            return
+        self.world.note(self.name, "exits", directive)
+        if isinstance(directive, Finish):
+            self.outcome = directive
+        self.world.checker.exits(self, directive)
+        self.world.at(0.0, self._exit)
+
+    def _exit(self) -> None:
+        if self.alive:
+            self.alive = False
+            agent, self.agent = self.agent, None
+            if agent is not None:
+                agent.kill()
+            self.world.controller.exited(self)
+
+    def _run(self, roster: Roster) -> None:
+        if self.round == roster.number:
+            return
+        if self.phase is not Workers.NONE:
+            self._stop(kill=True, grace=0.0)
+            return
+        self.round, self.roster = roster.number, roster
+        self.failure, self.done, self.hung = None, False, False
+        self.phase = Workers.STARTING
+        self._stop_token += 1
+        self.world.checker.starts(self, roster)
+        delay = self.world.plan.start_seconds * (0.2 + self.world.rng.random())
+        self.start_ms = int(delay * 1000)
+        self.world.at(delay, self._started, self._stop_token)
+        self.changed()
+
+    def _started(self, token: int) -> None:
+        if token != self._stop_token or self.phase is not Workers.STARTING:
+            return
+        if self.frozen:
+            self.world.at(0.5, self._started, token)
+            return
+        self.phase = Workers.RUNNING
+        self.master_port = self.world.next_port()
+        self.changed()
+        self.world.gangs.running(self)
+
+    def _stop(self, kill: bool, grace: float) -> None:
+        if self.phase not in ALIVE or (self._killing and self.phase is Workers.STOPPING):
+            return
+        if self.phase is Workers.STOPPING and not kill:
+            return
+        self.phase = Workers.STOPPING
+        self._killing = kill
+        self._stop_token += 1
+        rng = self.world.rng
+        if kill:
+            wait = 0.001 + 0.019 * rng.random()
+        else:
+            stubborn = self.ignores_sigterm or self.hung
+            wait = grace + 0.01 if stubborn else min(grace, 0.01 + grace * rng.random() ** 3)
+        self.world.at(wait, self._stopped, self._stop_token)
+        self.changed()
+        self.world.gangs.stopped(self)
+
+    def _stopped(self, token: int) -> None:
+        if token != self._stop_token or self.phase is not Workers.STOPPING:
+            return
+        if self.frozen:
+            self.world.at(0.01, self._stopped, token)
+            return
+        self._workers_gone(self.failure)
+
+    # -- what workers do by themselves ----------------------------------------------
+
+    def fail_workers(self, kind: FailureClass) -> None:
+        """One worker fails; the agent ends the others of this pod."""
+        if self.phase not in (Workers.STARTING, Workers.RUNNING) or self.roster is None:
+            return
+        if self.frozen:
+            return
+        seat = self.roster.seat(self.id)
+        rng = self.world.rng
+        local_rank = rng.randrange(self.identity.slots)
+        base = seat.base_rank if seat is not None else 0
+        at_ms = UTC_START_MS + int(self.world.now * 1000) + self.utc_skew_ms
+        self.failure = Failure(
+            self.round, self.id, self.name, base + local_rank, local_rank, kind, at_ms, exit_code=1
+        )
+        self.world.truth.failed(self, kind)
+        self.world.note(self.name, "worker failed", kind)
+        if self.identity.slots > 1 and rng.random() < 0.7:
+            self.phase = Workers.STOPPING
+            self._killing = True
+            self._stop_token += 1
+            self.world.at(0.001 + 0.02 * rng.random(), self._stopped, self._stop_token)
+            self.changed()
+        else:
+            self._workers_gone(self.failure)
+        self.world.gangs.stopped(self)
+
+    def finish_workers(self, number: int) -> None:
+        """Every worker here ends with success."""
+        if self.phase is not Workers.RUNNING or self.round != number:
+            return
+        if self.frozen:
+            self.world.at(0.5, self.finish_workers, number)
+            return
+        self.done = True
+        self.world.truth.done(self)
+        self._workers_gone(None)
+
+    def _workers_gone(self, failure: Failure | None) -> None:
+        was = self.phase
+        self.phase = Workers.NONE
+        self.failure = failure
+        self._killing = False
+        self._stop_token += 1
+        self.master_port = self.world.next_port()
+        if was in ALIVE:
+            self.world.gangs.stopped(self)
+        self.changed()

@@ -1,0 +1,68 @@
+"""What one simulated run is given: sizes, rates and the actions of its fault phase. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.core.records import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """At `at` seconds do `name` (a method of `faults.Faults`) to pod number `target`.
+
+    `target` counts the pods alive at that time, modulo their number; `amount`
+    is a duration, a size or nothing, as the action wants it.
+    """
+
+    at: float
+    name: str
+    target: int = 0
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything about a run that was decided before it began.
+
+    Args:
+        operator: whether an operator writes bounds; else the first member does.
+        arrivals: when each pod starts.
+        slots: workers of each pod, repeated as needed.
+        launcher: whether workers outlive their agent.
+        rates: chances, for each message, of the network's faults.
+        start_seconds: about how long workers take to come up.
+        work_seconds: an undisturbed round ends with success after this; None is never.
+        stubborn: the share of pods whose scripts ignore SIGTERM.
+        quiet_at: from when on no fault happens.
+        replaces: whether the operator replaces dead pods.
+    """
+
+    profile: str
+    bounds: Bounds
+    arrivals: tuple[float, ...]
+    operator: bool = True
+    slots: tuple[int, ...] = (1,)
+    launcher: bool = True
+    rates: dict[str, float] = field(default_factory=dict)
+    start_seconds: float = 0.3
+    work_seconds: float | None = None
+    finish_skew_seconds: float = 0.2
+    late_error_share: float = 0.0
+    hang_share: float = 0.3
+    stubborn: float = 0.2
+    replaces: bool = True
+    slow_seconds: float = 0.05
+    actions: tuple[Action, ...] = ()
+    quiet_at: float = 10.0
+
+    @property
+    def recovery_seconds(self) -> float:
+        """How long after the last fault a round must be final, at the latest.
+
+        Last call, two leases and five seconds; workers that ignore SIGTERM take
+        their grace before that.
+        """
+        bounds = self.bounds
+        lease = max(2.0, bounds.keep_alive_seconds)
+        return bounds.last_call_seconds + 2 * lease + 5.0 + bounds.stop_grace_seconds

@@ -1,0 +1,166 @@
+"""From a seed to a plan: eight kinds of runs. Pure, but for its own `Random(seed)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from elasticjob_rendezvous.core.records import Bounds
+from tests.sim.plan import Action, Plan
+
+Profile = Callable[[Random], Plan]
+
+
+def plan(seed: int) -> Plan:
+    """The plan of one seed; its profile goes round with the seed."""
+    names = sorted(PROFILES)
+    rng = Random(f"plan {seed}")
+    return PROFILES[names[seed % len(names)]](rng)
+
+
+def _bounds(rng: Random, most: int = 5) -> Bounds:
+    least = rng.randint(1, 2)
+    top = rng.randint(max(2, least), most)
+    return Bounds(
+        min_nodes=least,
+        max_nodes=top,
+        increment=rng.choice((1, 1, 1, 2)),
+        max_restarts=rng.choice((0, 1, 3)),
+        last_call_seconds=rng.choice((1.0, 2.0, 4.0)),
+        keep_alive_seconds=rng.choice((2.0, 3.0, 5.0)),
+        confirm_seconds=rng.choice((1.0, 2.0, 5.0)),
+        settle_seconds=rng.choice((0.3, 1.0, 3.0)),
+        stop_grace_seconds=rng.choice((0.5, 2.0, 4.0)),
+    )
+
+
+def _base(rng: Random, profile: str, most: int = 5) -> Plan:
+    bounds = _bounds(rng, most)
+    count = rng.randint(bounds.min_nodes, bounds.max_nodes + 1)
+    spread = rng.choice((0.0, 0.2, 2.0))
+    return Plan(
+        profile=profile,
+        bounds=bounds,
+        arrivals=tuple(sorted(spread * rng.random() for _ in range(count))),
+        operator=rng.random() < 0.7,
+        slots=rng.choice(((1,), (2,), (1, 2, 4))),
+        launcher=rng.random() < 0.8,
+        start_seconds=rng.choice((0.05, 0.3, 1.0)),
+        hang_share=rng.choice((0.0, 0.3, 1.0)),
+        stubborn=rng.choice((0.0, 0.3)),
+        quiet_at=4.0,
+    )
+
+
+def _actions(
+    rng: Random, count: int, kinds: tuple[tuple[str, float, float], ...], begin: float, end: float
+) -> tuple[Action, ...]:
+    """`count` actions of these kinds, each with an amount in its range."""
+    chosen = []
+    for _ in range(count):
+        name, least, most = rng.choice(kinds)
+        amount = least + (most - least) * rng.random()
+        at = begin + (end - begin) * rng.random()
+        chosen.append(Action(at, name, rng.randrange(16), amount))
+    return tuple(sorted(chosen, key=lambda action: action.at))
+
+
+CHURN = (
+    ("crash", 0.0, 0.0),
+    ("kill_agent", 0.05, 3.0),
+    ("kill_agent", 2.0, 12.0),
+    ("fail", 0.0, 0.0),
+    ("drain", 0.0, 0.0),
+    ("mark", 0.0, 0.0),
+    ("join", 0.0, 0.0),
+)
+ETCD = (
+    ("restart_etcd", 0.2, 9.0),
+    ("elect", 0.2, 2.0),
+    ("wipe", 0.0, 0.0),
+    ("expire_early", 0.0, 0.0),
+    ("compact", 0.0, 0.0),
+    ("break_watches", 0.0, 0.0),
+    ("cut_all_etcd", 0.5, 9.0),
+)
+CUTS = (
+    ("cut_etcd", 0.5, 10.0),
+    ("cut_peers", 0.5, 10.0),
+    ("cut_off", 0.5, 12.0),
+    ("split", 0.5, 10.0),
+    ("power_off", 0.0, 0.0),
+)
+STILL = (
+    ("freeze", 0.5, 12.0),
+    ("stop_agent", 0.5, 12.0),
+    ("kill_agent", 0.05, 8.0),
+)
+SCALE = (("join", 0.0, 0.0), ("mark", 0.0, 0.0), ("drain", 0.0, 0.0), ("resize", 2.0, 6.0))
+LOSSY = {"lost_request": 0.02, "lost_reply": 0.03, "late_request": 0.005}
+
+
+def _quiet(rng: Random) -> Plan:
+    """Nothing goes wrong; members may be more than fit."""
+    return _base(rng, "quiet")
+
+
+def _disturbed(
+    rng: Random, profile: str, kinds: tuple[tuple[str, float, float], ...], most: int, end: float
+) -> Plan:
+    base = _base(rng, profile)
+    actions = _actions(rng, rng.randint(1, most), kinds, 0.2, end)
+    return replace(base, actions=actions, quiet_at=end)
+
+
+def _churn(rng: Random) -> Plan:
+    return _disturbed(rng, "churn", CHURN, 5, 12.0)
+
+
+def _etcd_trouble(rng: Random) -> Plan:
+    base = _disturbed(rng, "etcd-trouble", ETCD + CHURN[:2], 4, 14.0)
+    return replace(base, rates=LOSSY if rng.random() < 0.5 else {})
+
+
+def _partition(rng: Random) -> Plan:
+    return _disturbed(rng, "partition", CUTS + CHURN[:1], 3, 14.0)
+
+
+def _pause(rng: Random) -> Plan:
+    return _disturbed(rng, "pause", STILL + CHURN[:1], 3, 14.0)
+
+
+def _finishing(rng: Random) -> Plan:
+    base = _disturbed(rng, "finishing", CHURN + SCALE + STILL, 3, 12.0)
+    return replace(
+        base,
+        work_seconds=rng.choice((1.0, 3.0, 6.0)),
+        finish_skew_seconds=rng.choice((0.05, 0.5, 4.0)),
+        late_error_share=rng.choice((0.0, 0.0, 0.3)),
+    )
+
+
+def _scale(rng: Random) -> Plan:
+    return _disturbed(rng, "scale", SCALE, 6, 12.0)
+
+
+def _chaos(rng: Random) -> Plan:
+    base = _disturbed(rng, "chaos", CHURN + ETCD + CUTS + STILL + SCALE, 8, 16.0)
+    return replace(
+        base,
+        rates=LOSSY if rng.random() < 0.7 else {},
+        work_seconds=rng.choice((None, None, 5.0)),
+        slow_seconds=rng.choice((0.05, 0.5)),
+    )
+
+
+PROFILES: dict[str, Profile] = {
+    "chaos": _chaos,
+    "churn": _churn,
+    "etcd-trouble": _etcd_trouble,
+    "finishing": _finishing,
+    "partition": _partition,
+    "pause": _pause,
+    "quiet": _quiet,
+    "scale": _scale,
+}

@@ -1,0 +1,305 @@
+"""An etcd v3 in memory: revisions, transactions, leases, watches, compaction.
+
+Owns the simulated store. It knows no network and no clock: whoever calls it says
+what time it is, and delays or loses requests and answers himself. What it does is
+compared with a real server in `tests/integration/test_simetcd_matches_etcd.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.core.kv import (
+    Compare,
+    Delete,
+    Deleted,
+    Is,
+    KeyValue,
+    LeaseGrant,
+    Op,
+    Order,
+    Put,
+    Range,
+    RangeResult,
+    Target,
+    Txn,
+    TxnResult,
+    WatchBatch,
+    WatchEvent,
+)
+
+MIN_TTL_SECONDS = 2
+EXPIRY_CHECK_SECONDS = 0.5
+MAX_OPS = 128
+
+
+class Refused(Exception):
+    """A request that etcd answers with an error; nothing was applied."""
+
+
+class LeaseMissing(Refused):
+    """A put names a lease that does not exist, or a grant one that does."""
+
+
+class Compacted(Refused):
+    """A watch asks for revisions that were compacted away."""
+
+    def __init__(self, compacted: int) -> None:
+        super().__init__(f"revisions up to {compacted} were compacted")
+        self.compacted = compacted
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key of a commit, before and after it; None is absent."""
+
+    key: str
+    before: KeyValue | None
+    after: KeyValue | None
+
+
+@dataclass(slots=True)
+class Lease:
+    id: int
+    ttl_seconds: int
+    expires: float
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """One watched range. `sink` gets each batch; a cancelled watcher gets none."""
+
+    target: Range
+    start: int
+    sink: Callable[[WatchBatch], None]
+    alive: bool = True
+
+
+CommitObserver = Callable[[int, tuple[Change, ...], str], None]
+
+
+class SimEtcd:
+    """The store of one cluster.
+
+    `on_commit(revision, changes, origin)` sees every commit; origin is what the
+    caller of `txn` named itself, or "lease" when a lease ran out.
+    """
+
+    def __init__(self, on_commit: CommitObserver | None = None) -> None:
+        self.cluster_id = 1
+        self.revision = 1
+        self.compacted = 0
+        self.on_commit = on_commit
+        self._keys: dict[str, KeyValue] = {}
+        self._leases: dict[int, Lease] = {}
+        self._next_lease = 100
+        self._history: list[tuple[int, tuple[WatchEvent, ...]]] = []
+        self._watchers: list[Watcher] = []
+
+    # -- reads ----------------------------------------------------------------------
+
+    def get(self, key: str) -> KeyValue | None:
+        return self._keys.get(key)
+
+    def range(self, target: Range) -> RangeResult:
+        found = _select(self._keys, target)
+        limited = found[: target.limit] if target.limit else found
+        return RangeResult(self.revision, self.cluster_id, limited, len(found))
+
+    # -- transactions ---------------------------------------------------------------
+
+    def txn(self, txn: Txn, origin: str = "") -> TxnResult:
+        """Decide one transaction; raises `Refused` where etcd answers an error."""
+        for branch in (txn.success, txn.failure):
+            _check_branch(branch)
+        if len(txn.compares) > MAX_OPS:
+            raise Refused("too many operations in txn request")
+        succeeded = all(self._holds(compare) for compare in txn.compares)
+        branch = txn.success if succeeded else txn.failure
+        for op in branch:
+            if isinstance(op, Put) and op.lease and op.lease not in self._leases:
+                raise LeaseMissing("requested lease not found")
+        changes: list[Change] = []
+        ranges: list[tuple[Range, tuple[KeyValue, ...]]] = []
+        for op in branch:
+            if isinstance(op, Range):
+                found = _select(self._keys, op)
+                ranges.append((op, found[: op.limit] if op.limit else found))
+            elif isinstance(op, Put):
+                changes.append(self._put(op, self.revision + 1))
+            else:
+                changes.extend(self._delete(op))
+        self._commit(changes, origin)
+        return TxnResult(succeeded, self.revision, self.cluster_id, tuple(ranges))
+
+    def _holds(self, compare: Compare) -> bool:
+        found = self._keys.get(compare.key)
+        actual = 0
+        if found is not None:
+            by_mod = compare.target is Target.MOD
+            actual = found.mod_revision if by_mod else found.create_revision
+        match compare.operator:
+            case Is.EQUAL:
+                return actual == compare.revision
+            case Is.NOT_EQUAL:
+                return actual != compare.revision
+            case Is.GREATER:
+                return actual > compare.revision
+            case Is.LESS:
+                return actual < compare.revision
+
+    def _put(self, op: Put, revision: int) -> Change:
+        before = self._keys.get(op.key)
+        created = before.create_revision if before is not None else revision
+        if before is not None and before.lease:
+            self._leases[before.lease].keys.discard(op.key)
+        if op.lease:
+            self._leases[op.lease].keys.add(op.key)
+        after = KeyValue(op.key, op.value, created, revision, op.lease)
+        self._keys[op.key] = after
+        return Change(op.key, before, after)
+
+    def _delete(self, op: Delete) -> list[Change]:
+        changes = []
+        for before in _select(self._keys, Range(op.key, op.prefix)):
+            del self._keys[before.key]
+            if before.lease:
+                self._leases[before.lease].keys.discard(before.key)
+            changes.append(Change(before.key, before, None))
+        return changes
+
+    def _commit(self, changes: list[Change], origin: str) -> None:
+        if not changes:
+            return
+        self.revision += 1
+        events: tuple[WatchEvent, ...] = tuple(
+            change.after if change.after is not None else Deleted(change.key, self.revision)
+            for change in changes
+        )
+        self._history.append((self.revision, events))
+        for watcher in list(self._watchers):
+            self._notify(watcher, self.revision, events)
+        if self.on_commit is not None:
+            self.on_commit(self.revision, tuple(changes), origin)
+
+    # -- leases ---------------------------------------------------------------------
+
+    def grant(self, ttl_seconds: int, now: float) -> LeaseGrant:
+        ttl = max(ttl_seconds, MIN_TTL_SECONDS)
+        self._next_lease += 1
+        self._leases[self._next_lease] = Lease(self._next_lease, ttl, now + ttl)
+        return LeaseGrant(self._next_lease, ttl)
+
+    def keep_alive(self, lease: int, now: float) -> int:
+        """Restart a lease; its TTL, or 0 when there is no such lease."""
+        held = self._leases.get(lease)
+        if held is None or held.expires <= now:
+            return 0
+        held.expires = now + held.ttl_seconds
+        return held.ttl_seconds
+
+    def revoke(self, lease: int, origin: str = "lease") -> bool:
+        """End a lease and delete its keys in one revision; False when there is none."""
+        held = self._leases.get(lease)
+        if held is None:
+            return False
+        changes = []
+        for key in sorted(held.keys):
+            changes.extend(self._delete(Delete(key)))
+        del self._leases[lease]
+        self._commit(changes, origin)
+        return True
+
+    def next_expiry(self) -> float | None:
+        return min((lease.expires for lease in self._leases.values()), default=None)
+
+    def expire(self, now: float) -> tuple[int, ...]:
+        """What the check, twice a second, does: revoke every lease that ran out."""
+        late = tuple(lease.id for lease in self._leases.values() if lease.expires <= now)
+        for lease in late:
+            self.revoke(lease)
+        return late
+
+    def leases(self) -> tuple[int, ...]:
+        return tuple(self._leases)
+
+    # -- watches --------------------------------------------------------------------
+
+    def watch(self, target: Range, start: int, sink: Callable[[WatchBatch], None]) -> Watcher:
+        """Watch one range from revision `start` on (0: from the next); history comes at once."""
+        if 0 < start < self.compacted:
+            raise Compacted(self.compacted)
+        watcher = Watcher(target, start, sink)
+        self._watchers.append(watcher)
+        if start:
+            for revision, events in list(self._history):
+                if revision >= start:
+                    self._notify(watcher, revision, events)
+        return watcher
+
+    def cancel(self, watcher: Watcher) -> None:
+        watcher.alive = False
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+
+    @staticmethod
+    def _notify(watcher: Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
+        if not watcher.alive or revision < watcher.start:
+            return
+        seen = tuple(event for event in events if watcher.target.covers(event.key))
+        if seen:
+            watcher.sink(WatchBatch(revision, seen))
+
+    # -- trouble --------------------------------------------------------------------
+
+    def compact(self, revision: int) -> None:
+        """Forget the history before `revision`."""
+        self.compacted = min(max(revision, self.compacted), self.revision)
+        self._history = [entry for entry in self._history if entry[0] >= self.compacted]
+
+    def elect(self, now: float) -> None:
+        """A leader change (or a restart with the data kept): each lease gets its full TTL."""
+        for lease in self._leases.values():
+            lease.expires = now + lease.ttl_seconds
+
+    def wipe(self) -> None:
+        """Lose all data: another cluster, from revision 1; nobody tells the watchers."""
+        self.cluster_id += 1
+        self.revision = 1
+        self.compacted = 0
+        self._keys.clear()
+        self._leases.clear()
+        self._history.clear()
+        self._watchers.clear()
+
+
+def _select(keys: dict[str, KeyValue], target: Range) -> tuple[KeyValue, ...]:
+    if not target.prefix:
+        found = keys.get(target.key)
+        return () if found is None else (found,)
+    head = target.key
+    matching = [kv for key, kv in keys.items() if key.startswith(head)]
+    if target.order is Order.CREATE:
+        matching.sort(key=lambda kv: (kv.create_revision, kv.key))
+    else:
+        matching.sort(key=lambda kv: kv.key)
+    return tuple(matching)
+
+
+def _check_branch(branch: tuple[Op, ...]) -> None:
+    """etcd refuses a key that is put twice, or put and deleted, in one branch."""
+    if len(branch) > MAX_OPS:
+        raise Refused("too many operations in txn request")
+    put: set[str] = set()
+    for op in branch:
+        if isinstance(op, Put):
+            if not op.key:
+                raise Refused("key is not provided")
+            if op.key in put:
+                raise Refused("duplicate key given in txn request")
+            put.add(op.key)
+    for op in branch:
+        if isinstance(op, Delete) and any(Range(op.key, op.prefix).covers(key) for key in put):
+            raise Refused("duplicate key given in txn request")

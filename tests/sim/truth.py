@@ -1,0 +1,62 @@
+"""What really happened, which no agent knows: the ground the invariants are judged on.
+
+Owns the record of deaths, leaves, failures, ends and troubles of one run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.records import FailureClass
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+CONSEQUENCES = frozenset({FailureClass.PEER_ABORT, FailureClass.MASTER_PORT})
+
+
+@dataclass(slots=True)
+class Truth:
+    """Attributes:
+    departures: pod id -> when it was lost or told to leave, or lost its session.
+    genuine: rounds in which a worker failed by itself.
+    aborts: round -> time of the first aborted collective.
+    blips: rounds whose collectives a cut between pods broke.
+    ended: (round, pod id) whose workers all ended with success.
+    troubled_at: last time etcd, the network or a whole process misbehaved.
+    closed_by_hand: somebody asked for the end.
+    """
+
+    world: World
+    departures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    genuine: set[int] = field(default_factory=set)
+    aborts: dict[int, float] = field(default_factory=dict)
+    blips: set[int] = field(default_factory=set)
+    ended: set[tuple[int, str]] = field(default_factory=set)
+    troubled_at: float = -1000.0
+    closed_by_hand: bool = False
+    robbed: bool = False
+
+    def gone(self, pod: Pod) -> None:
+        self.departures[pod.id].append(self.world.now)
+
+    def leaves(self, pod: Pod) -> None:
+        self.departures[pod.id].append(self.world.now)
+
+    def failed(self, pod: Pod, kind: FailureClass) -> None:
+        if kind in CONSEQUENCES:
+            self.aborts.setdefault(pod.round, self.world.now)
+        else:
+            self.genuine.add(pod.round)
+
+    def done(self, pod: Pod) -> None:
+        self.ended.add((pod.round, pod.id))
+
+    def blip(self, number: int) -> None:
+        self.blips.add(number)
+
+    def trouble(self) -> None:
+        self.troubled_at = self.world.now

@@ -1,0 +1,67 @@
+"""Whether charges and outcomes are just, judged by what really happened. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.records import OutcomeKind, Round
+
+if TYPE_CHECKING:
+    from tests.sim.invariants import Checker
+
+
+def check_charges(checker: Checker, before: Round, after: Round) -> None:
+    """A charge needs a worker that failed by itself; aborted peers of a loss are none.
+
+    An abort that no loss and no leave explains may be charged once its verdict's
+    time has passed: a cut between pods that healed looks like that.
+    """
+    truth, now = checker.world.truth, checker.world.now
+    for number in set(after.charged) - set(before.charged):
+        if number in truth.genuine:
+            continue
+        aborted = truth.aborts.get(number)
+        if aborted is None:
+            checker.fail("charges", f"round {number} was charged, but nothing failed in it")
+            return
+        bounds = checker.recent_bounds()
+        window = min(b.keep_alive_seconds for b in bounds) + 1.0
+        roster = checker.sealed[number]
+        lost = [
+            seat.name
+            for seat in roster.seats
+            if any(
+                aborted - 3.0 <= at <= min(aborted + window - 0.5, now)
+                for at in truth.departures.get(seat.id, ())
+            )
+        ]
+        if lost and not checker.in_trouble():
+            checker.fail("charges", f"round {number} was charged for the end of {lost}")
+        if now - aborted < window - 0.5:
+            checker.fail("charges", f"round {number} was charged {now - aborted:.1f} s after")
+
+
+def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:
+    """Each outcome needs its reason."""
+    world, truth = checker.world, checker.world.truth
+    outcome = after.outcome
+    if outcome is None:
+        checker.fail("outcome", "closed without one")
+        return
+    match outcome.kind:
+        case OutcomeKind.SUCCEEDED:
+            roster = checker.sealed.get(after.number)
+            seats = roster.seats if roster is not None else ()
+            missing = [s.name for s in seats if (after.number, s.id) not in truth.ended]
+            checker.need(bool(seats), "outcome", f"success without a roster: {after}")
+            checker.need(not missing, "outcome", f"success, but {missing} did not end")
+        case OutcomeKind.FAILED:
+            allowed = min(b.max_restarts for b in checker.recent_bounds())
+            spent = len(after.charged) > allowed
+            checker.need(spent, "outcome", f"failed with charges {after.charged} of {allowed}")
+        case OutcomeKind.TIMED_OUT:
+            patience = min(b.join_timeout_seconds for b in checker.recent_bounds())
+            since = checker.final_at or 0.0
+            checker.need(world.now - since >= patience, "outcome", "timed out too early")
+        case OutcomeKind.STOPPED:
+            checker.need(truth.closed_by_hand, "outcome", "nobody asked for the end")

@@ -1,0 +1,173 @@
+"""One agent's requests to etcd: delays, losses, time-outs.
+
+Owns the requests under way between one agent process and the store. A request is
+answered exactly once; what etcd does with it is another matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.events import (
+    Event,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    LeaseGone,
+    Read,
+    ReadDone,
+    RequestFailed,
+    StoreRefused,
+    TxnAmbiguous,
+    TxnDone,
+    Write,
+)
+from elasticjob_rendezvous.core.kv import Put, Txn
+from tests.sim.simetcd import LeaseMissing, Refused
+from tests.sim.watches import WatchLines
+
+if TYPE_CHECKING:
+    from tests.sim.agent import Agent
+    from tests.sim.world import World
+
+REQUEST_TIMEOUT_SECONDS = 5.0
+Request = Grant | Read | Write
+Sent = tuple[float, str]
+"""When a request was sent, on the sender's clock, and who sent it."""
+
+
+class Wire:
+    """The client side of etcd for one agent process."""
+
+    def __init__(self, world: World, agent: Agent) -> None:
+        self.world = world
+        self.agent = agent
+        self.closed = False
+        self.requests = 0
+        self._token = 0
+        self._waiting: Request | None = None
+        self._held: list[tuple[int, Request, Sent]] = []
+        self.watches = WatchLines(world, agent)
+
+    def close(self) -> None:
+        """The process is gone; etcd may still be handling what it sent."""
+        self.closed = True
+        self._waiting = None
+        self.watches.close()
+
+    # -- requests -------------------------------------------------------------------
+
+    def request(self, effect: Request) -> None:
+        world = self.world
+        if self._waiting is not None:
+            world.checker.fail(
+                "one request at a time",
+                f"{self.agent.pod.name} sent {effect} while {self._waiting} is under way",
+            )
+        self._waiting = effect
+        self._token += 1
+        token = self._token
+        self.requests += 1
+        sent = (self.agent.clock(), self.agent.signature())
+        world.at(REQUEST_TIMEOUT_SECONDS, self._timed_out, token)
+        if self._refuses():
+            world.at(0.005 + world.network.delay(), self._answer, token, RequestFailed("refused"))
+            world.at(0.005, self.agent.deliver, StoreRefused())
+        elif not world.network.reaches_etcd(self.agent.pod.id):
+            if world.rng.random() < 0.5:
+                self._held.append((token, effect, sent))
+        elif world.roll("lost_request"):
+            world.note(self.agent.pod.name, "request lost", effect)
+        else:
+            late = REQUEST_TIMEOUT_SECONDS * (0.5 + world.rng.random())
+            extra = late if world.roll("late_request") else 0.0
+            world.at(world.network.delay() + extra, self._serve, token, effect, sent)
+
+    def _refuses(self) -> bool:
+        """Whether etcd's machine answers that nobody listens there."""
+        world = self.world
+        down = not world.etcd_up and world.etcd_refuses
+        return down and world.network.reaches_etcd(self.agent.pod.id)
+
+    def _serve(self, token: int, effect: Request, sent: Sent) -> None:
+        """etcd handles the request, if it is there; its answer may get lost."""
+        world = self.world
+        if not world.etcd_up:
+            return
+        answer = self._execute(effect, sent)
+        world.note(self.agent.pod.name, "etcd", answer)
+        reachable = world.network.reaches_etcd(self.agent.pod.id)
+        if not reachable or world.roll("lost_reply"):
+            world.note(self.agent.pod.name, "reply lost", answer)
+            if isinstance(effect, Write) and world.rng.random() < 0.5:
+                world.at(world.network.delay(), self._answer, token, TxnAmbiguous())
+            return
+        world.at(world.network.delay(), self._answer, token, answer)
+
+    def _execute(self, effect: Request, sent: Sent) -> Event:
+        etcd, now = self.world.etcd, self.world.now
+        try:
+            if isinstance(effect, Grant):
+                granted = etcd.grant(effect.ttl_seconds, now)
+                self.world.lease_moved()
+                return Granted(granted.id, sent[0] + granted.ttl_seconds)
+            if isinstance(effect, Read):
+                result = etcd.txn(Txn((), effect.ranges))
+                return ReadDone(result.revision, result.cluster_id, result.ranges)
+            return TxnDone(etcd.txn(effect.txn, sent[1]))
+        except LeaseMissing as error:
+            assert isinstance(effect, Write)
+            leases = {op.lease for op in effect.txn.success if isinstance(op, Put) and op.lease}
+            for lease in sorted(leases):
+                self.world.at(0.0, self.agent.deliver, LeaseGone(lease))
+            return RequestFailed(str(error))
+        except Refused as error:
+            self.world.checker.fail("etcd accepts", f"{self.agent.pod.name}: {error}: {effect}")
+            return RequestFailed(str(error))
+
+    def _timed_out(self, token: int) -> None:
+        if token == self._token and isinstance(self._waiting, Write):
+            self._answer(token, TxnAmbiguous())
+        else:
+            self._answer(token, RequestFailed("time-out"))
+
+    def _answer(self, token: int, event: Event) -> None:
+        if token != self._token or self._waiting is None:
+            return
+        self._waiting = None
+        self.agent.deliver(event)
+
+    # -- leases ---------------------------------------------------------------------
+
+    def keep_alive(self, effect: KeepAlive) -> None:
+        world = self.world
+        if self._refuses():
+            world.at(0.005, self.agent.deliver, StoreRefused())
+        if not world.etcd_up or not world.network.reaches_etcd(self.agent.pod.id):
+            return
+        if not world.roll("lost_request"):
+            world.at(world.network.delay(), self._keep_alive, effect.lease, self.agent.clock())
+
+    def _keep_alive(self, lease: int, sent: float) -> None:
+        world = self.world
+        if not world.etcd_up:
+            return
+        ttl = world.etcd.keep_alive(lease, world.now)
+        if not world.network.reaches_etcd(self.agent.pod.id) or world.roll("lost_reply"):
+            return
+        answer: Event = KeptAlive(lease, sent + ttl) if ttl else LeaseGone(lease)
+        world.at(world.network.delay(), self.agent.deliver, answer)
+
+    # -- cuts -----------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """The pod no longer reaches etcd: after a silence its watches count as broken."""
+        self.watches.cut()
+
+    def healed(self) -> None:
+        """What TCP held back during a short cut arrives now, the old requests too."""
+        held, self._held = self._held, []
+        for token, effect, sent in held:
+            self.world.at(self.world.network.delay(), self._serve, token, effect, sent)
+        self.watches.healed()

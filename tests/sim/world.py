@@ -1,0 +1,157 @@
+"""One simulated run: virtual time, the event heap, and everything that lives in it.
+
+Owns time and chance. All randomness of a run comes from one `Random(seed)`, drawn in
+the order of events, so a seed replays exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import Config, Identity
+from elasticjob_rendezvous.core.keys import Keys
+from tests.sim.agent import Agent
+from tests.sim.controller import Controller
+from tests.sim.faults import Faults
+from tests.sim.gang import Gangs
+from tests.sim.invariants import Checker, Violation
+from tests.sim.links import Switchboard
+from tests.sim.network import Delays, Network
+from tests.sim.node import Pod
+from tests.sim.plan import Plan
+from tests.sim.simetcd import EXPIRY_CHECK_SECONDS, SimEtcd
+from tests.sim.truth import Truth
+
+MOST_EVENTS = 100_000
+PREFIX = "/elasticjob/sim/job/0/"
+Line = tuple[float, str, str, object]
+EngineFactory = Callable[[Config], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run went. `violation` is None when every invariant held."""
+
+    seed: int
+    plan: Plan
+    violation: Violation | None
+    trace: list[Line]
+    world: World
+
+
+class World:
+    """The simulated world of one job."""
+
+    def __init__(self, seed: int, plan: Plan, new_engine: EngineFactory = Engine) -> None:
+        self.rng = Random(seed)
+        self.plan = plan
+        self.new_engine = new_engine
+        self.now = 0.0
+        self.calm = False
+        self.trace: list[Line] = []
+        self.keys = Keys(PREFIX)
+        self.network = Network(self.rng, Delays(slow=plan.slow_seconds))
+        self.checker = Checker(self)
+        self.truth = Truth(self)
+        self.etcd = SimEtcd(self.checker.committed)
+        self.etcd_up = True
+        self.etcd_refuses = True
+        self.links = Switchboard(self)
+        self.gangs = Gangs(self)
+        self.controller = Controller(self)
+        self.faults = Faults(self)
+        self.pods: list[Pod] = []
+        self.pods_by_address: dict[str, Pod] = {}
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+        self._ports = 20_000
+        self._expiry_at: float | None = None
+        self._expiry_phase = self.rng.random() * EXPIRY_CHECK_SECONDS
+
+    # -- time -----------------------------------------------------------------------
+
+    def at(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        """Call after `delay` virtual seconds."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + delay, self._sequence, call, args))
+
+    def run(self, until: float) -> None:
+        heap = self._heap
+        limit = self._sequence + MOST_EVENTS
+        while heap and heap[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(heap)
+            call(*args)
+            if self._sequence > limit:
+                self.checker.fail("no spinning", f"more than {MOST_EVENTS} events")
+        self.now = until
+
+    def note(self, who: str, what: str, detail: object) -> None:
+        self.trace.append((self.now, who, what, detail))
+
+    def roll(self, rate: str) -> bool:
+        """Whether a fault of this kind happens to this message."""
+        chance = self.plan.rates.get(rate, 0.0)
+        return chance > 0.0 and not self.calm and self.rng.random() < chance
+
+    # -- making things --------------------------------------------------------------
+
+    def next_port(self) -> int:
+        self._ports += 1
+        return self._ports
+
+    def add_pod(self, name: str = "") -> Pod:
+        """A new pod: its id is new, its name may have been another's."""
+        number = len(self.pods)
+        slots = self.plan.slots[number % len(self.plan.slots)]
+        identity = Identity(
+            id=f"uid-{number}",
+            name=name or f"pod-{number}",
+            address=f"10.0.0.{number}",
+            agent_port=7000,
+            launcher_port=7001 if self.plan.launcher else 0,
+            slots=slots,
+            node=f"node-{number % 3}",
+        )
+        pod = Pod(self, identity)
+        self.pods.append(pod)
+        self.pods_by_address[identity.address] = pod
+        self.note(pod.name, "pod starts", identity.id)
+        pod.boot()
+        self.controller.pods_changed()
+        return pod
+
+    def new_agent(self, pod: Pod) -> Agent:
+        config = Config(
+            prefix=PREFIX,
+            identity=pod.identity,
+            session_nonce=f"s{pod.agents}",
+            bounds=None if self.plan.operator else self.plan.bounds,
+            jitter=self.rng.random(),
+        )
+        return Agent(self, pod, config, f"{pod.id}#{pod.agents}")
+
+    def alive(self) -> list[Pod]:
+        return [pod for pod in self.pods if pod.alive]
+
+    # -- leases ---------------------------------------------------------------------
+
+    def lease_moved(self) -> None:
+        """See to it that the next lease to run out is noticed at the next check."""
+        expiry = self.etcd.next_expiry()
+        if expiry is None or self._expiry_at is not None:
+            return
+        checks = int((expiry - self._expiry_phase) / EXPIRY_CHECK_SECONDS) + 1
+        self._expiry_at = self._expiry_phase + checks * EXPIRY_CHECK_SECONDS
+        self.at(max(0.0, self._expiry_at - self.now), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry_at = None
+        if self.etcd_up:
+            for lease in self.etcd.expire(self.now):
+                self.note("etcd", "lease ran out", lease)
+        self.lease_moved()
