@@ -200,8 +200,8 @@ async def main():
     hello = await until(events, Hello)
     await hands.start(start_workers(1, *{commands!r}))
     started = await until(events, Started)
-    print(*started.pids.values(), flush=True)
     {then}
+    print(*started.pids.values(), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
