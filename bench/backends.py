@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,7 +34,7 @@ class Arena:
     """What a case runs in: the members' factory and, where there is an etcd, its request count."""
 
     make: HandlerFactory
-    requests: Callable[[], int] | None
+    requests: Callable[[], Counter[str]] | None
 
 
 def preload() -> None:
@@ -44,6 +46,7 @@ def preload() -> None:
 
     with contextlib.suppress(ModuleNotFoundError):  # then its cases fail, and say so
         import elasticjob_rendezvous.etcd.handler  # noqa: F401
+    gc.freeze()  # or each member's first collection would copy the parent's memory page by page
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,23 @@ ATTEMPTS = 3  # a port that was free may be taken by somebody else before etcd h
 
 # Every message that a client sent: a unary call is one, and so is each keep-alive or watch request
 # on a stream (grpc_server_handled_total would show a stream once, and only when it has ended).
-_COUNTERS = ("grpc_server_msg_received_total", "etcd_http_received_total")
-_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{[^}]*\})? (?P<value>[0-9.e+]+)$", re.MULTILINE)
+_SAMPLE = re.compile(
+    r"^(?:grpc_server_msg_received_total|etcd_http_received_total)"
+    r"\{.*?method=\"(?P<method>\w+)\".*\} (?P<value>[0-9.e+]+)$",
+    re.MULTILINE,
+)
 
 
 class EtcdFailed(Exception):
     """The server did not come up; the text carries the end of its log."""
 
 
-def count_requests(metrics: str) -> int:
-    """Client requests of both APIs in the text of `/metrics`."""
-    samples = _SAMPLE.finditer(metrics)
-    return int(sum(float(s["value"]) for s in samples if s["name"] in _COUNTERS))
+def count_requests(metrics: str) -> Counter[str]:
+    """Client requests by method, of both APIs, in the text of `/metrics`."""
+    counts: Counter[str] = Counter()
+    for sample in _SAMPLE.finditer(metrics):
+        counts[sample["method"]] += int(float(sample["value"]))
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,8 @@ class EtcdServer:
     endpoint: str  # host:port
     pid: int
 
-    def requests(self) -> int:
-        """Client requests since it started."""
+    def requests(self) -> Counter[str]:
+        """Client requests by method since it started."""
         return count_requests(_read(f"http://{self.endpoint}/metrics"))
 
 

@@ -37,7 +37,7 @@ class Measured:
         return None if self.error else median_or_none([run.wall_seconds for run in self.runs])
 
     def requests_per_member(self) -> float | None:
-        counts = [run.requests for run in self.runs]
+        counts = [sum(run.requests.values()) if run.requests else None for run in self.runs]
         total = None if self.error else median_or_none(counts)
         return None if total is None else round(total / self.members, 2)
 

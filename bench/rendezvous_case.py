@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Report:
 class CaseResult:
     wall_seconds: float  # from the start signal until the last member has its rank
     cpu_seconds: float  # of all members together
-    requests: int | None  # that the etcd of the case received; None where there is none
+    requests: Mapping[str, int] | None  # that etcd received, by method; None: there is no etcd
 
 
 def verify(reports: Sequence[Report], members: int) -> None:
@@ -70,7 +71,7 @@ def verify(reports: Sequence[Report], members: int) -> None:
 def run_case(
     members: int,
     make: HandlerFactory,
-    requests: Callable[[], int] | None,
+    requests: Callable[[], Counter[str]] | None,
     limit_seconds: float,
     log: Path,
 ) -> CaseResult:
@@ -90,13 +91,13 @@ def run_case(
             pids.append(pid)
         lines = _Lines(report_read, time.monotonic() + limit_seconds)
         lines.take(members)  # each says that it is there
-        before = requests() if requests else 0
+        before = requests() if requests else Counter[str]()
         began = time.monotonic()
         lines.deadline = began + limit_seconds
         os.close(start_write)  # the end of file is the start signal: it reaches all at once
         start_write = -1
         reports = [_parsed(line) for line in lines.take(members)]
-        spent = requests() - before if requests else None
+        spent = dict(requests() - before) if requests else None
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still theirs

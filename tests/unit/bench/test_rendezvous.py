@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ etcd_http_received_total{method="GET"} 30
 etcd_http_received_total{method="PUT"} 12
 etcd_http_successful_total{code="200",method="GET"} 30
 grpc_server_msg_received_total{grpc_method="Txn",grpc_type="unary"} 5
-grpc_server_msg_received_total{grpc_method="Watch",grpc_type="bidi_stream"} 1.5e+01
+grpc_server_msg_received_total{grpc_method="Watch",grpc_service="a",grpc_type="bidi"} 1.5e+01
+grpc_server_msg_received_total{grpc_method="Watch",grpc_service="b",grpc_type="bidi"} 0
 grpc_server_handled_total{grpc_code="OK",grpc_method="Txn"} 5
 process_open_fds 14
 """
@@ -40,7 +42,7 @@ def reports(ranks: Sequence[int], worlds: Sequence[int]) -> list[Report]:
 
 
 def test_count_requests_counts_what_clients_sent_once() -> None:
-    assert count_requests(METRICS) == 30 + 12 + 5 + 15
+    assert count_requests(METRICS) == {"GET": 30, "PUT": 12, "Txn": 5, "Watch": 15}
 
 
 def test_verify_accepts_a_bijection_in_any_order() -> None:
@@ -63,7 +65,9 @@ def test_verify_refuses(ranks: Sequence[int], worlds: Sequence[int], complaint: 
 
 def test_summary_has_ratios_and_our_requests_by_size() -> None:
     def cell(backend: Backend, *walls: float, error: str | None = None) -> Measured:
-        return Measured(backend, 8, [CaseResult(wall, 1.0, 48) for wall in walls], error)
+        return Measured(
+            backend, 8, [CaseResult(wall, 1.0, {"Txn": 32, "Watch": 16}) for wall in walls], error
+        )
 
     content = summary(
         {
@@ -92,11 +96,11 @@ def test_members_are_processes_whose_ranks_come_back(tmp_path: Path) -> None:
 
 
 def test_requests_are_those_between_start_and_end(tmp_path: Path) -> None:
-    counts = iter([7, 19])
+    counts = iter([Counter(Txn=7), Counter(Txn=16, Watch=3)])
     result = run_case(
         2, lambda index: FixedHandler(index, 2), lambda: next(counts), 20, tmp_path / "log"
     )
-    assert result.requests == 12
+    assert result.requests == {"Txn": 9, "Watch": 3}
 
 
 def test_a_member_that_fails_ends_the_case_at_once(tmp_path: Path) -> None:
