@@ -55,7 +55,7 @@ def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None
         axes.bar(0, 0, color=colour, label=peer)
     axes.set(yscale="log", ylabel="seconds", title="from the fault to the new world's all-reduce")
     axes.set_xticks(range(len(faults)), faults)
-    axes.set_ylim(top=limit_seconds * 3)
+    axes.set_ylim(bottom=0.5, top=limit_seconds * 3)
     axes.legend(frameon=False, ncols=len(peers), loc="upper center")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

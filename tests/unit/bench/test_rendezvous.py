@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -101,6 +102,8 @@ def test_requests_are_those_between_start_and_end(tmp_path: Path) -> None:
         2, lambda index: FixedHandler(index, 2), lambda: next(counts), 20, tmp_path / "log"
     )
     assert result.requests == {"Txn": 9, "Watch": 3}
+    row = Measured(Backend.ETCD, 2, [result]).to_json()
+    assert json.loads(json.dumps(row))["requests_per_member"] == 6.0
 
 
 def test_a_member_that_fails_ends_the_case_at_once(tmp_path: Path) -> None:
