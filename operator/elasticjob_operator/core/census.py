@@ -17,7 +17,7 @@ class Census:
     Args:
         counted: those that make up the size.
         given_up: those of `counted` whose launcher has not run for pendingTimeoutSeconds.
-        marked: those told to leave: marked in bounds, or terminating.
+        marked: those that are to leave: marked in bounds, or terminating and not yet ended.
         failed: those that ended in failure and were not told to go.
         indices: held by a pod of any kind; none of them may be used again yet.
     """
@@ -41,13 +41,12 @@ def take_census(job: ElasticJob, observed: Observed, now: datetime) -> Census:
     """The pods of the job, counted."""
     pods = sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
     told = {mark.member for mark in observed.bounds.marks} if observed.bounds else set()
-    marked = tuple(pod for pod in pods if pod.terminating or pod.uid in told)
-    leaving = {pod.uid for pod in marked}
-    counted = tuple(pod for pod in pods if pod.uid not in leaving and _counts(pod))
+    counted = tuple(pod for pod in pods if pod.uid not in told and _counts(pod))
     return Census(
         counted=counted,
         given_up=tuple(pod for pod in counted if _given_up(job, pod, now)),
-        marked=marked,
+        # One that has ended is no member any more: nobody needs to be told that it leaves.
+        marked=tuple(pod for pod in pods if pod.uid in told or (pod.terminating and not pod.ended)),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
         indices=frozenset(pod.index for pod in pods),
     )
@@ -61,7 +60,8 @@ def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
 
 
 def _counts(pod: Pod) -> bool:
-    return pod.phase is not PodPhase.FAILED and pod.node_state is not NodeState.NOT_READY
+    lost = pod.phase is PodPhase.FAILED or pod.node_state is NodeState.NOT_READY
+    return not pod.terminating and not lost
 
 
 def _given_up(job: ElasticJob, pod: Pod, now: datetime) -> bool:

@@ -66,9 +66,14 @@ class Pod:
     obstacle_message: str = ""
 
     @property
+    def ended(self) -> bool:
+        """Its trainer has exited, in whichever way."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
     def active(self) -> bool:
-        """Neither finished nor told to go."""
-        return not self.terminating and self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+        """Neither ended nor told to go."""
+        return not self.terminating and not self.ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,16 +156,17 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     size, view = wanted_size(job.spec), observed.rendezvous
     census = take_census(job, observed, now)
     missing = size.nodes - len(census.counted)
+    given_up = frozenset(pod.uid for pod in census.given_up)
     victims: list[tuple[Pod, DeleteReason]] = []
     if not view.finishing and view.readable:
-        victims = surplus(census.counted, view, -missing)
+        victims = surplus(census.counted, view, -missing, given_up)
     elif view.finishing:
         # A newcomer could not enter; only a job that cannot go on below its minimum needs one.
         missing = min(missing, job.spec.min_nodes - len(census.counted))
     bounds = bounds_of(
         job,
         size.nodes,
-        _expected(job, observed, census, size, now),
+        _expected(job, observed, census, victims, now),
         marks(observed, census.marked, victims),
     )
     actions: list[Action] = []
@@ -194,15 +195,22 @@ def _leftovers(census: Census, readable: bool) -> list[DeletePod]:
 
 
 def _expected(
-    job: ElasticJob, observed: Observed, census: Census, size: WantedSize, now: datetime
+    job: ElasticJob,
+    observed: Observed,
+    census: Census,
+    victims: list[tuple[Pod, DeleteReason]],
+    now: datetime,
 ) -> int:
-    """How many members can come: those counted and not given up, and those being created."""
-    able = len(census.counted) - len(census.given_up)
-    missing = max(size.nodes - len(census.counted), 0)
+    """How many members can come: those that stay and are not given up, and those being created."""
+    wanted = wanted_size(job.spec).nodes
+    going = {pod.uid for pod, _ in victims}
+    given_up = {pod.uid for pod in census.given_up}
+    able = sum(pod.uid not in going | given_up for pod in census.counted)
+    missing = max(wanted - len(census.counted), 0)
     refused_until = _refusal_gives_up_at(job, observed)
     if refused_until is None or refused_until > now:
         able += missing
-    return min(able, size.nodes)
+    return min(able, wanted)
 
 
 def _refusal_gives_up_at(job: ElasticJob, observed: Observed) -> datetime | None:

@@ -48,14 +48,22 @@ def surplus_reason(pod: Pod, view: RendezvousView) -> DeleteReason:
 
 
 def surplus(
-    counted: Iterable[Pod], view: RendezvousView, number: int
+    counted: Iterable[Pod],
+    view: RendezvousView,
+    number: int,
+    given_up: frozenset[str] = frozenset(),
 ) -> list[tuple[Pod, DeleteReason]]:
-    """The `number` pods to give up first, cheapest first; of equals the highest rank or index."""
+    """The `number` pods to let go, cheapest first.
 
-    def cost(choice: tuple[Pod, DeleteReason]) -> tuple[int, int, int]:
+    Of pending ones those that are no longer waited for (uids in `given_up`) go before those
+    that may still start; of equals the highest rank, then the highest index.
+    """
+
+    def cost(choice: tuple[Pod, DeleteReason]) -> tuple[int, bool, int, int]:
         pod, reason = choice
         rank = view.rank_of(pod.name)
-        return _ORDER[reason], -(rank if rank is not None else -1), -pod.index
+        place = -1 if rank is None else rank
+        return _ORDER[reason], pod.uid not in given_up, -place, -pod.index
 
     choices = sorted(((pod, surplus_reason(pod, view)) for pod in counted), key=cost)
     return choices[: max(number, 0)]

@@ -198,6 +198,21 @@ def test_the_newest_failed_pods_stay_as_witnesses() -> None:
     ]
 
 
+def test_a_failed_pod_that_goes_is_no_member_and_gets_no_mark() -> None:
+    found = plan(job(maxNodes=1), observed(pod(0).get(), pod(1).failed().terminating().get()), NOW)
+    assert found.bounds is not None
+    assert found.bounds.marks == ()
+
+
+def test_who_is_sent_away_is_not_expected() -> None:
+    pods = (pod(0).pending(99).get(), pod(1).pending(5).get())
+    found = plan(job(maxNodes=2, nodes=1), observed(*pods), NOW)
+    assert deleted(found) == [("job-0", DeleteReason.SURPLUS_PENDING)]
+    assert found.expected == 1
+    stuck = (pod(0).pending(99).get(), pod(1).pending(99).get())
+    assert plan(job(maxNodes=2, nodes=1), observed(*stuck), NOW).expected == 0
+
+
 def test_nobody_joins_or_leaves_a_job_whose_first_member_is_done() -> None:
     members = (MemberView("job-0", "done", rank=0, round=1),)
     view = final_round(2, members=members)
