@@ -36,9 +36,13 @@ async def check(settings: AgentSettings, connect_seconds: float) -> None:
             tls=settings.etcd.tls,
             user=settings.etcd.user,
             password=settings.etcd.password,
-            request_timeout_seconds=ATTEMPT_SECONDS,
+            request_timeout_seconds=min(ATTEMPT_SECONDS, max(0.1, connect_seconds)),
         ) as client:
             round_ = await _round(client, settings, deadline)
+    except Retryable as error:
+        where = ", ".join(settings.etcd.endpoints)
+        problem = f"no etcd answered at {where} within {connect_seconds:g} s"
+        raise PreflightError(f"{problem}: {error}") from error
     except EtcdError as error:
         raise PreflightError(str(error)) from error
     if round_ is not None and round_.state is RoundState.CLOSED:

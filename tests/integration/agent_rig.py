@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,8 +22,9 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.records import Round
+from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.records import Bounds, Round
 from tests.integration.etcd_server import EtcdServer
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +44,7 @@ def write(path, text):
     draft.write_text(text)
     draft.replace(path)
 
-names = [name for name in env if name.isupper()]
-write(folder / f"started-{number}-{rank}", json.dumps({"pid": os.getpid(), **{n: env[n] for n in names}}))
+write(folder / f"started-{number}-{rank}", json.dumps({"pid": os.getpid(), **env}))
 step = 0
 while True:
     step += 1
@@ -86,6 +88,10 @@ class AgentProcess:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def says(self, text: str) -> None:
+        """Wait until its output holds that text."""
+        until(lambda: text in self.output(), f"{text!r} of {self.name}")
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -103,6 +109,7 @@ class Gang:
         self.etcd = etcd
         self.run_id = f"run-{uuid.uuid4().hex[:10]}"
         self.agents: list[AgentProcess] = []
+        self._pods: list[Pod] = []
 
     def agent(
         self,
@@ -165,8 +172,19 @@ class Gang:
     def finish(self) -> None:
         (self.folder / "finish").touch()
 
+    @property
+    def prefix(self) -> str:
+        return job_prefix("default", self.run_id, 0)
+
+    def pods(self, count: int, launcher: Path) -> list[Pod]:
+        """Pods of one job, whose bounds an operator wrote."""
+        bounds = Bounds(1, 4, expected=count, keep_alive_seconds=3.0, stop_grace_seconds=3.0)
+        self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())
+        self._pods = [Pod(self, f"pod-{index}", launcher) for index in range(count)]
+        return self._pods
+
     def round(self) -> Round:
-        key = f"/elasticjob/default/{self.run_id}/0/round"
+        key = Keys(self.prefix).round
         value = self.etcd.ctl("get", "--print-value-only", key)
         return decode(Round, key, value.encode())
 
@@ -176,6 +194,63 @@ class Gang:
     def close(self) -> None:
         for agent in self.agents:
             agent.close()
+        for pod in self._pods:
+            shutil.rmtree(pod.folder)
+
+
+class Pod:
+    """A launcher and its agent, as in a pod: two processes and a socket."""
+
+    def __init__(self, gang: Gang, name: str, launcher: Path) -> None:
+        self._gang = gang
+        self.name = name
+        # Short: a unix socket's path has at most 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="ej-"))
+        self.control = self.folder / "control.sock"
+        self.termination_log = self.folder / "termination-log"
+        key = self.folder / "job-key"
+        key.write_bytes(b"a secret of this run")
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": PYTHONPATH,
+            "ELASTICJOB_PREFIX": gang.prefix,
+            "ELASTICJOB_MEMBER_ID": f"uid-{name}",
+            "ELASTICJOB_NAME": name,
+            "ELASTICJOB_ADDRESS": "127.0.0.1",
+            "ELASTICJOB_BIND_ADDRESS": "127.0.0.1",
+            "ELASTICJOB_ENDPOINTS": f"127.0.0.1:{gang.etcd.port}",
+            "ELASTICJOB_JOB_KEY_FILE": str(key),
+            "ELASTICJOB_SOCKET": str(self.folder / "launcher.sock"),
+            "ELASTICJOB_CONTROL": str(self.control),
+            "ELASTICJOB_LOG_DIR": str(self.folder / "logs"),
+            "ELASTICJOB_STOP_GRACE_SECONDS": "3",
+            "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
+        }
+        worker = (sys.executable, str(gang.script), str(gang.folder))
+        self.launcher = self._run("launcher", str(launcher), "--", *worker)
+        self.agent = self.start_agent()
+
+    def start_agent(self) -> AgentProcess:
+        self.agent = self._run("agent", "-m", "elasticjob_agent")
+        return self.agent
+
+    def _run(self, what: str, *arguments: str) -> AgentProcess:
+        log = self._gang.folder.parent / f"{self.name}-{what}-{len(self._gang.agents)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        self._gang.agents.append(AgentProcess(f"{self.name}'s {what}", process, log))
+        return self._gang.agents[-1]
+
+    def pre_stop(self) -> None:
+        """What kubelet runs in the agent's container before it stops the pod."""
+        command = [sys.executable, "-m", "elasticjob_agent", "leave", "the pod is deleted"]
+        subprocess.run(command, env=self.env, check=True, timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -107,12 +107,15 @@ class Crew:
 
     @property
     def done(self) -> bool:
-        """Every worker ended with success, and nothing of theirs is left."""
+        """Every worker ended with success by itself, and nothing of theirs is left.
+
+        A script may end with 0 because it was told to stop: that is no success.
+        """
         return (
             self.empty
             and self.all_ended
             and self.failure is None
-            and all(ended.exit.exit_code == 0 for ended in self.exits)
+            and all(ended.exit.exit_code == 0 and ended.during is None for ended in self.exits)
         )
 
 

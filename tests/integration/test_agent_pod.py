@@ -1,0 +1,74 @@
+"""Agents beside launchers, as in pods: an agent dies alone, a launcher takes its workers along."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from elasticjob_rendezvous.core.records import RoundState
+from tests.integration.agent_rig import Gang, gang, until
+from tests.integration.launcher_rig import alive, launcher_file, mark
+
+__all__ = ["gang", "launcher_file", "mark"]
+
+
+def test_a_killed_agent_comes_back_to_its_running_workers(gang: Gang, launcher_file: Path) -> None:
+    pods = gang.pods(2, launcher_file)
+    workers = gang.started(1, 2)
+    for pod in pods:
+        pod.agent.signal(signal.SIGKILL)
+        pod.agent.wait()
+        assert alive(workers[0]["pid"])
+        assert alive(workers[1]["pid"])
+        pod.start_agent().says("took over round 1")
+    for worker in workers:
+        gang.stepping(worker)
+    assert gang.round().number == 1, gang.outputs()
+    gang.finish()
+    assert [pod.agent.wait() for pod in pods] == [0, 0], gang.outputs()
+    assert [pod.launcher.wait() for pod in pods] == [0, 0], gang.outputs()
+    assert gang.round().charged == ()
+    assert pods[0].termination_log.read_text() == f"job {gang.run_id} succeeded"
+
+
+def test_what_happened_while_the_agent_was_away_is_caught_up_with(
+    gang: Gang, launcher_file: Path
+) -> None:
+    pods = gang.pods(2, launcher_file)
+    workers = gang.started(1, 2)
+    pods[1].agent.signal(signal.SIGKILL)
+    pods[1].agent.wait()
+    gang.fail(1)
+    until(lambda: not alive(workers[1]["pid"]), "the worker's failure")
+    pods[1].start_agent()
+    gang.started(2, 2)
+    gang.finish()
+    assert [pod.agent.wait() for pod in pods] == [0, 0], gang.outputs()
+
+
+def test_a_lost_launcher_takes_its_node_out(gang: Gang, launcher_file: Path) -> None:
+    pods = gang.pods(2, launcher_file)
+    gang.started(1, 2)
+    pods[1].launcher.signal(signal.SIGKILL)
+    gang.started(2, 1)
+    assert pods[1].agent.wait() == 1
+    assert "its launcher is gone" in pods[1].termination_log.read_text()
+    gang.finish()
+    assert pods[0].agent.wait() == 0, gang.outputs()
+
+
+def test_the_pods_deletion_is_a_leave_and_costs_nothing(gang: Gang, launcher_file: Path) -> None:
+    pods = gang.pods(3, launcher_file)
+    gang.started(1, 3)
+    pods[0].pre_stop()
+    assert pods[0].agent.wait() == 0, gang.outputs()
+    assert pods[0].launcher.wait() == 143
+    workers = gang.started(2, 2)
+    pods[2].launcher.signal(signal.SIGTERM)  # the trainer's SIGTERM, when there is no preStop
+    assert pods[2].agent.wait() == 0, gang.outputs()
+    gang.started(3, 1)
+    assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}
+    gang.finish()
+    assert pods[1].agent.wait() == 0, gang.outputs()
+    assert gang.round().state is RoundState.CLOSED
+    assert gang.round().charged == ()

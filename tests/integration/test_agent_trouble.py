@@ -1,0 +1,135 @@
+"""What goes wrong around a gang: scripts that cannot run, an etcd that is none, disks, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_rig import Gang, gang, until
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.launcher_rig import alive, mark
+
+__all__ = ["gang", "mark"]
+
+
+@pytest.fixture
+def garbage() -> Iterator[int]:
+    """A port at which something answers that is not etcd."""
+
+    def answer(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1024)
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
+        thread.start()
+        yield int(listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def test_an_etcd_that_is_not_there(gang: Gang) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        agent = gang.agent("1:1", f"--rdzv-endpoint=127.0.0.1:{port}", conf="connect_timeout=1")
+        assert agent.wait() == 3
+    assert f"no etcd answered at 127.0.0.1:{port} within 1 s" in agent.output()
+    assert "Traceback" not in agent.output()
+
+
+def test_something_that_is_not_etcd(gang: Gang, garbage: int) -> None:
+    agent = gang.agent("1:1", f"--rdzv-endpoint=127.0.0.1:{garbage}", conf="connect_timeout=2")
+    assert agent.wait() == 3
+    assert f"http://127.0.0.1:{garbage}" in agent.output()
+    assert "Traceback" not in agent.output()
+
+
+def test_a_script_that_fails_at_import(gang: Gang, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import a_module_that_nobody_has\n")
+    agent = gang.agent("1:1", "--max-restarts=1", command=(str(script),))
+    assert agent.wait() == 1
+    summary = agent.output().rpartition(f"job {gang.run_id} failed")[2]
+    assert "rank 0 (local rank 0 on node-0) in round 2: exit code 1, UserError" in summary
+    assert "ModuleNotFoundError: No module named 'a_module_that_nobody_has'" in summary
+    assert gang.round().charged == (1, 2)
+
+
+def test_a_program_that_cannot_be_executed(gang: Gang, tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.write_text("no #! line, and nothing that runs\n")
+    program.chmod(0o755)
+    agent = gang.agent("1:1", "--max-restarts=0", "--no-python", command=(str(program),))
+    assert agent.wait() == 1, agent.output()
+    assert "exit code 126, LaunchError" in agent.output()
+
+
+def test_a_log_folder_that_cannot_be_written_does_not_stop_training(
+    gang: Gang, tmp_path: Path
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / f"{gang.run_id}_node-0").write_text("a file where the folder would be")
+    agent = gang.agent("1:1", f"--log-dir={logs}")
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+    assert "worker logs are incomplete" in agent.output()
+
+
+def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -> None:
+    agent = gang.agent("1:1", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}")
+    first = gang.started(1, 2)
+    folder = tmp_path / "logs" / f"{gang.run_id}_node-0"
+    assert first[1]["TORCHELASTIC_ERROR_FILE"] == str(folder / "round_1" / "1" / "error.json")
+    gang.fail(1)
+    second = gang.started(2, 2)
+    assert first[0]["ELASTICJOB_PROGRESS_FILE"] == second[0]["ELASTICJOB_PROGRESS_FILE"]
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+    assert "told to fail" in (folder / "round_1" / "1" / "stderr.log").read_text()
+    assert (folder / "round_2" / "0" / "stdout.log").exists()
+
+
+def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_path: Path) -> None:
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1], 'w').close())\n"
+        "open(sys.argv[2], 'w').close()\n"
+        "time.sleep(600)\n"
+    )
+    asked, ready = tmp_path / "asked", tmp_path / "ready"
+    command = (str(script), str(asked), str(ready))
+    agent = gang.agent("1:1", command=command, conf="stop_grace=600")
+    until(ready.exists, "the worker")
+    agent.signal(signal.SIGINT)
+    until(asked.exists, "the worker's SIGTERM")
+    agent.signal(signal.SIGINT)
+    assert agent.wait() == 0, agent.output()
+
+
+def test_an_etcd_that_dies_before_the_round_is_waited_for(gang: Gang, start_etcd) -> None:
+    etcd: EtcdServer = start_etcd()
+    gang.etcd = etcd
+    agents = [gang.agent("2:2")]
+    agents[0].says("round 1 is joinable")
+    etcd.kill()
+    agents.append(gang.agent("2:2"))
+    agents[1].says("trying on")
+    etcd.start()
+    workers = gang.started(1, 2)
+    assert all(alive(worker["pid"]) for worker in workers)
+    gang.finish()
+    assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()

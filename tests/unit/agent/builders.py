@@ -1,0 +1,124 @@
+"""Short ways to write the values of the agent's core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from elasticjob_agent.core.model import (
+    Command,
+    Directed,
+    Event,
+    Facts,
+    FromHands,
+    PortHeld,
+    State,
+)
+from elasticjob_agent.core.step import step
+from elasticjob_agent.hands import Hello, Started, Stopped, WorkerExited
+from elasticjob_rendezvous.core.events import Directive, Finish, Run, Stop
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Failure,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Seat,
+)
+
+ME = "uid-1"
+FACTS = Facts(ME, "node-1", "rack-a", slots=2, stop_grace_seconds=7.0, run_id="digits")
+Kind = TypeVar("Kind")
+
+
+def roster(number: int = 1, slots: int = 2, restarts: int = 0, mine: bool = True) -> Roster:
+    """Two nodes, this one being the second; or one that does without this one."""
+    seats = [Seat("uid-0", "node-0", "10.0.0.1", slots, "default", 0, 0, 0, 2 * slots)]
+    if mine:
+        seats.append(Seat(ME, "node-1", "10.0.0.2", slots, "default", 1, slots, slots, 2 * slots))
+    return Roster(number, 2 * slots, "10.0.0.1", 29400 + number, tuple(seats), restarts)
+
+
+def run(number: int = 1, **options: Any) -> Directed:
+    return Directed(Run(roster(number, **options), ME, 3))
+
+
+def stop(number: int = 1, kind: CauseKind = CauseKind.JOIN, grace: float = 10.0) -> Directed:
+    kill = kind in (CauseKind.LOSS, CauseKind.FAILURE)
+    return Directed(Stop(number, kill, Cause(kind, ("node-0",)), 0.0 if kill else grace))
+
+
+def finish(
+    kind: OutcomeKind = OutcomeKind.SUCCEEDED, failure: Failure | None = None, grace: float = 10.0
+) -> Directed:
+    return Directed(Finish(Outcome(kind, "why"), failure, grace))
+
+
+def directed(directive: Directive) -> Directed:
+    return Directed(directive)
+
+
+def hello(running: int | None = None, *exits: WorkerExited, **options: Any) -> FromHands:
+    pids = {0: 100, 1: 101} if running is not None else {}
+    event = Hello(("python", "train.py"), 9, "python", "/", 5000, running, pids, exits)
+    return FromHands(event, **options)
+
+
+def started(number: int = 1) -> FromHands:
+    return FromHands(Started(number, {0: 100, 1: 101}))
+
+
+def ended(
+    local_rank: int = 0,
+    code: int | None = 0,
+    signum: int | None = None,
+    number: int = 1,
+    at: int = 1000,
+    stderr: str = "",
+    message: str = "",
+    reports: dict[int, bytes] | None = None,
+) -> FromHands:
+    exit_ = WorkerExited(
+        number, local_rank, 100 + local_rank, None if signum else code, signum, at, message, stderr
+    )
+    return FromHands(exit_, reports or {})
+
+
+def stopped(number: int = 1) -> FromHands:
+    return FromHands(Stopped(number))
+
+
+class Driven:
+    """A state that events are fed to; keeps the commands."""
+
+    def __init__(self, *events: Event, facts: Facts = FACTS) -> None:
+        self.state = State(facts)
+        self.now = 100.0
+        self.commands: list[Command] = []
+        for event in events:
+            self.feed(event)
+
+    def feed(self, event: Event, after: float = 0.1) -> list[Command]:
+        """The commands of one event, `after` seconds later."""
+        self.now += after
+        self.state, commands = step(self.state, event, self.now)
+        self.commands.extend(commands)
+        return list(commands)
+
+    def only(self, kind: type[Kind], commands: Iterable[object] | None = None) -> list[Kind]:
+        found = self.commands if commands is None else commands
+        return [command for command in found if isinstance(command, kind)]
+
+
+def ready() -> Driven:
+    """The launcher is there, a port is held."""
+    return Driven(hello(), PortHeld(4000))
+
+
+def running(number: int = 1, **options: Any) -> Driven:
+    """Workers of that round run."""
+    driven = ready()
+    for event in (run(number, **options), PortHeld(4001), started(number)):
+        driven.feed(event)
+    return driven

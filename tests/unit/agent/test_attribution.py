@@ -1,0 +1,282 @@
+"""Who failed first, and how: from exits, error files and the ends of standard error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_agent.core.attribution import failure_of, fitted
+from elasticjob_agent.core.evidence import from_error_file, from_stderr
+from elasticjob_agent.core.model import Crew, Ended, StopCause
+from elasticjob_agent.hands import WorkerExited
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.records import FAILURE_BYTES, Failure, FailureClass
+from tests.unit.agent.builders import FACTS
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    main()
+"""
+# What torch 2.13 printed when its peers were killed, its port was taken, its memory ran out.
+RESET = (
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read "
+    "error [127.0.0.1]:52970: Connection reset by peer. This is typically caused by a remote "
+    "worker hanging or bugs in the application."
+)
+CLOSED = (
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+    "Connection closed by peer [127.0.0.1]:10119. This is typically caused by a remote worker "
+    "crashing."
+)
+BARRIER = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms"
+STORE = "torch.distributed.DistNetworkError: Connection reset by peer"
+TIMED_OUT = (
+    "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+    "Timed out waiting 6000ms for recv operation to complete"
+)
+PORT_TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+    "network address. port: 46341, useIpv6: false, code: -98, name: EADDRINUSE, message: address "
+    "already in use"
+)
+NO_MEMORY = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
+    "allocate memory: you tried to allocate 4000000000000000 bytes. Error code 12"
+)
+CUDA_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+WATCHDOG = (
+    "[rank0]:[E1121 ProcessGroupNCCL.cpp:632] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=5)\nterminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
+
+
+def exited(
+    local_rank: int = 0,
+    code: int | None = 1,
+    signum: int | None = None,
+    at: int = 10_000,
+    stderr: str = "",
+    message: str = "",
+) -> WorkerExited:
+    code = None if signum else code
+    return WorkerExited(1, local_rank, 50 + local_rank, code, signum, at, message, stderr)
+
+
+def report(message: str, stamp: Any = None, callstack: str = "frames") -> bytes:
+    extra = {"py_callstack": callstack, "timestamp": stamp}
+    return json.dumps({"message": {"message": message, "extraInfo": extra}}).encode()
+
+
+def crew(
+    *exits: WorkerExited | Ended, reports: dict[int, bytes] | None = None, base_rank: int = 0
+) -> Crew:
+    ended = tuple(exit_ if isinstance(exit_, Ended) else Ended(exit_) for exit_ in exits)
+    return Crew(1, 4, base_rank, 0.0, started=True, exits=ended, reports=reports or {})
+
+
+def culprit(*exits: WorkerExited | Ended, **options: Any) -> Failure:
+    failure = failure_of(crew(*exits, **options), FACTS)
+    assert failure is not None
+    return failure
+
+
+# -- classes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exit_", "kind"),
+    [
+        (exited(code=1), FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + "ValueError: boom\n"), FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + "[rank0]: ConnectionResetError: [Errno 104] Connection reset "
+                "by peer\n"), FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + RESET), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + CLOSED), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + BARRIER), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + STORE), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + TIMED_OUT), FailureClass.PEER_ABORT),
+        (exited(signum=6, stderr=WATCHDOG), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + PORT_TAKEN), FailureClass.MASTER_PORT),
+        (exited(stderr=TRACEBACK + "OSError: [Errno 98] Address already in use"),
+         FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + "MemoryError\n"), FailureClass.OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + NO_MEMORY), FailureClass.OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + CUDA_MEMORY), FailureClass.OUT_OF_MEMORY),
+        (exited(signum=9), FailureClass.SIGNAL),
+        (exited(signum=11, stderr="Segmentation fault"), FailureClass.SIGNAL),
+        (exited(code=127, message="no such program"), FailureClass.LAUNCH_ERROR),
+        (exited(code=126), FailureClass.LAUNCH_ERROR),
+    ],
+)  # fmt: skip
+def test_the_class_of_a_failure(exit_: WorkerExited, kind: FailureClass) -> None:
+    assert culprit(exit_).kind is kind
+
+
+def test_only_rank_0_listens_at_the_master_port() -> None:
+    exit_ = exited(stderr=TRACEBACK + PORT_TAKEN)
+    assert culprit(exit_, base_rank=2).kind is FailureClass.USER_ERROR
+
+
+def test_a_lost_connection_below_torchs_frames_is_a_peers() -> None:
+    frames = '  File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce\n'
+    tail = TRACEBACK + frames + "BrokenPipeError: [Errno 32] Broken pipe"
+    assert culprit(exited(stderr=tail)).kind is FailureClass.PEER_ABORT
+
+
+def test_a_users_error_below_torchs_frames_stays_a_users() -> None:
+    frames = '  File "torch/distributed/distributed_c10d.py", line 3252, in all_reduce\n'
+    assert culprit(exited(stderr=TRACEBACK + frames + "ValueError: x")).kind is (
+        FailureClass.USER_ERROR
+    )
+
+
+# -- what it says -------------------------------------------------------------------
+
+
+def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> None:
+    lines = (TRACEBACK + "ValueError: boom\nmore of it\n").splitlines()
+    prefixed = "warming up\n" + "\n".join(f"[rank3]: {line}" for line in lines)
+    failure = culprit(exited(stderr=prefixed))
+    assert failure.message == "ValueError: boom\nmore of it"
+    assert failure.traceback.startswith("Traceback (most recent call last):\n  File")
+
+
+@pytest.mark.parametrize(
+    ("exit_", "message"),
+    [
+        (exited(code=3), "exit code 3"),
+        (exited(code=3, stderr="loading\nno data at /data\n\n"),
+         "exit code 3; the last line on its standard error: no data at /data"),
+        (exited(signum=9, stderr="loading\n"), "killed by SIGKILL"),
+        (exited(signum=40), "killed by signal 40"),
+        (exited(code=127, message="'train' was not found"), "'train' was not found"),
+        (exited(stderr="g.py\", line 3\nRuntimeError: the head was cut off\n"),
+         "RuntimeError: the head was cut off"),
+    ],
+)  # fmt: skip
+def test_the_message_of_a_failure(exit_: WorkerExited, message: str) -> None:
+    assert culprit(exit_).message == message
+
+
+@pytest.mark.parametrize(
+    ("raw", "message", "at_ms"),
+    [
+        (report("ValueError: x", "1700000000"), "ValueError: x", 1_700_000_000_000),
+        (report("ValueError: x", 1700000000.25), "ValueError: x", 1_700_000_000_250),
+        (report("ValueError: x", "yesterday"), "ValueError: x", None),
+        (report("ValueError: x", float("1e999")), "ValueError: x", None),
+        (report("ValueError: x", [1]), "ValueError: x", None),
+        (b'{"message": "plain", "timestamp": 1700000000}', "plain", 1_700_000_000_000),
+        (b'{"message": {"message": "bare"}}', "bare", None),
+        (b'{"message": {"message": "odd", "extraInfo": "text"}}', "odd", None),
+        (b'{"message": "half \\ud800 a pair"}', "half ? a pair", None),
+        (b'\xff\xfe{"message": "x"}', None, None),
+        (b'{"message": "cut', None, None),
+        (b'{"message": {"message": 3}}', None, None),
+        (b'{"message": ""}', None, None),
+        (b'["message"]', None, None),
+        (b"[" * 100_000, None, None),
+        (b"", None, None),
+    ],
+)
+def test_error_files_of_every_kind(raw: bytes, message: str | None, at_ms: int | None) -> None:
+    account = from_error_file(raw)
+    assert (account and account.message) == message
+    assert (account and account.at_ms) == at_ms
+
+
+@given(st.binary(max_size=300))
+def test_no_error_file_raises(raw: bytes) -> None:
+    from_error_file(raw)
+
+
+@given(st.text(max_size=300))
+def test_no_standard_error_raises(tail: str) -> None:
+    account = from_stderr(tail)
+    assert account is None or account.message.encode() is not None
+
+
+@given(st.text(max_size=9000), st.text(max_size=20_000))
+def test_a_record_always_fits(message: str, traceback: str) -> None:
+    failure = Failure(
+        1, "m" * 40, "n" * 63, 0, 0, FailureClass.USER_ERROR, 5, 1, None, message, traceback, "w"
+    )
+    assert len(encode(fitted(failure))) <= FAILURE_BYTES
+
+
+def test_a_long_traceback_keeps_its_end_and_control_characters_still_fit() -> None:
+    failure = culprit(exited(), reports={0: report("E: x", 1, "\x00" * 9000 + "the last frame")})
+    assert failure.traceback.endswith("the last frame")
+    assert len(encode(failure)) <= FAILURE_BYTES
+
+
+# -- who ----------------------------------------------------------------------------
+
+
+def test_nobody_failed() -> None:
+    assert failure_of(crew(exited(code=0), exited(1, code=0)), FACTS) is None
+    assert failure_of(crew(reports={0: report("x", 1)}), FACTS) is None, "it may have been caught"
+
+
+def test_the_first_exit_is_blamed_without_error_files() -> None:
+    assert culprit(exited(1, at=500), exited(0, at=900)).local_rank == 1
+
+
+def test_an_error_file_places_its_worker_by_its_own_time() -> None:
+    failure = culprit(
+        exited(0, at=9_000), exited(1, at=9_100), reports={1: report("ValueError: x", 8.0)}
+    )
+    assert (failure.local_rank, failure.at_ms) == (1, 8_000)
+
+
+def test_a_worker_that_wrote_an_error_file_and_still_ends_can_be_the_culprit() -> None:
+    failure = culprit(
+        exited(0, at=9_000, stderr=TRACEBACK + RESET), reports={1: report("ValueError: x", 8.0)}
+    )
+    assert (failure.local_rank, failure.exit_code, failure.signal) == (1, None, None)
+
+
+def test_an_aborted_collective_is_never_blamed_beside_a_cause() -> None:
+    failure = culprit(
+        exited(0, at=100, stderr=TRACEBACK + CLOSED), exited(1, at=900, stderr="ValueError: x")
+    )
+    assert failure.local_rank == 1
+
+
+def test_a_traceback_of_one_that_we_killed_while_it_ended_counts() -> None:
+    failure = culprit(
+        exited(0, at=100, stderr=TRACEBACK + CLOSED),
+        Ended(exited(1, signum=9, at=200, stderr=TRACEBACK + "ValueError: x"), StopCause.FAILURE),
+    )
+    assert (failure.local_rank, failure.kind) == (1, FailureClass.USER_ERROR)
+    assert failure.signal is None, "that was ours"
+
+
+@pytest.mark.parametrize(
+    "during", [StopCause.URGENT, StopCause.PLANNED, StopCause.LEAVE, StopCause.END]
+)
+def test_errors_during_a_stop_for_no_failure_do_not_count(during: StopCause) -> None:
+    exit_ = exited(stderr=TRACEBACK + "ValueError: x")
+    assert failure_of(crew(Ended(exit_, during), reports={0: report("x", 1)}), FACTS) is None
+
+
+@pytest.mark.parametrize(
+    ("exit_", "blamed"),
+    [
+        (exited(code=1, stderr=TRACEBACK + "ValueError: x"), True),
+        (exited(signum=9, stderr=TRACEBACK + "ValueError: x"), True),
+        (exited(signum=9, stderr=TRACEBACK + "ValueError: x" + "\ngoing on" * 9), False),
+        (exited(code=143), False),
+        (exited(signum=9), False),
+        (exited(code=1, stderr=TRACEBACK + CLOSED), False),
+    ],
+)
+def test_while_a_peers_failure_is_handled_only_an_error_of_its_own_counts(
+    exit_: WorkerExited, blamed: bool
+) -> None:
+    found = failure_of(crew(Ended(exit_, StopCause.PEER_FAILURE)), FACTS)
+    assert (found is not None) is blamed

@@ -1,0 +1,441 @@
+"""The agent's decisions: what each fact leads to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_agent.core.model import (
+    LEFTOVER_SECONDS,
+    Event,
+    Exit,
+    ExitCode,
+    FromHands,
+    HoldPort,
+    LeaveAsked,
+    Note,
+    PortHeld,
+    Release,
+    StartCrew,
+    StopCrew,
+    Tell,
+    Timer,
+)
+from elasticjob_agent.core.step import wake_at
+from elasticjob_agent.hands import (
+    HandsGone,
+    LauncherSignalled,
+    LogTrouble,
+    StartRefused,
+    WorkerExited,
+)
+from elasticjob_rendezvous.core.events import Idle, Left, Local, Refused, Workers
+from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass, OutcomeKind
+from tests.unit.agent.builders import (
+    Driven,
+    directed,
+    ended,
+    finish,
+    hello,
+    ready,
+    run,
+    running,
+    started,
+    stop,
+    stopped,
+)
+
+
+def told(driven: Driven) -> Local:
+    return driven.only(Tell)[-1].local
+
+
+def replace_rank(ended_: FromHands) -> FromHands:
+    """The same end of the other worker."""
+    assert isinstance(ended_.event, WorkerExited)
+    return FromHands(replace(ended_.event, local_rank=1))
+
+
+# -- before the first round ---------------------------------------------------------
+
+
+def test_ready_is_told_only_with_a_launcher_and_a_port() -> None:
+    driven = Driven()
+    commands = driven.feed(hello())
+    assert HoldPort() in commands
+    assert told(driven) == Local(ready=False)
+    driven.feed(PortHeld(4000))
+    assert told(driven) == Local(ready=True, master_port=4000)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [directed(Idle("registering")), stop(1), run(1, mine=False)],
+    ids=["idle", "stop", "no seat"],
+)
+def test_nothing_but_a_seat_in_a_final_round_starts_workers(event: Event) -> None:
+    driven = ready()
+    assert not driven.only(StartCrew, driven.feed(event))
+
+
+def test_a_round_is_started_once_and_told_as_it_comes_up() -> None:
+    driven = ready()
+    assert len(driven.only(StartCrew, driven.feed(run(3)))) == 1
+    assert told(driven) == Local(ready=True, workers=Workers.STARTING, round=3, master_port=4000)
+    driven.feed(PortHeld(4001))
+    assert not driven.feed(run(3, restarts=0)), "the same directive again changes nothing"
+    driven.feed(started(3), after=0.3)
+    assert told(driven).workers is Workers.RUNNING
+    assert told(driven).master_port == 4001, "the next round has a port of its own"
+    assert told(driven).start_ms == pytest.approx(500, abs=2)
+
+
+def test_a_round_waits_for_the_last_one_to_be_gone() -> None:
+    driven = running(1)
+    commands = driven.feed(run(2))
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)]
+    assert not driven.only(StartCrew, commands)
+    assert driven.only(StartCrew, driven.feed(stopped(1)))[0].roster.number == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_older_or_the_same_round_never_starts_again(number: int) -> None:
+    driven = running(2)
+    driven.feed(stop(2))
+    driven.feed(stopped(2))
+    assert not driven.only(StartCrew, driven.feed(run(number)))
+
+
+# -- stopping -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "grace"),
+    [
+        (CauseKind.LOSS, 0.0),
+        (CauseKind.FAILURE, 0.0),
+        (CauseKind.JOIN, 10.0),
+        (CauseKind.LEAVE, 10.0),
+        (CauseKind.SCALE_DOWN, 10.0),
+    ],
+)
+def test_urgent_causes_kill_and_planned_ones_give_grace(kind: CauseKind, grace: float) -> None:
+    driven = running()
+    assert driven.only(StopCrew, driven.feed(stop(1, kind))) == [StopCrew(1, grace)]
+    assert told(driven).workers is Workers.STOPPING
+    driven.feed(stopped())
+    assert told(driven).workers is Workers.NONE
+    assert told(driven).round == 1
+
+
+def test_a_stop_is_shortened_but_never_lengthened_or_repeated() -> None:
+    driven = running()
+    driven.feed(stop(1, CauseKind.JOIN))
+    assert not driven.only(StopCrew, driven.feed(stop(1, CauseKind.JOIN, grace=20.0)))
+    assert driven.only(StopCrew, driven.feed(stop(1, CauseKind.LOSS))) == [StopCrew(1, 0.0)]
+    assert not driven.only(StopCrew, driven.feed(stop(1, CauseKind.JOIN)))
+
+
+def test_a_stop_of_another_round_is_not_ours() -> None:
+    driven = running(5)
+    assert not driven.only(StopCrew, driven.feed(stop(4)))
+
+
+def test_idle_lets_running_workers_run() -> None:
+    assert not running().feed(directed(Idle("workers run; their roster is being read")))[1:]
+
+
+@pytest.mark.parametrize(
+    "exit_",
+    [ended(code=143), ended(signum=15), ended(signum=9), ended(code=1), ended(code=0)],
+    ids=["143", "SIGTERM", "SIGKILL", "1", "0"],
+)
+@pytest.mark.parametrize("kind", [CauseKind.JOIN, CauseKind.LOSS, CauseKind.FAILURE])
+def test_what_ends_while_we_stop_it_is_no_failure(exit_: FromHands, kind: CauseKind) -> None:
+    driven = running()
+    for event in (stop(1, kind), exit_, replace_rank(exit_), stopped()):
+        driven.feed(event)
+    assert told(driven).failure is None
+    assert not told(driven).done
+
+
+# -- ends of workers ----------------------------------------------------------------
+
+
+def test_all_ended_with_success_is_done_once_nothing_is_left() -> None:
+    driven = running()
+    driven.feed(ended(0))
+    driven.feed(ended(1))
+    assert told(driven).workers is Workers.RUNNING
+    assert not told(driven).done
+    driven.feed(stopped())
+    assert told(driven).workers is Workers.NONE
+    assert told(driven).done
+
+
+def test_what_the_workers_left_behind_is_ended_after_a_moment() -> None:
+    driven = running()
+    driven.feed(ended(0))
+    driven.feed(ended(1))
+    assert wake_at(driven.state) == pytest.approx(driven.now + LEFTOVER_SECONDS)
+    assert driven.only(StopCrew, driven.feed(Timer(), after=0.21)) == [StopCrew(1, 7.0)]
+    driven.feed(stopped())
+    assert told(driven).done
+
+
+def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
+    driven = running()
+    commands = driven.feed(ended(1, code=3, stderr="ValueError: x"))
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)]
+    failure = told(driven).failure
+    assert failure is not None
+    assert (failure.rank, failure.local_rank, failure.exit_code) == (3, 1, 3)
+    assert (failure.member, failure.name, failure.node) == ("uid-1", "node-1", "rack-a")
+    driven.feed(ended(0, signum=9))
+    driven.feed(stopped())
+    assert told(driven).failure == failure
+    assert not told(driven).done
+
+
+def test_a_new_round_starts_with_a_clean_slate() -> None:
+    driven = running()
+    for event in (ended(1, code=3), ended(0, signum=9), stopped(), run(2), started(2)):
+        driven.feed(event)
+    assert told(driven).failure is None
+    assert (told(driven).workers, told(driven).round) == (Workers.RUNNING, 2)
+
+
+def test_a_success_in_one_round_does_not_count_in_the_next() -> None:
+    driven = running()
+    for event in (ended(0), ended(1), stopped(), run(2)):
+        driven.feed(event)
+    assert not told(driven).done
+    assert told(driven).round == 2
+
+
+def test_a_refused_start_is_a_failure_to_launch() -> None:
+    driven = ready()
+    driven.feed(run(2))
+    driven.feed(FromHands(StartRefused(2, "processes of round 1 are left")))
+    failure = told(driven).failure
+    assert failure is not None
+    assert failure.kind is FailureClass.LAUNCH_ERROR
+    assert told(driven).workers is Workers.NONE
+
+
+@pytest.mark.parametrize(
+    "event",
+    [ended(0, code=1, number=7), started(7), stopped(7), FromHands(LogTrouble("disk full"))],
+)
+def test_news_of_another_round_changes_nothing(event: Event) -> None:
+    driven = running()
+    before = driven.state
+    commands = driven.feed(event)
+    assert driven.state == before
+    assert all(isinstance(command, Note) for command in commands)
+
+
+# -- leaving ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "event", [LeaveAsked("SIGTERM"), FromHands(LauncherSignalled(15))], ids=["agent", "launcher"]
+)
+def test_a_leave_is_told_at_once_and_workers_get_their_grace(event: Event) -> None:
+    driven = running()
+    commands = driven.feed(event)
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 7.0)]
+    assert told(driven).leaving
+    assert told(driven).workers is Workers.STOPPING
+    driven.feed(ended(0, signum=15))
+    driven.feed(ended(1, signum=15))
+    driven.feed(stopped())
+    assert told(driven).failure is None
+    assert driven.only(Release, driven.feed(directed(Left())))[0].exit_code == 143
+    ending = driven.only(Exit, driven.feed(FromHands(HandsGone("released"))))[0].ending
+    assert ending.code is ExitCode.OK
+
+
+def test_a_leaving_node_starts_nothing() -> None:
+    driven = ready()
+    driven.feed(LeaveAsked("SIGTERM"))
+    assert not driven.only(StartCrew, driven.feed(run(1)))
+
+
+def test_a_leave_before_the_launcher_came_is_over_at_once() -> None:
+    driven = Driven()
+    ending = driven.only(Exit, driven.feed(LeaveAsked("SIGTERM")))[0].ending
+    assert ending.code is ExitCode.OK
+
+
+def test_a_leave_that_etcd_does_not_hear_of_ends_all_the_same() -> None:
+    driven = running()
+    driven.feed(LeaveAsked("SIGTERM"))
+    assert wake_at(driven.state) is None, "not before the workers are gone"
+    driven.feed(stopped())
+    due = wake_at(driven.state)
+    assert due is not None
+    assert not driven.only(Release, driven.feed(Timer(), after=1.0))
+    assert driven.only(Release, driven.feed(Timer(), after=due - driven.now + 0.01))
+
+
+def test_a_second_interrupt_forgoes_the_grace() -> None:
+    driven = running()
+    driven.feed(LeaveAsked("SIGINT"))
+    commands = driven.feed(LeaveAsked("SIGINT", hurry=True))
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [finish(), directed(Left()), directed(Refused("no"))],
+    ids=["finish", "left", "refused"],
+)
+def test_to_be_told_to_end_after_the_end_is_no_leave(end: Event) -> None:
+    driven = ready()
+    driven.feed(end)
+    driven.feed(LeaveAsked("SIGTERM"))
+    driven.feed(FromHands(LauncherSignalled(15)))
+    assert not told(driven).leaving
+
+
+# -- the launcher -------------------------------------------------------------------
+
+
+def test_a_lost_launcher_is_a_failed_member_that_leaves() -> None:
+    driven = running()
+    driven.feed(FromHands(HandsGone("signal 9")))
+    local = told(driven)
+    assert (local.ready, local.workers) == (False, Workers.NONE)
+    assert "signal 9" in local.leaving
+    assert local.failure is not None
+    assert local.failure.kind is FailureClass.SIGNAL
+    ending = driven.only(Exit, driven.feed(directed(Left())))[0].ending
+    assert ending.code is ExitCode.FAILED
+
+
+def test_a_launcher_that_ends_while_leaving_has_not_failed() -> None:
+    driven = running()
+    driven.feed(FromHands(LauncherSignalled(15)))
+    driven.feed(FromHands(HandsGone("exit code 143")))
+    assert told(driven).failure is None
+    driven.feed(directed(Left()))
+    assert driven.only(Exit)
+
+
+def test_a_returning_agent_takes_running_workers_over() -> None:
+    driven = Driven(hello(running=4, base_rank=2), PortHeld(4000))
+    assert told(driven) == Local(ready=True, workers=Workers.RUNNING, round=4, master_port=4000)
+    assert not driven.only(StartCrew, driven.feed(run(4)))
+    assert not driven.only(StopCrew)
+
+
+def test_a_returning_agent_learns_of_a_failure_that_it_missed() -> None:
+    missed = ended(1, code=1, number=4, stderr="KeyError: 'x'").event
+    driven = Driven(hello(4, missed, base_rank=2), PortHeld(4000))  # type: ignore[arg-type]
+    failure = told(driven).failure
+    assert failure is not None
+    assert (failure.round, failure.rank) == (4, 3)
+    assert driven.only(StopCrew) == [StopCrew(4, 0.0)]
+
+
+def test_a_returning_agent_learns_that_all_is_done() -> None:
+    exits = [ended(rank, number=4).event for rank in (0, 1)]
+    driven = Driven(hello(None, *exits), PortHeld(4000))  # type: ignore[arg-type]
+    assert told(driven).done
+    assert (told(driven).workers, told(driven).round) == (Workers.NONE, 4)
+
+
+def test_ranks_of_a_crew_taken_over_come_from_its_roster_if_need_be() -> None:
+    driven = Driven(hello(running=4), PortHeld(4000), run(4), ended(1, code=1, number=4))
+    failure = told(driven).failure
+    assert failure is not None
+    assert failure.rank == 3
+
+
+def test_a_start_that_was_lost_with_the_connection_is_ordered_again() -> None:
+    driven = ready()
+    driven.feed(run(1))
+    assert len(driven.only(StartCrew)) == 1
+    assert driven.only(StartCrew, driven.feed(hello()))[0].roster.number == 1
+
+
+def test_a_stop_that_was_lost_with_the_connection_is_ordered_again() -> None:
+    driven = running()
+    driven.feed(stop(1, CauseKind.JOIN))
+    assert driven.only(StopCrew, driven.feed(hello(running=1))) == [StopCrew(1, 10.0)]
+
+
+def test_workers_of_a_launcher_that_was_restarted_are_gone() -> None:
+    driven = running()
+    driven.feed(hello())
+    assert told(driven).workers is Workers.NONE
+    assert told(driven).failure is not None
+
+
+# -- the end ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "launcher_code"),
+    [
+        (OutcomeKind.SUCCEEDED, ExitCode.OK, 0),
+        (OutcomeKind.FAILED, ExitCode.FAILED, 1),
+        (OutcomeKind.TIMED_OUT, ExitCode.RENDEZVOUS, 3),
+        (OutcomeKind.STOPPED, ExitCode.STOPPED, 143),
+    ],
+)
+def test_each_outcome_has_its_exit_codes(
+    kind: OutcomeKind, code: ExitCode, launcher_code: int
+) -> None:
+    driven = ready()
+    assert driven.only(Release, driven.feed(finish(kind)))[0].exit_code == launcher_code
+    assert not driven.only(Exit), "the launcher is given time to go"
+    ending = driven.only(Exit, driven.feed(FromHands(HandsGone("exit code 0"))))[0].ending
+    assert ending.code is code
+    assert "job digits" in ending.message
+    assert "why" in ending.message
+
+
+def test_a_launcher_that_does_not_go_is_not_waited_for_long() -> None:
+    driven = ready()
+    driven.feed(finish())
+    due = wake_at(driven.state)
+    assert due is not None
+    assert driven.only(Exit, driven.feed(Timer(), after=due - driven.now + 0.01))
+    assert driven.feed(run(9)) == [], "nothing follows"
+
+
+def test_running_workers_end_before_the_launcher_is_released() -> None:
+    driven = running()
+    commands = driven.feed(finish(OutcomeKind.STOPPED, grace=4.0))
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 4.0)]
+    assert not driven.only(Release)
+    assert driven.only(Release, driven.feed(stopped()))
+
+
+def test_a_failed_job_names_its_culprit() -> None:
+    culprit = Failure(
+        2, "uid-0", "node-0", 1, 1, FailureClass.USER_ERROR, 5, exit_code=1,
+        message="ValueError: boom", traceback="Traceback …\nValueError: boom",
+    )  # fmt: skip
+    driven = ready()
+    message = driven.only(Release, driven.feed(finish(OutcomeKind.FAILED, culprit)))[0].message
+    assert "rank 1 (local rank 1 on node-0) in round 2: exit code 1, UserError" in message
+    assert message.endswith("Traceback …\nValueError: boom")
+
+
+def test_a_refusal_is_an_error_of_its_user() -> None:
+    driven = ready()
+    driven.feed(directed(Refused("max_nodes differs")))
+    driven.feed(FromHands(HandsGone("released")))
+    ending = driven.only(Exit)[0].ending
+    assert ending.code is ExitCode.RENDEZVOUS
+    assert "max_nodes differs" in ending.message
+
+
+def test_an_unchanged_truth_is_not_told_twice() -> None:
+    driven = running()
+    assert not driven.only(Tell, driven.feed(Timer()))
+    assert not driven.only(Tell, driven.feed(replace(run(1))))
