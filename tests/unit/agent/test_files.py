@@ -1,0 +1,136 @@
+"""Log folders, error files, ports and the termination message."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.errorfile import MAX_ERROR_BYTES, read_error_file
+from elasticjob_agent.logs import RunLogs
+from elasticjob_agent.ports import PortHolder
+from elasticjob_agent.settings import LogSettings
+from elasticjob_agent.termination import MAX_BYTES, clipped, write_termination
+
+# -- logs ---------------------------------------------------------------------------
+
+
+def test_each_round_has_folders_of_its_own(tmp_path: Path) -> None:
+    logs = RunLogs(LogSettings(tmp_path / "digits"))
+    logs.prepare(3, slots=2, base_rank=4)
+    assert (tmp_path / "digits/round_3/1").is_dir()
+    assert logs.error_file(3, 1) == tmp_path / "digits/round_3/1/error.json"
+    assert logs.base_rank(3) == 4
+    assert logs.base_rank(4) is None
+
+
+def test_the_oldest_rounds_go_first_and_strangers_stay(tmp_path: Path) -> None:
+    logs = RunLogs(LogSettings(tmp_path, keep_rounds=3))
+    (tmp_path / "round_trip").mkdir()
+    for number in (2, 8, 9, 10, 11):
+        logs.prepare(number, slots=1, base_rank=0)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"round_9", "round_10", "round_11", "round_trip"}
+
+
+def test_the_error_file_of_an_earlier_run_is_not_this_runs(tmp_path: Path) -> None:
+    logs = RunLogs(LogSettings(tmp_path))
+    logs.prepare(1, slots=1, base_rank=0)
+    (tmp_path / "round_1/0/error.json").write_text("old")
+    assert logs.reports(1, 1) == {0: b"old"}
+    logs.prepare(1, slots=1, base_rank=0)
+    assert logs.reports(1, 1) == {}
+
+
+def test_workers_under_another_uid_are_let_in(tmp_path: Path) -> None:
+    RunLogs(LogSettings(tmp_path / "run", shared=True)).prepare(1, slots=1, base_rank=0)
+    assert (tmp_path / "run/round_1/0").stat().st_mode & 0o777 == 0o777
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o777, "for progress.json"
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    logs = RunLogs(LogSettings(None))
+    logs.prepare(1, slots=1, base_rank=0)
+    assert logs.worker(1, 0) is None
+    assert logs.error_file(1, 0) is None
+    assert logs.progress_file() == ""
+    assert logs.reports(1, 1) == {}
+    assert logs.base_rank(1) is None
+
+
+# -- error files --------------------------------------------------------------------
+
+
+def test_an_error_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(b"{}")
+    assert read_error_file(path) == b"{}"
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_error_file_is_left_alone(tmp_path: Path) -> None:
+    huge, pipe, link = tmp_path / "huge", tmp_path / "pipe", tmp_path / "link"
+    with huge.open("wb") as file:
+        file.truncate(MAX_ERROR_BYTES + 1)
+    os.mkfifo(pipe)
+    link.symlink_to("/etc/passwd")
+    (tmp_path / "empty").touch()
+    for path in (huge, pipe, link, tmp_path / "empty", tmp_path, tmp_path / "missing"):
+        assert read_error_file(path) is None
+
+
+# -- ports --------------------------------------------------------------------------
+
+
+def test_a_held_port_refuses_and_can_be_bound_over() -> None:
+    ports = PortHolder("127.0.0.1")
+    port = ports.hold()
+    with socket.socket() as caller:
+        assert caller.connect_ex(("127.0.0.1", port)) != 0
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", port))
+        store.listen()
+    ports.close()
+
+
+def test_the_current_and_the_next_port_are_held() -> None:
+    ports = PortHolder("127.0.0.1")
+    first, second, third = ports.hold(), ports.hold(), ports.hold()
+    assert len({first, second, third}) == 3
+    for port, held in ((first, False), (second, True), (third, True)):
+        with socket.socket() as other:
+            busy = other.connect_ex(("127.0.0.1", port)) != 0
+            assert busy
+        with socket.socket() as other:
+            try:
+                other.bind(("", port))
+                free = True
+            except OSError:
+                free = False
+        assert free is not held
+    ports.close()
+
+
+# -- the termination message --------------------------------------------------------
+
+
+def test_a_short_message_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert write_termination(path, "job digits succeeded") is None
+    assert path.read_text() == "job digits succeeded"
+
+
+def test_a_long_message_keeps_its_start_and_its_end() -> None:
+    message = "job digits failed\n" + "ü" * 9000 + "\nValueError: boom"
+    text = clipped(message)
+    assert len(text.encode()) <= MAX_BYTES
+    assert text.startswith("job digits failed\n")
+    assert text.endswith("ValueError: boom")
+
+
+def test_a_message_that_cannot_be_written_is_no_crash(tmp_path: Path) -> None:
+    assert isinstance(write_termination(tmp_path, "x"), OSError)
+    assert write_termination(None, "x") is None

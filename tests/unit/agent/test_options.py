@@ -1,0 +1,167 @@
+"""`elasticjob agent`: every wrong option is a clear error and exit code 2, before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.options import Options, plain_agent, rdzv_conf, slots_of
+from elasticjob_agent.settings import SettingsError
+from elasticjob_cli.main import main
+
+OPTIONS = Options(
+    nnodes="1:4",
+    nproc_per_node="2",
+    rdzv_backend="etcd",
+    rdzv_endpoint="127.0.0.1:2379",
+    rdzv_id="digits",
+    rdzv_conf="",
+    max_restarts=3,
+    local_addr="",
+    role="default",
+    log_dir="",
+    name="node-0",
+    no_python=False,
+    module=False,
+    command=(__file__, "--lr", "1"),
+)
+
+
+def test_torchruns_options_become_settings(tmp_path: Path) -> None:
+    options = replace(
+        OPTIONS,
+        rdzv_endpoint="127.0.0.1:2379,127.0.0.1:2380",
+        rdzv_conf="join_timeout=60, last_call_timeout=5,keep_alive_seconds=2,increment=2",
+        log_dir=str(tmp_path),
+    )
+    plain = plain_agent(options)
+    settings, bounds = plain.settings, plain.settings.bounds
+    assert plain.command == (sys.executable, "-u", __file__, "--lr", "1")
+    assert settings.prefix == "/elasticjob/default/digits/0/"
+    assert settings.etcd.endpoints == ("127.0.0.1:2379", "127.0.0.1:2380")
+    assert settings.address == "127.0.0.1", "the address that etcd is reached from"
+    assert settings.bind_address == "127.0.0.1"
+    assert settings.slots == 2
+    assert settings.logs.folder == tmp_path / "digits_node-0"
+    assert bounds is not None
+    assert (bounds.min_nodes, bounds.max_nodes, bounds.increment) == (1, 4, 2)
+    assert (bounds.join_timeout_seconds, bounds.last_call_seconds) == (60, 5)
+    assert (bounds.keep_alive_seconds, bounds.max_restarts) == (2, 3)
+
+
+def test_agents_of_one_run_share_a_key_and_others_do_not() -> None:
+    keys = [
+        plain_agent(replace(OPTIONS, rdzv_id=run_id, name=name)).settings.job_key
+        for run_id, name in (("a", "x"), ("a", "y"), ("b", "x"))
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ({"module": True, "command": ("json.tool",)}, (sys.executable, "-u", "-m", "json.tool")),
+        ({"no_python": True, "command": ("sleep", "1")}, ("sleep", "1")),
+    ],
+)  # fmt: skip
+def test_modules_and_programs(options: dict[str, object], command: tuple[str, ...]) -> None:
+    assert plain_agent(replace(OPTIONS, **options)).command == command  # type: ignore[arg-type]
+
+
+def test_a_fixed_number_of_nodes() -> None:
+    bounds = plain_agent(replace(OPTIONS, nnodes="3")).settings.bounds
+    assert bounds is not None
+    assert (bounds.min_nodes, bounds.max_nodes) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"command": ()}, "no command"),
+        ({"command": ("train.py",)}, "the script 'train.py' does not exist"),
+        ({"command": ("/",)}, "a folder without a __main__.py"),
+        ({"command": ("no_such_module.x",), "module": True}, "no module 'no_such_module'"),
+        ({"command": ("no-such-program",), "no_python": True}, "not a program"),
+        ({"module": True, "no_python": True}, "must not be given together"),
+        ({"nnodes": "4:2"}, "1 <= MIN <= MAX"),
+        ({"nnodes": "0:2"}, "1 <= MIN <= MAX"),
+        ({"nnodes": "two"}, "MIN:MAX"),
+        ({"nnodes": "1:2:3"}, "MIN:MAX"),
+        ({"nnodes": ""}, "MIN:MAX"),
+        ({"nproc_per_node": "0"}, "--nproc-per-node"),
+        ({"nproc_per_node": "many"}, "--nproc-per-node"),
+        ({"max_restarts": -1}, "--max-restarts"),
+        ({"rdzv_backend": "c10d"}, "--rdzv-backend must be etcd"),
+        ({"rdzv_endpoint": ""}, "--rdzv-endpoint must name etcd"),
+        ({"rdzv_endpoint": "127.0.0.1"}, "host:port"),
+        ({"rdzv_endpoint": "127.0.0.1:no"}, "host:port"),
+        ({"rdzv_endpoint": "ftp://127.0.0.1:1"}, "http or https"),
+        ({"rdzv_endpoint": "no-such-host.invalid:2379"}, "--local-addr"),
+        ({"rdzv_id": ""}, "--rdzv-id must be given"),
+        ({"rdzv_id": "a/b"}, "--rdzv-id must be letters"),
+        ({"local_addr": "no-such-host.invalid"}, "--local-addr"),
+        ({"log_dir": __file__}, "--log-dir"),
+        ({"rdzv_conf": "timeout"}, "key=value"),
+        ({"rdzv_conf": "last_call_timeuot=3"}, "did you mean last_call_timeout?"),
+        ({"rdzv_conf": "zzz=3"}, "known are"),
+        ({"rdzv_conf": "timeout=soon"}, "timeout must be seconds"),
+        ({"rdzv_conf": "timeout=nan"}, "timeout must be seconds"),
+        ({"rdzv_conf": "increment=0"}, "increment must be a whole number"),
+        ({"rdzv_conf": "cacert=/no/such/file"}, "does not exist"),
+        ({"rdzv_conf": f"cert={__file__}"}, "cert and key together"),
+        ({"rdzv_conf": "user=root"}, "user and password"),
+        ({"rdzv_conf": "protocol=gopher"}, "protocol must be http or https"),
+        ({"rdzv_conf": f"protocol=http,cacert={__file__}"}, "protocol must be https"),
+    ],
+)
+def test_a_wrong_option_says_what_to_do(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        plain_agent(replace(OPTIONS, **options))  # type: ignore[arg-type]
+    assert message in str(caught.value)
+
+
+def test_tls_is_used_when_asked_for() -> None:
+    etcd = plain_agent(replace(OPTIONS, rdzv_conf="protocol=https")).settings.etcd
+    assert etcd.tls is not None
+    assert plain_agent(OPTIONS).settings.etcd.tls is None
+
+
+def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hush\n")
+    conf = f"user=u,password_file={tmp_path / 'password'}"
+    assert plain_agent(replace(OPTIONS, rdzv_conf=conf)).settings.etcd.password == "hush"
+
+
+def test_defaults_of_the_rendezvous() -> None:
+    conf = rdzv_conf("")
+    assert (conf.timeout, conf.last_call_timeout, conf.keep_alive_seconds) == (600, 30, 5)
+
+
+def test_auto_is_at_least_one_worker() -> None:
+    assert slots_of("auto") >= 1
+    assert slots_of("cpu") >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nnodes=4:2", __file__], "elasticjob: --nnodes must have 1 <= MIN <= MAX"),
+        (["--rdzv_endpoint=127.0.0.1:1", "--rdzv_id=x", "gone.py"], "the script 'gone.py'"),
+        (["--max-restarts=lots", __file__], "--max-restarts"),
+        (["--nonsense", __file__], "--nonsense"),
+    ],
+)  # fmt: skip
+def test_the_command_exits_with_2(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["elasticjob", "agent", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

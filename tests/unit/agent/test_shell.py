@@ -1,0 +1,218 @@
+"""The agent's shell around scripted hands and a scripted rendezvous: faults and probes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from elasticjob_agent.agent import Agent
+from elasticjob_agent.core.model import Ending, ExitCode
+from elasticjob_agent.hands import (
+    HandsError,
+    HandsEvent,
+    HandsGone,
+    Hello,
+    Started,
+    StartWorkers,
+    Stopped,
+    WorkerExited,
+)
+from elasticjob_agent.health import answering, ask_to_leave
+from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
+from elasticjob_rendezvous.core.events import Directive, Finish, Idle, Left, Local, Run, Workers
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
+from tests.unit.agent.builders import ME, roster
+
+HELLO = Hello(("python", "train.py"), 9, "python", "/", 5000, None, env_names=frozenset({"PATH"}))
+
+
+class Hands:
+    """Starts nothing: every worker ends with success at once."""
+
+    def __init__(self, *, lose_starts: int = 0, gone: Exception | None = None) -> None:
+        self.said: asyncio.Queue[HandsEvent] = asyncio.Queue()
+        self.said.put_nowait(HELLO)
+        self.started: list[StartWorkers] = []
+        self.released: list[tuple[int, str]] = []
+        self.closed = False
+        self._lose = lose_starts
+        self._gone = gone
+
+    async def events(self) -> AsyncIterator[HandsEvent]:
+        if self._gone is not None:
+            raise self._gone
+        while True:
+            event = await self.said.get()
+            yield event
+            if isinstance(event, HandsGone):
+                return
+
+    async def start(self, command: StartWorkers) -> None:
+        if self._lose:
+            self._lose -= 1
+            self.said.put_nowait(HELLO)  # as after a reconnection
+            raise HandsError("the connection broke")
+        self.started.append(command)
+        ranks = [worker.local_rank for worker in command.workers]
+        self.said.put_nowait(Started(command.round, {rank: 100 + rank for rank in ranks}))
+        for rank in ranks:
+            self.said.put_nowait(WorkerExited(command.round, rank, 100 + rank, 0, None, 1))
+        self.said.put_nowait(Stopped(command.round))
+
+    async def stop(self, round: int, grace_seconds: float) -> None:
+        self.said.put_nowait(Stopped(round))
+
+    async def signal(self, round: int, signum: int) -> None:
+        raise AssertionError("the agent sends no other signals")
+
+    async def release(self, exit_code: int, message: str) -> None:
+        self.released.append((exit_code, message))
+        self.said.put_nowait(HandsGone("released"))
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Rendezvous:
+    """Seats this node in round 1, and ends the job when it is done."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.told: list[Local] = []
+        self.says: asyncio.Queue[Directive | Exception] = asyncio.Queue()
+        self.says.put_nowait(fault or Idle("registering"))
+        self.left = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.left = True
+
+    def tell(self, local: Local) -> None:
+        self.told.append(local)
+        if local.leaving and local.workers is Workers.NONE:
+            self.says.put_nowait(Left())
+        elif local.done:
+            self.says.put_nowait(Finish(Outcome(OutcomeKind.SUCCEEDED)))
+        elif local.ready and local.round == 0:
+            self.says.put_nowait(Run(roster(1), ME))
+
+    async def directives(self) -> AsyncIterator[Directive]:
+        while True:
+            said = await self.says.get()
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    return AgentSettings(
+        prefix="/elasticjob/default/digits/0/",
+        run_id="digits",
+        member=ME,
+        name="node-1",
+        address="127.0.0.1",
+        etcd=EtcdAccess(("127.0.0.1:1",)),
+        job_key=b"k",
+        slots=2,
+        logs=LogSettings(tmp_path / "logs"),
+        bind_address="127.0.0.1",
+        control=tmp_path / "control",
+    )
+
+
+def run(settings: AgentSettings, hands: Hands, rendezvous: Rendezvous) -> Ending:
+    async def bounded() -> Ending:
+        async with asyncio.timeout(10):
+            return await Agent(settings, hands, lambda _: rendezvous).run()
+
+    return asyncio.run(bounded())
+
+
+def test_from_hello_to_success(settings: AgentSettings) -> None:
+    hands, rendezvous = Hands(), Rendezvous()
+    ending = run(settings, hands, rendezvous)
+    assert ending == Ending(ExitCode.OK, 0, "job digits succeeded")
+    assert hands.released == [(0, "job digits succeeded")]
+    assert hands.closed
+    assert rendezvous.left
+    workers = hands.started[0].workers
+    assert [worker.prefix for worker in workers] == ["[2] ", "[3] "]
+    assert workers[0].argv == ("python", "train.py")
+    assert workers[1].log_dir == str(settings.logs.folder) + "/round_1/1"
+    assert workers[1].env["TORCHELASTIC_ERROR_FILE"] == f"{workers[1].log_dir}/error.json"
+
+
+def test_a_start_that_is_lost_is_given_again(settings: AgentSettings) -> None:
+    hands = Hands(lose_starts=1)
+    assert run(settings, hands, Rendezvous()).code is ExitCode.OK
+    assert len(hands.started) == 1
+
+
+def test_a_full_disk_costs_only_the_files(settings: AgentSettings, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("not a folder")
+    hands = Hands()
+    assert run(settings, hands, Rendezvous()).code is ExitCode.OK
+    assert {worker.log_dir for worker in hands.started[0].workers} == {""}
+    assert "TORCHELASTIC_ERROR_FILE" not in hands.started[0].workers[0].env
+
+
+def test_hands_that_cannot_be_had_end_the_agent(settings: AgentSettings) -> None:
+    hands = Hands(gone=HandsError("cannot start python"))
+    ending = run(settings, hands, Rendezvous())
+    assert ending.code is ExitCode.FAILED
+    assert "cannot start python" in ending.message
+
+
+def test_a_fault_of_the_agent_is_explained_and_lets_go(
+    settings: AgentSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    hands, rendezvous = Hands(), Rendezvous(fault=ZeroDivisionError("a defect"))
+    ending = run(settings, hands, rendezvous)
+    assert ending.code is ExitCode.INTERNAL
+    assert "ZeroDivisionError: a defect" in ending.message
+    assert hands.closed
+    assert not hands.released, "a launcher keeps its workers for the next agent"
+
+
+def test_probes_and_the_leave(settings: AgentSettings) -> None:
+    asyncio.run(probes_and_the_leave(settings))
+
+
+async def probes_and_the_leave(settings: AgentSettings) -> None:
+    class Waiting(Rendezvous):
+        def tell(self, local: Local) -> None:
+            super().tell(replace(local, ready=False))
+
+    control = settings.control
+    assert control is not None
+    agent = Agent(settings, Hands(), lambda _: Waiting())
+    async with asyncio.timeout(10), answering(agent, "127.0.0.1", None, control):
+        assert await asked(control, "GET /ready") == (503, {"ready": False})
+        running = asyncio.create_task(agent.run())
+        while (await asked(control, "GET /ready"))[0] != 200:
+            await asyncio.sleep(0.01)
+        code, status = await asked(control, "GET /status")
+        assert (code, status["name"], status["workers"]) == (200, "node-1", "none")
+        assert (await asked(control, "GET /live"))[0] == 200
+        assert (await asked(control, "GET /secrets"))[0] == 404
+        await ask_to_leave(control, "the pod is deleted")
+        ending = await running
+    assert ending.code is ExitCode.OK
+    assert "left (the pod is deleted)" in ending.message
+    assert not control.exists()
+
+
+async def asked(control: Path, request: str) -> tuple[int, dict[str, object]]:
+    reader, writer = await asyncio.open_unix_connection(control)
+    writer.write(f"{request} HTTP/1.1\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(body)
