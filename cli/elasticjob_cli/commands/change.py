@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,7 +11,10 @@ import typer
 from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import call
-from elasticjob_cli.local.state import job
+from elasticjob_cli.local.state import JobFolder, job
+
+POLL_SECONDS = 0.05
+END_SECONDS = 30.0
 
 
 def scale(
@@ -48,8 +52,18 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
         except CommandError:
             if folder.running():  # it did not just end by itself
                 raise
+        _wait_for_end(folder)
     folder.remove()
     typer.echo(f'elasticjob.elasticjob.dev "{name}" deleted')
+
+
+def _wait_for_end(folder: JobFolder) -> None:
+    """The runner answers when the job is over, and then needs a moment for itself."""
+    deadline = time.monotonic() + END_SECONDS
+    while folder.running():
+        if time.monotonic() > deadline:
+            raise CommandError(f'the runner of "{folder.name}" does not end')
+        time.sleep(POLL_SECONDS)
 
 
 class Fault(StrEnum):

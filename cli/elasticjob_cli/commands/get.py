@@ -15,6 +15,7 @@ from elasticjob_cli.commands.options import (
     Output,
     as_json,
     as_yaml,
+    until_interrupted,
 )
 from elasticjob_cli.local.state import JobFolder, job, jobs
 from elasticjob_cli.tables import aligned, description, header, job_list, row
@@ -53,7 +54,8 @@ def get(
         return
     _print(objects, output, single=name is not None)
     if watch:
-        _watch(folders, objects, output)
+        with until_interrupted():
+            _watch(folders, objects, output)
 
 
 def _watch(folders: list[JobFolder], objects: list[dict[str, Any]], output: Output | None) -> None:

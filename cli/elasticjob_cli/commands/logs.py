@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
+from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace, until_interrupted
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.logs import TRAINER, Tail, pods, seat_of, worker_logs
 from elasticjob_cli.local.state import JobFolder, job
@@ -45,8 +45,9 @@ def logs(
         lines = _of_nodes(folder, follow)
     else:
         lines = _of_rank(folder, rank, round_number, follow)
-    for line in lines:
-        typer.echo(line)
+    with until_interrupted():
+        for line in lines:
+            typer.echo(line)
 
 
 def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:

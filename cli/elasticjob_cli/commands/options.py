@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 import yaml
 
+from elasticjob_cli.errors import ExitCode
 from elasticjob_cli.local.state import DEFAULT_NAMESPACE
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", metavar="NAME", show_default=False)]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the job.")]
 
-__all__ = ["DEFAULT_NAMESPACE", "Name", "Namespace", "Output", "as_json", "as_yaml"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "Name",
+    "Namespace",
+    "Output",
+    "as_json",
+    "as_yaml",
+    "until_interrupted",
+]
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Ctrl-C ends a command that only looks on, without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
 
 
 class Output(StrEnum):

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from elasticjob_cli import settings
-from elasticjob_cli.errors import BadInput
+from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local.container import Trainer, trainer
-from elasticjob_cli.local.run import Ended, LocalRun
+from elasticjob_cli.local.ended import Ended
 from elasticjob_cli.local.view import LiveView, PlainView, View
 from elasticjob_cli.tables import failure_lines, history_lines
 from elasticjob_operator.model import ElasticJob
@@ -61,6 +61,8 @@ def run(
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
     try:
         ended = asyncio.run(execute(job, container, view, file, console_logs))
+    except KeyboardInterrupt:  # before the run could take it as the wish to drain
+        raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     finally:
         view.close()
     print_end(ended)
@@ -110,6 +112,9 @@ async def execute(
     job: ElasticJob, container: Trainer, view: View, file: Path, console_logs: bool
 ) -> Ended:
     """Run it; raises `CommandError` when the local cluster cannot work."""
+    # Here, because it takes as long to load as all the rest: the other commands do without.
+    from elasticjob_cli.local.run import LocalRun
+
     return await LocalRun(job, container, view, file.resolve(), console_logs).run()
 
 
@@ -118,7 +123,7 @@ def print_end(ended: Ended) -> None:
     status = ended.job.status
     for line in history_lines(ended.rounds):
         typer.echo(line)
-    if status.phase == "Failed":
+    if ended.exit_code is ExitCode.FAILED:
         reasons = [c for c in status.conditions if c.type == "Failed" and c.status == "True"]
         for condition in reasons:
             typer.echo(f"failed: {condition.reason}: {condition.message}", err=True)

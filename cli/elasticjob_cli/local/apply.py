@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import assert_never
 
-from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.pods import DEFAULT_GRACE_SECONDS, Kubelet
+from elasticjob_cli.local.stored import StoredJob
 from elasticjob_operator.core.actions import (
     Action,
     CloseRendezvous,
@@ -28,16 +28,6 @@ SEEN_SECONDS = 2.0
 """How long a write may take to show in the mirror before the next look is taken without it."""
 
 
-class Owner(Protocol):
-    """Whose job it is."""
-
-    job: ElasticJob
-
-    def change_spec(self, **fields: object) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
 class Applier:
     """Applies plans; knows which incarnation and bounds were written last."""
 
@@ -47,15 +37,16 @@ class Applier:
         mirror: Mirror,
         kubelet: Kubelet,
         prefix_of: Callable[[int], str],
-        owner: Owner,
+        stored: StoredJob,
+        note: Callable[[str], None],
     ) -> None:
         self._client = client
         self._mirror = mirror
         self._kubelet = kubelet
         self._prefix_of = prefix_of
-        self._owner = owner
+        self._stored = stored
+        self._note = note
         self._complaint = ""
-        self._given_up = ""
         self.incarnation = 1
         self.bounds: Bounds | None = None
 
@@ -64,15 +55,8 @@ class Applier:
         """The key prefix of the newest incarnation."""
         return self._prefix_of(self.incarnation)
 
-    def give_up(self, reason: str) -> None:
-        """Let the next plan end the run with this error."""
-        self._given_up = reason
-        self._owner.note("")
-
     async def apply(self, planned: Plan) -> None:
         """Do what is planned; what etcd refuses now is planned again."""
-        if self._given_up:
-            raise CommandError(self._given_up)
         try:
             for action in planned.actions:
                 await self._do(action)
@@ -80,12 +64,12 @@ class Applier:
         except (EtcdError, Contended) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._owner.note(f"will be tried again: {error}")
+                self._note(f"will be tried again: {error}")
 
     async def _do(self, action: Action) -> None:
         match action:
             case WriteNodes(nodes):
-                self._owner.change_spec(nodes=nodes)
+                self._stored.change_spec(nodes=nodes)
             case WriteBounds(incarnation, bounds):
                 revision = await write_bounds(self._client, self._prefix_of(incarnation), bounds)
                 self.incarnation, self.bounds = incarnation, bounds
@@ -97,8 +81,8 @@ class Applier:
             case CreatePod(index, name, incarnation):
                 await self._kubelet.create(index, name, incarnation)
             case DeletePod(name, uid, reason):
-                self._owner.note(f"pod {name} is told to go: {reason}")
-                self._kubelet.delete(uid, grace_seconds(self._owner.job))
+                self._note(f"pod {name} is told to go: {reason}")
+                self._kubelet.delete(uid, grace_seconds(self._stored.job))
             case DeleteJob():
                 pass  # a local job's last status stays readable until its user deletes it
             case _:

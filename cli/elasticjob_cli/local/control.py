@@ -15,6 +15,7 @@ from typing import Any
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.state import JobFolder
 
+SOCKET = "control.sock"
 SECONDS = 60.0
 Answer = dict[str, Any]
 Act = Callable[[str, dict[str, Any]], Awaitable[Answer]]

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 from elasticjob_cli.errors import CommandError
@@ -17,6 +18,7 @@ from elasticjob_cli.settings import base_environment
 NAME = "etcd"
 ATTEMPTS = 5
 READY_SECONDS = 20.0
+RESTART_WINDOW_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 
@@ -53,6 +55,7 @@ class EtcdServer:
         self._data_dir = data_dir
         self._log = log
         self._argv: list[str] = []
+        self._starts: list[float] = []
         self.endpoint = ""
 
     async def start(self) -> None:
@@ -82,7 +85,14 @@ class EtcdServer:
         )
 
     async def again(self) -> None:
-        """Start it as it was: with its data and at its port. The job trains on meanwhile."""
+        """Start it as it was: with its data and at its port. The job trains on meanwhile.
+
+        Raises `CommandError` when it keeps ending.
+        """
+        now = time.monotonic()
+        self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
+        if len(self._starts) > 2 * ATTEMPTS:
+            raise CommandError(f"etcd ends again and again; its output is in {self._log}")
         environment = base_environment()
         await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
 

@@ -82,6 +82,7 @@ class LocalPod:
     launcher_exit: Exit | None = None
     refused: str = ""
     terminating: bool = False
+    killed: bool = False
     agent_starts: int = 0
     agent_since: float = 0.0
 
@@ -193,22 +194,24 @@ class Kubelet:
 
     def kill(self, pod: LocalPod) -> None:
         """SIGKILL to every process of a pod, as when its machine dies."""
-        pod.agent_starts = len(AGENT_BACKOFF_SECONDS) + 1  # a dead machine restarts nothing
+        pod.killed = True  # a dead machine starts no agent again
         self._processes.kill([pod.launcher, pod.agent], pod.marker)
 
-    def exited(self, end: Exit) -> None:
-        """The warden's word that a process of a pod has ended."""
+    def exited(self, end: Exit) -> LocalPod | None:
+        """The warden's word that a process of a pod has ended; the pod, if it was the launcher."""
         name, uid, part = end.name.split("/")
         pod = self.pods.get(uid)
         if pod is None:
-            return
+            return None
         if part == "launcher":
             pod.launcher_exit = end
             if not pod.terminating:
                 self.spawn(self._after_launcher(pod))
             self._changed(f"pod {name} ended: {end}")
-        elif pod.launcher_exit is None and not pod.terminating:
+            return pod
+        if pod.launcher_exit is None and not pod.terminating and not pod.killed:
             self.spawn(self._restart_agent(pod, end))
+        return None
 
     def stop(self) -> None:
         """Watch over the pods no longer; the warden ends what still runs."""

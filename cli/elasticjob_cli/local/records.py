@@ -31,6 +31,10 @@ class RoundBook:
         """Oldest first, as they are written to `rounds.json`."""
         return [self._rounds[number] for number in sorted(self._rounds)]
 
+    def seated(self, pod: str) -> bool:
+        """Whether a pod was ever in a round."""
+        return any(seat["pod"] == pod for item in self._rounds.values() for seat in item["seats"])
+
     def ranks(self, number: int) -> dict[str, str]:
         """The ranks of each pod in a round, such as `2` or `2-3`."""
         entry = self._rounds.get(number)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.settings import state_root
 
 DEFAULT_NAMESPACE = "default"
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What a namespace or a name may be; as both are folders here, nothing else is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class JobFolder:
     """The folder of one local job."""
 
     def __init__(self, namespace: str, name: str) -> None:
+        for value, what in ((namespace, "namespace"), (name, "name")):
+            if not LABEL.fullmatch(value):
+                raise BadInput(f"the {what} of a job must be a DNS label, not {value!r}")
         self.namespace = namespace
         self.name = name
         self.path = state_root() / namespace / name

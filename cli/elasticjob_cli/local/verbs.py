@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local import warden
 from elasticjob_cli.local.apply import grace_seconds
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_cli.local.processes import Processes
+from elasticjob_cli.local.stored import StoredJob
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.sizes import wanted_size
-from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.core.roster import natural_order
-
-
-class Owner(Protocol):
-    """The run that is told."""
-
-    job: ElasticJob
-
-    def change_spec(self, **fields: object) -> None: ...
-
-    def delete(self) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 class Verbs:
     """`scale`, `delete` and the faults of one running job."""
 
-    def __init__(self, run: Owner, kubelet: Kubelet, processes: Processes) -> None:
-        self._run = run
+    def __init__(
+        self,
+        stored: StoredJob,
+        kubelet: Kubelet,
+        processes: Processes,
+        note: Callable[[str], None],
+    ) -> None:
+        self._stored = stored
+        self._note = note
         self._kubelet = kubelet
         self._processes = processes
         self.ended = asyncio.Event()
@@ -44,7 +40,8 @@ class Verbs:
             case "scale":
                 return self.scale(arguments["nodes"])
             case "delete":
-                self._run.delete()
+                self._stored.delete()
+                self._note("deleted: draining")
                 await self.ended.wait()
                 return {}
             case "fault":
@@ -53,12 +50,12 @@ class Verbs:
 
     def scale(self, nodes: int) -> dict[str, Any]:
         """Write spec.nodes, as the scale subresource does."""
-        job = self._run.job
+        job = self._stored.job
         if job.status.phase in FINISHED:
             raise BadInput(f'job "{job.metadata.name}" has ended: it cannot be scaled')
-        self._run.change_spec(nodes=nodes)
-        wanted = wanted_size(self._run.job.spec).nodes
-        self._run.note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
+        self._stored.change_spec(nodes=nodes)
+        wanted = wanted_size(self._stored.job.spec).nodes
+        self._note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
         return {"wanted": wanted}
 
     def fault(self, kind: str, name: str) -> str:
@@ -76,11 +73,11 @@ class Verbs:
                 self._kubelet.kill(pod)
                 done = f"killed every process of {name}"
             case "drain":
-                self._kubelet.delete(pod.uid, grace_seconds(self._run.job))
+                self._kubelet.delete(pod.uid, grace_seconds(self._stored.job))
                 done = f"draining {name}"
             case _:
                 raise BadInput(f"there is no fault {kind!r}")
-        self._run.note(f"fault: {done}")
+        self._note(f"fault: {done}")
         return done
 
     def _pod(self, name: str) -> LocalPod:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -12,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_cli.local.snapshot import Snapshot
+from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import CauseStatus, Status
 
 NOTES = 8
@@ -25,26 +25,6 @@ STYLES = {
     Phase.FAILED: "bold red",
     Phase.RESTARTING: "yellow",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """One pod as the user sees it."""
-
-    pod: str
-    ranks: str
-    state: str
-    round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that is shown of a job at one moment."""
-
-    job: ElasticJob
-    elapsed_seconds: float
-    nodes: tuple[NodeRow, ...] = ()
-    progress: Mapping[str, object] = field(default_factory=dict)
 
 
 class View(Protocol):
@@ -90,7 +70,7 @@ def rendezvous_text(status: Status) -> str:
         if rendezvous.master:
             text += f", master {rendezvous.master}"
     elif rendezvous.state == "joinable":
-        text += f": {rendezvous.waiting} waiting"
+        text += ": forming"  # who waits changes too often to be told
     return text + (f"  ({cause_text(rendezvous.cause)})" if rendezvous.cause else "")
 
 
@@ -99,19 +79,18 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._shown: tuple[object, ...] = ()
+        self._shown = ""
         self._progress_due = PROGRESS_SECONDS
         self._progress: Mapping[str, object] = {}
 
     def show(self, snapshot: Snapshot) -> None:
         status = snapshot.job.status
-        rendezvous = status.rendezvous
-        state = (rendezvous.round, rendezvous.state) if rendezvous else (0, None)
-        key = (status.phase, state, status.restarts)
-        if key != self._shown:
-            self._shown = key
-            text = f"{status.phase}, {rendezvous_text(status)}"
-            self.note(snapshot.elapsed_seconds, text + f", restarts {status.restarts}")
+        text = f"{status.phase}, {rendezvous_text(status)}"
+        if status.restarts:
+            text += f", restarts {status.restarts}"
+        if text != self._shown:
+            self._shown = text
+            self.note(snapshot.elapsed_seconds, text)
         if snapshot.progress != self._progress and snapshot.elapsed_seconds >= self._progress_due:
             self._progress = snapshot.progress
             self._progress_due = snapshot.elapsed_seconds + PROGRESS_SECONDS

@@ -1,0 +1,151 @@
+"""The reconcile loop of a local job: observe, plan, apply, write the status, until it is over.
+
+The plan and the status are the operator's own. Everything that happens only wakes the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.apply import Applier
+from elasticjob_cli.local.pods import Kubelet, LocalPod
+from elasticjob_cli.local.processes import Processes, WardenGone
+from elasticjob_cli.local.records import RoundBook
+from elasticjob_cli.local.stored import StoredJob
+from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.mirrored import Records, rendezvous_view
+from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.plan import plan
+from elasticjob_operator.core.rendezvous_view import UNREADABLE
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.mirror import Mirror
+from elasticjob_operator.model import Phase
+
+TICK_SECONDS = 0.5
+"""How often progress and elapsed time are looked at when nothing else happens."""
+COALESCE_SECONDS = 0.02
+"""What comes together, such as a launcher's and its agent's end, is planned for together."""
+END_SECONDS = 5.0
+"""Beyond the job's own grace, for pods of a finished job to be gone."""
+STILLBORN = 5
+"""Pods that may fail one after the other without ever having been in a round."""
+
+
+class Loop:
+    """Runs one job. `killed` is set by whoever wants it over at once."""
+
+    def __init__(
+        self,
+        stored: StoredJob,
+        processes: Processes,
+        mirror: Mirror,
+        kubelet: Kubelet,
+        applier: Applier,
+        book: RoundBook,
+        show: Callable[[Observed], None],
+    ) -> None:
+        self._stored = stored
+        self._processes = processes
+        self._mirror = mirror
+        self._kubelet = kubelet
+        self._applier = applier
+        self._book = book
+        self._show = show
+        self._wake = asyncio.Event()
+        self._stillborn: list[LocalPod] = []
+        self.killed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look again at everything, soon."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until the job is over; raises `CommandError` when it cannot go on here."""
+        over = False
+        while not over:
+            self._wake.clear()
+            planned = plan(self._stored.job, self._observe(), datetime.now(UTC))
+            await self._applier.apply(planned)
+            over = self._look()
+            if not over:
+                await self._pause(planned.wake_at)
+
+    async def follow_mirror(self) -> None:
+        """Wake at each change of this job's rendezvous; until cancelled."""
+        async for prefix in self._mirror.changes():
+            if prefix == self._applier.prefix:
+                self.wake()
+
+    def launcher_ended(self, pod: LocalPod) -> None:
+        """Notice pods that fail before they are in a round: another would fare no better."""
+        if not self._book.seated(pod.name):
+            self._stillborn.append(pod)
+
+    def _records(self) -> Records | None:
+        return self._mirror.records(self._applier.prefix)
+
+    def _observe(self) -> Observed:
+        found = self._records()
+        members = [member.id for member in found.members] if found else []
+        return Observed(
+            pods=self._kubelet.observed(members),
+            rendezvous=UNREADABLE if found is None else rendezvous_view(found),
+            bounds=found.bounds if found else self._applier.bounds,
+            incarnation=self._applier.incarnation,
+        )
+
+    def _look(self) -> bool:
+        """Take in what is, write and show it; true when the run is over."""
+        observed, found = self._observe(), self._records()
+        if found is not None and self._book.take(found):
+            self._stillborn.clear()
+            self._stored.save_rounds(self._book.rounds())
+        now = datetime.now(UTC)
+        status = next_status(self._stored.job, observed, observed.rendezvous, now)
+        self._stored.set_status(status)
+        self._show(observed)
+        self._check_stillborn(status.phase)
+        return self._over()
+
+    def _check_stillborn(self, phase: Phase | None) -> None:
+        if len(self._stillborn) >= STILLBORN and phase not in FINISHED:
+            last = self._stillborn[-1]
+            raise CommandError(
+                f"{len(self._stillborn)} pods ended before they were in a round, the last one with "
+                f"{last.launcher_exit}; see {last.files.logs}"
+            )
+
+    async def _pause(self, wake_at: datetime | None) -> None:
+        """Until something happens or `wake_at`; meanwhile the picture is kept fresh."""
+        while not self._over():
+            seconds = TICK_SECONDS
+            if wake_at is not None:
+                left = (wake_at - datetime.now(UTC)).total_seconds()
+                if left <= 0:
+                    return
+                seconds = min(seconds, left)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+                await asyncio.sleep(COALESCE_SECONDS)
+                return
+            if self._processes.gone.is_set():
+                raise WardenGone
+            self._show(self._observe())
+
+    def _over(self) -> bool:
+        job, pods = self._stored.job, self._kubelet.pods
+        if self.killed.is_set():
+            return True
+        if self._stored.deleted or job.status.phase is Phase.SUSPENDED:
+            return not pods
+        if job.status.phase not in FINISHED:
+            return False
+        now = datetime.now(UTC)
+        grace = job.spec.recovery.stop_grace_seconds + job.spec.rendezvous.confirm_seconds
+        due = (job.status.completion_time or now) + timedelta(seconds=grace + END_SECONDS)
+        return now > due or all(pod.launcher_exit for pod in pods.values())

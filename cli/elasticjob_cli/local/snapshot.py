@@ -1,0 +1,56 @@
+"""What is shown of a job at one moment, gathered from where it is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elasticjob_cli.local.logs import WORKERS
+from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.model import ElasticJob
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One pod as the user sees it."""
+
+    pod: str
+    ranks: str
+    state: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is shown of a job at one moment."""
+
+    job: ElasticJob
+    elapsed_seconds: float
+    nodes: tuple[NodeRow, ...] = ()
+    progress: Mapping[str, object] = field(default_factory=dict)
+
+
+def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ...]:
+    """The pods in order of index; `ranks` are those of the current round."""
+    members = {member.pod: member for member in observed.rendezvous.members}
+    rows = []
+    for pod in sorted(observed.pods, key=lambda pod: (pod.index, pod.created_at)):
+        member = members.get(pod.name) if pod.active else None
+        if member is not None:
+            rows.append(NodeRow(pod.name, ranks.get(pod.name, ""), member.state, member.round))
+        else:
+            state = "leaving" if pod.terminating else "starting" if pod.active else str(pod.phase)
+            rows.append(NodeRow(pod.name, "", state, 0))
+    return tuple(rows)
+
+
+def read_progress(logs: Path) -> Mapping[str, object]:
+    """What the script says of itself: the newest file, for rank 0 moves between pods."""
+    try:
+        files = [(path.stat().st_mtime, path) for path in logs.glob(f"*/{WORKERS}/*/progress.json")]
+        document = json.loads(max(files)[1].read_bytes()) if files else {}
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}

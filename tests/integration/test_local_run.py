@@ -1,0 +1,242 @@
+"""`elasticjob run` and the verbs, with real etcd and real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.local_rig import LocalRig, until
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    corner = LocalRig(tmp_path)
+    yield corner
+    corner.close()
+
+
+def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None:
+    rig.finish()
+    ran = rig.call("run", rig.manifest(), "--plain", "--logs")
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Succeeded" in ran.stdout
+    assert "rank 1 of 2 round 1" in ran.stdout
+    rig.nothing_left()
+    table = rig.call("get").stdout.splitlines()
+    assert table[0].split() == [
+        "NAME",
+        "PHASE",
+        "RENDEZVOUS",
+        "ROUND",
+        "NODES",
+        "WANTED",
+        "RESTARTS",
+        "AGE",
+    ]
+    assert table[1].split()[:4] == ["job", "Succeeded", "closed", "1"]
+    assert "MASTER" in rig.call("get", "-o", "wide").stdout
+    assert rig.call("get", "-o", "name").stdout == "elasticjob.elasticjob.dev/job\n"
+    listed = json.loads(rig.call("get", "-o", "json").stdout)
+    assert listed["kind"] == "List"
+    shown = yaml.safe_load(rig.call("get", "job", "-o", "yaml").stdout)
+    assert shown == listed["items"][0]
+    assert shown["status"]["phase"] == "Succeeded"
+    assert rig.call("get", "job", "-w").returncode == 0  # ended: the watch ends as well
+    assert "rank 1 of 2 round 1" in rig.call("logs", "job").stdout
+    assert rig.call("logs", "job", "--rank", "1").stdout == "rank 1 of 2 round 1\n"
+    described = rig.call("describe", "job").stdout
+    assert "Rounds (times in milliseconds):" in described
+    assert rig.call("delete", "job").returncode == 0
+    gone = rig.call("get", "job")
+    assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+def test_scale_up_and_down_while_it_runs(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    first = rig.running(2)["rendezvous"]["round"]
+
+    scaled = rig.call("scale", "job", "--nodes", "3")
+    assert scaled.stdout == "elasticjob.elasticjob.dev/job scaled to 3 nodes\n"
+    grown = rig.running(3, after=first)
+    assert grown["wantedNodes"] == 3
+    assert grown["rendezvous"]["cause"]["kind"] == "join"
+
+    assert rig.call("scale", "job", "--replicas", "1").returncode == 0
+    shrunk = rig.running(1, after=grown["rendezvous"]["round"])
+    assert [member["pod"] for member in shrunk["members"]] == ["job-0"]
+
+    clamped = rig.call("scale", "job", "--nodes", "9")
+    assert "scaled to 3 nodes (9 is not a legal size of this job)" in clamped.stdout
+    rig.running(3, after=shrunk["rendezvous"]["round"])
+    rig.finish()
+    assert runner.wait(20) == 0
+    assert rig.status()["restarts"] == 0
+    rig.nothing_left()
+
+
+def test_nodes_and_workers_may_die_and_the_job_goes_on(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+
+    before = rig.workers()
+    assert "killed the agent of job-1" in rig.call("fault", "kill-agent", "job", "job-1").stdout
+    log = rig.state / "elasticjob/default/job/logs/job-1/agent.log"
+    until(lambda: "took over round" in log.read_text(), "the agent to be back")
+    assert rig.workers() == before  # they never noticed
+    assert rig.round() == number
+
+    os.kill(before[1], signal.SIGKILL)
+    status = rig.running(2, after=number)
+    assert status["restarts"] == 1
+    assert status["firstFailure"]["signal"] == 9
+    assert status["firstFailure"]["rank"] == 1
+
+    lost = status["rendezvous"]["round"]
+    assert rig.call("fault", "kill-node", "job", "job-1").returncode == 0
+    status = rig.running(2, after=lost)
+    assert [member["pod"] for member in status["members"]] == ["job-0", "job-2"]
+
+    drained = status["rendezvous"]["round"]
+    assert rig.call("fault", "drain", "job", "job-0").returncode == 0
+    status = rig.running(2, after=drained)
+    assert "job-0" not in [member["pod"] for member in status["members"]]
+    assert status["restarts"] == 1  # losses and leaves are free
+
+    wrong = rig.call("fault", "drain", "job", "job-77")
+    assert (wrong.returncode, 'no running pod "job-77"; running are: ' in wrong.stderr) == (2, True)
+    rig.finish()
+    assert runner.wait(20) == 0
+    rounds = json.loads((rig.state / "elasticjob/default/job/rounds.json").read_text())
+    causes = [item["cause"] for item in rounds]
+    assert causes[:2] == ["start", "failure"]
+    assert {"loss", "leave"} <= set(causes)
+    rig.nothing_left()
+
+
+def test_delete_ends_a_running_job_and_forgets_it(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    deleted = rig.call("delete", "job")
+
+    assert deleted.stdout == 'elasticjob.elasticjob.dev "job" deleted\n'
+    assert runner.wait(20) == 130
+    assert rig.object() == {}
+    rig.nothing_left()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signal.Signals) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    runner.send_signal(signum)
+
+    assert runner.wait(20) == 130
+    status = rig.status()
+    assert status["phase"] == "Suspended"
+    assert status["restarts"] == 0
+    rig.nothing_left()
+
+
+def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> None:
+    (rig.job / "stubborn").touch()
+    grace = {"stopGraceSeconds": 60}
+    runner = rig.start(rig.manifest(recovery=grace), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+
+    runner.send_signal(signal.SIGINT)
+    until(lambda: rig.status()["phase"] == "Suspended", "the drain to begin")
+    assert runner.poll() is None
+    runner.send_signal(signal.SIGINT)
+
+    assert runner.wait(10) == 130
+    rig.nothing_left()
+
+
+def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    before = rig.processes()
+    for part in ("warden.py", "etcd", "elasticjob_agent", "launcher.pyz", "work.py"):
+        assert any(part in command for command in before.values()), (part, before)
+    assert set(rig.workers().values()) <= before.keys()
+
+    runner.kill()
+
+    runner.wait(5)
+    rig.nothing_left()
+    assert rig.status()["phase"] == "Running"  # the last that was known
+    assert "not running" in rig.call("describe", "job").stdout
+    refused = rig.call("scale", "job", "--nodes", "1")
+    assert (refused.returncode, "is not running" in refused.stderr) == (2, True)
+    rig.finish()
+    assert rig.call("run", rig.manifest(), "--plain").returncode == 0  # the name is free
+
+
+def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    warden = next(pid for pid, command in rig.processes().items() if "warden.py" in command)
+
+    os.kill(warden, signal.SIGKILL)
+
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 1
+    assert "the process that guards this job's processes was killed" in output
+    until(lambda: not rig.processes(), "every process to be gone", 10)
+
+
+def test_training_outlives_its_etcd(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    before = rig.workers()
+    etcd = next(pid for pid, command in rig.processes().items() if "--data-dir" in command)
+
+    os.kill(etcd, signal.SIGKILL)
+    until(
+        lambda: any("--data-dir" in c and p != etcd for p, c in rig.processes().items()),
+        "etcd to be started again",
+    )
+    until(lambda: rig.status()["rendezvous"]["state"] == "final", "the mirror to be back")
+    assert (rig.workers(), rig.round()) == (before, number)  # the workers never noticed
+    assert rig.call("scale", "job", "--nodes", "3").returncode == 0
+    grown = rig.running(3, after=number)
+
+    assert grown["rendezvous"]["cause"]["kind"] == "join"
+    assert grown["restarts"] == 0
+    rig.finish()
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 0, output
+    assert "etcd ended (signal 9)" in output
+    rig.nothing_left()
+
+
+def test_logs_follow_a_rank_through_its_rounds(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    follower = rig.start_other("logs", "job", "--rank", "0", "-f")
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "rank 0 of 2 round 1\n"
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    assert rig.call("fault", "kill-worker", "job", "job-1").returncode == 0
+    rig.running(2, after=number)
+    rig.finish()
+    assert runner.wait(20) == 0
+
+    output, _ = follower.communicate(timeout=10)
+    assert output == "rank 0 of 2 round 2\n"
+    wrong = rig.call("logs", "job", "--rank", "5")
+    assert (wrong.returncode, "ranks are 0 to 1" in wrong.stderr) == (2, True)
