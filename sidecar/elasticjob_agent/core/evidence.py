@@ -64,13 +64,11 @@ def from_stderr(tail: str, final_only: bool = False) -> Account | None:
     text = _RANK_PREFIX.sub("", encodable(tail))
     start = text.rfind(_TRACEBACK)
     lines = text[start:].splitlines() if start >= 0 else text.splitlines()
-    raises = [
-        index
-        for index, line in enumerate(lines)
-        if index > 0 and line and not line[0].isspace() and (start >= 0 or _RAISED.match(line))
-    ]
-    # After the header the first unindented line is the exception; of a cut tail take the last.
-    raised = None if not raises else raises[0] if start >= 0 else raises[-1]
+    if start >= 0:  # the first line that is not indented ends the frames
+        raises = [index for index, line in enumerate(lines) if index and line[:1].strip()][:1]
+    else:  # the head was cut off, or there never was one: only what looks like an exception
+        raises = [index for index, line in enumerate(lines) if _RAISED.match(line)][-1:]
+    raised = raises[0] if raises else None
     if raised is None or (final_only and len(lines) - raised > MESSAGE_LINES):
         return None
     message = _first_lines(lines[raised:])

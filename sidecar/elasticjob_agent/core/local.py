@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from elasticjob_agent.core.model import State
+from elasticjob_agent.core.model import Crew, State
 from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.records import Failure, FailureClass
 
 
 def local_facts(state: State) -> Local:
@@ -14,12 +15,24 @@ def local_facts(state: State) -> Local:
         ready=able,
         workers=_workers(state),
         round=state.round,
-        failure=None if crew is None else crew.failure,
+        failure=_failure(crew),
         done=crew is not None and crew.done,
         leaving=state.leaving,
         master_port=state.port,
         start_ms=0 if crew is None else crew.start_ms,
     )
+
+
+def _failure(crew: Crew | None) -> Failure | None:
+    """The first failure; an aborted collective only once all workers here have ended.
+
+    Its cause may be a worker beside it that takes a moment longer to end, and the
+    rendezvous keeps what it is told first. The workers are being killed meanwhile.
+    """
+    if crew is None or crew.failure is None:
+        return None
+    echo = crew.failure.kind is FailureClass.PEER_ABORT
+    return None if echo and not crew.empty else crew.failure
 
 
 def _workers(state: State) -> Workers:

@@ -198,6 +198,20 @@ def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
     assert not told(driven).done
 
 
+def test_an_aborted_collective_is_told_only_when_no_worker_here_can_be_its_cause() -> None:
+    lost = "RuntimeError: gloo/transport/tcp/pair.cc: Connection closed by peer [::1]"
+    raised = "Traceback (most recent call last):\n  File\nValueError: x"
+    driven = running()
+    commands = driven.feed(ended(0, code=1, stderr=lost))
+    assert driven.only(StopCrew, commands) == [StopCrew(1, 0.0)], "the rest is killed at once"
+    assert told(driven).failure is None
+    driven.feed(ended(1, signum=9, stderr=raised))
+    driven.feed(stopped())
+    failure = told(driven).failure
+    assert failure is not None
+    assert (failure.local_rank, failure.kind) == (1, FailureClass.USER_ERROR)
+
+
 def test_a_new_round_starts_with_a_clean_slate() -> None:
     driven = running()
     for event in (ended(1, code=3), ended(0, signum=9), stopped(), run(2), started(2)):
