@@ -77,15 +77,15 @@ class Controller:
 
     # -- pods -----------------------------------------------------------------------
 
-    def gone(self, pod: Pod) -> None:
+    def gone(self, pod: Pod, forget: bool = True) -> None:
         """A pod died: its keys are deleted, and another comes in its place."""
         world = self.world
-        if not world.plan.operator:
-            return
-        self.pods_changed()
-        world.at(0.3 + 3.0 * world.rng.random(), self._forget, pod)
+        if world.plan.operator:
+            self.pods_changed()
+            if forget:
+                world.at(0.3 + 3.0 * world.rng.random(), self._forget, pod)
         if world.plan.replaces and not self._closed():
-            world.at(0.5 + 3.0 * world.rng.random(), self._replace, pod)
+            world.at(0.1 + 3.0 * world.rng.random(), self._replace, pod)
 
     def exited(self, pod: Pod) -> None:
         self.pods_changed()

@@ -43,7 +43,15 @@ class Faults:
         self.world.controller.gone(pod)
 
     def kill_agent(self, pod: Pod, down_seconds: float) -> None:
-        """The agent dies and comes back; its workers may train on."""
+        """The agent dies and comes back; its workers may train on.
+
+        Without a launcher they are its children and die with it, and the member
+        that comes back is another one.
+        """
+        if not self.world.plan.launcher:
+            pod.die()
+            self.world.controller.gone(pod, forget=False)
+            return
         pod.kill_agent()
         self.world.at(down_seconds, pod.start_agent)
 
@@ -174,6 +182,7 @@ class Faults:
         self.world.note("fault", "etcd is back", "")
         self.world.etcd_up = True
         self.world.etcd.elect(self.world.now)
+        self.world.lease_moved()
 
     def elect(self, _pod: Pod, seconds: float) -> None:
         """A new leader: etcd answers nobody for a moment, and leases start anew."""

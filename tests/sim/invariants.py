@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BOUNDS_MEMORY_SECONDS = 15.0
 NOTICE_SECONDS = 1.0
+ALIVE = (Workers.STARTING, Workers.RUNNING, Workers.STOPPING)
 TROUBLE_MEMORY_SECONDS = 8.0
 
 
@@ -183,7 +184,9 @@ class Checker:
     def _check_first(self, after: Round) -> None:
         """A round where there was none: the job's first, or after etcd lost its data."""
         restored = after.state is RoundState.FINAL and after.number == self.highest
-        fresh = after.state is RoundState.JOINABLE and after.number > self.highest
+        newest = max(self.sealed, default=0)
+        fresh = after.state is RoundState.JOINABLE and after.number > newest
+        self.highest = after.number if fresh else self.highest
         self.need(
             restored or fresh, "numbers grow", f"{after} after number {self.highest}"
         )
@@ -348,5 +351,5 @@ class Checker:
             pod = by_id.get(seat.id)
             self.need(pod is not None, "liveness", f"{seat.name} is seated but gone: {current}")
             assert pod is not None
-            runs = pod.round == roster.number
+            runs = pod.round == roster.number and (pod.done or pod.phase in ALIVE)
             self.need(runs, "liveness", f"{seat.name} does not run round {roster.number}")

@@ -25,7 +25,6 @@ from tests.sim.agent import UTC_START_MS, Agent
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-ORPHAN_SECONDS = 30.0
 ALIVE = frozenset({Workers.STARTING, Workers.RUNNING, Workers.STOPPING})
 
 
@@ -122,9 +121,7 @@ class Pod:
         if agent is None:
             return
         agent.kill()
-        if not self.identity.launcher_port:
-            self._workers_gone(None)  # they were the agent's own children
-        self.world.at(ORPHAN_SECONDS, self._orphaned, self.agents)
+        self.world.at(self.world.plan.orphan_seconds, self._orphaned, self.agents)
 
     def _orphaned(self, agents: int) -> None:
         if self.alive and self.agent is None and self.agents == agents and self.workers_alive:

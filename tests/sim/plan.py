@@ -35,7 +35,8 @@ class Plan:
         work_seconds: an undisturbed round ends with success after this; None is never.
         stubborn: the share of pods whose scripts ignore SIGTERM.
         quiet_at: from when on no fault happens.
-        replaces: whether the operator replaces dead pods.
+        replaces: whether dead pods are replaced.
+        orphan_seconds: how long a launcher lets workers live without an agent.
     """
 
     profile: str
@@ -52,6 +53,7 @@ class Plan:
     hang_share: float = 0.3
     stubborn: float = 0.2
     replaces: bool = True
+    orphan_seconds: float = 30.0
     slow_seconds: float = 0.05
     actions: tuple[Action, ...] = ()
     quiet_at: float = 10.0

@@ -49,6 +49,8 @@ def _base(rng: Random, profile: str, most: int = 5) -> Plan:
         start_seconds=rng.choice((0.05, 0.3, 1.0)),
         hang_share=rng.choice((0.0, 0.3, 1.0)),
         stubborn=rng.choice((0.0, 0.3)),
+        replaces=rng.random() < 0.7,
+        orphan_seconds=rng.choice((4.0, 30.0)),
         quiet_at=4.0,
     )
 

@@ -132,6 +132,7 @@ class World:
             session_nonce=f"s{pod.agents}",
             bounds=None if self.plan.operator else self.plan.bounds,
             jitter=self.rng.random(),
+            orphan_seconds=self.plan.orphan_seconds,
         )
         return Agent(self, pod, config, f"{pod.id}#{pod.agents}")
 
@@ -143,9 +144,10 @@ class World:
     def lease_moved(self) -> None:
         """See to it that the next lease to run out is noticed at the next check."""
         expiry = self.etcd.next_expiry()
-        if expiry is None or self._expiry_at is not None:
+        if expiry is None or self._expiry_at is not None or not self.etcd_up:
             return
-        checks = int((expiry - self._expiry_phase) / EXPIRY_CHECK_SECONDS) + 1
+        due = max(expiry, self.now)
+        checks = int((due - self._expiry_phase) / EXPIRY_CHECK_SECONDS) + 1
         self._expiry_at = self._expiry_phase + checks * EXPIRY_CHECK_SECONDS
         self.at(max(0.0, self._expiry_at - self.now), self._expire)
 

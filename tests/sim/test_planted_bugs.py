@@ -1,0 +1,21 @@
+"""The simulation finds each bug of the catalogue, and blames the bug: without it the seed is clean."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.planted import BUGS, Bug
+from tests.sim.run import simulate
+
+MOST_SEEDS = 2_000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_planted_bug_is_found(bug: Bug) -> None:
+    for seed in range(MOST_SEEDS):
+        with bug.plant() as engine:
+            violation = simulate(seed, engine).violation
+        if violation is not None and simulate(seed).violation is None:
+            return
+    pytest.fail(f"{bug.name} was not found in {MOST_SEEDS} seeds")
