@@ -1,0 +1,198 @@
+"""A job's keys in a simulated etcd, and one agent's look at them, built up fluently."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.coordinator import Act, Coordinator
+from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Done,
+    Failure,
+    FailureClass,
+    Member,
+    MemberState,
+    Roster,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import seal
+from elasticjob_rendezvous.core.view import Versioned, View
+from tests.sim.simetcd import SimEtcd
+
+KEYS = Keys(job_prefix("team", "uid", 0))
+START = 1000.0
+UTC_MS = 1_700_000_000_000
+
+
+def identity(name: str) -> str:
+    """The id of the member that people call `name`."""
+    return f"id-{name}"
+
+
+def a_member(name: str, **changes: Any) -> Member:
+    """A member that waits, until told otherwise."""
+    return replace(
+        Member(identity(name), "s1", name, f"host-{name}", 7000, 7001, master_port=20000),
+        **changes,
+    )
+
+
+def a_failure(name: str, round: int = 1, **changes: Any) -> Failure:
+    """A worker's error at this member, until told otherwise."""
+    base = Failure(
+        round, identity(name), name, 0, 0, FailureClass.USER_ERROR, at_ms=UTC_MS, exit_code=1
+    )
+    return replace(base, **changes)
+
+
+def a_round(number: int = 1, state: RoundState = RoundState.JOINABLE, **changes: Any) -> Round:
+    return replace(Round(number, state, Cause(CauseKind.START)), **changes)
+
+
+class Job:
+    """A job of waiting members, the first of which coordinates.
+
+    Time begins at START and moves only by `later`. Records go through the real
+    codec and the simulated etcd, whose transactions decide as etcd's do.
+    """
+
+    def __init__(self, *names: str, **bounds: Any) -> None:
+        self.etcd = SimEtcd()
+        self.now = START
+        self._view = View(KEYS)
+        self.bounds(**bounds)
+        self.coordinator = Coordinator(KEYS)
+        self.leader = names[0] if names else ""
+        for name in names:
+            self.member(name)
+        self.coordinator.take_over(self.now, ())
+
+    # -- what stands in etcd ----------------------------------------------------------
+
+    def put(self, key: str, record: object) -> Self:
+        self.etcd.txn(Txn((), (Put(key, encode(record)),)))
+        return self
+
+    def delete(self, key: str) -> Self:
+        self.etcd.txn(Txn((), (Delete(key),)))
+        return self
+
+    def bounds(self, **fields: Any) -> Self:
+        return self.put(KEYS.bounds, Bounds(**{"min_nodes": 1, "max_nodes": 4, **fields}))
+
+    def member(self, name: str, **fields: Any) -> Self:
+        """Write a member's whole record."""
+        record = a_member(name, **fields)
+        return self.put(KEYS.session(record.id, record.session), record)
+
+    def change(self, name: str, **fields: Any) -> Self:
+        """Change a member's record."""
+        stored = self.stored(name)
+        return self.put(stored.key, replace(stored.record, **fields))
+
+    def gone(self, *names: str) -> Self:
+        for name in names:
+            self.delete(self.stored(name).key)
+        return self
+
+    def round(self, number: int, state: RoundState = RoundState.JOINABLE, **fields: Any) -> Self:
+        return self.put(KEYS.round, a_round(number, state, **fields))
+
+    def sealed(self, *names: str, number: int = 1, restarts: int = 0, **fields: Any) -> Self:
+        """A final round of these members, whose workers run."""
+        members = [self.stored(name).record for name in names]
+        self.put(KEYS.roster(number), seal(number, members, restarts))
+        for name in names:
+            self.change(name, state=MemberState.RUNNING, round=number)
+        nodes = {"nodes": len(names), "previous": number}
+        return self.round(number, RoundState.FINAL, **{**nodes, **fields})
+
+    def failure(self, name: str, round: int = 1, **fields: Any) -> Self:
+        return self.put(KEYS.failure(round, identity(name)), a_failure(name, round, **fields))
+
+    def done(self, *names: str, round: int = 1) -> Self:
+        for name in names:
+            self.put(KEYS.done(round, identity(name)), Done(round, identity(name), name))
+        return self
+
+    def later(self, seconds: float) -> Self:
+        self.now += seconds
+        return self
+
+    # -- looking and acting -----------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(self.now, UTC_MS + int((self.now - START) * 1000))
+
+    def view(self) -> View:
+        """All that stands in etcd now, in the one replica of this job's observer."""
+        everything = Range(KEYS.prefix, prefix=True)
+        found = self.etcd.range(everything)
+        self._view.absorb(found.revision, ((everything, found.kvs),))
+        self._view.cluster_id = found.cluster_id
+        return self._view
+
+    def stored(self, name: str) -> Versioned[Member]:
+        member = self.view().member(identity(name))
+        assert member is not None, f"{name} has no session"
+        return member
+
+    def look(self) -> Act | None:
+        """What the coordinator would do now."""
+        return self.coordinator.decide(self.view(), self.stored(self.leader), self.clock)
+
+    def commit(self, txn: Txn) -> TxnResult:
+        return self.etcd.txn(txn)
+
+    def act(self) -> Round:
+        """Let the coordinator act, which it must and may; returns the round after that."""
+        act = self.look()
+        assert act is not None, "the coordinator had nothing to do"
+        assert self.commit(act.txn).succeeded, "the coordinator's write was refused"
+        return self.current()
+
+    def idle(self) -> Self:
+        """The coordinator has nothing to do now."""
+        act = self.look()
+        assert act is None, f"unexpected: {act.note}"
+        return self
+
+    def current(self) -> Round:
+        round = self.view().round
+        assert round is not None
+        return round.record
+
+    def roster(self, number: int) -> Roster:
+        return self.view().rosters[number]
+
+    def read(self, kind: type[Any], key: str) -> Any:
+        stored = self.etcd.get(key)
+        assert stored is not None, f"nothing at {key}"
+        return decode(kind, key, stored.value)
+
+    def names(self) -> set[str]:
+        """Who has a valid session."""
+        return {member.record.name for member in self.view().members().values()}
+
+    def own(self, name: str, **fields: Any) -> Own:
+        """What the member `name` makes its transactions from."""
+        local = fields.pop("local", Local(ready=True, master_port=20000))
+        bounds = fields.pop("bounds", None)
+        config = Config(
+            KEYS.prefix,
+            Identity(identity(name), name, f"host-{name}", 7000, 7001),
+            session_nonce="s",
+            bounds=bounds,
+        )
+        plain = {"session": "s1", "lease": 0, "lease_holds": True, "leaving": "", "known": 0}
+        return Own(config=config, view=self.view(), local=local, **{**plain, **fields})

@@ -1,0 +1,148 @@
+"""Who can be frozen, and the freeze rule as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.census import Census, Freeze, Wait, choose, take
+from elasticjob_rendezvous.core.records import Bounds, Mark, MemberState
+from tests.unit.rendezvous.builders import Job, a_member, identity
+
+WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
+
+
+@dataclass(frozen=True)
+class Case:
+    """The freeze rule for members named by letters; capitals are survivors that wait."""
+
+    waiting: str
+    bounds: Bounds
+    frozen: str | None
+    previous: int = 0
+    absent: str = ""  # survivors that are present and do not wait
+    last_call_over: bool = False
+    last_call: bool = field(default=True)
+
+
+CASES = {
+    "nobody": Case("", Bounds(1, 4), None, last_call=False),
+    "fewer than the minimum": Case("a", Bounds(2, 4), None, last_call=False),
+    "fewer than the minimum, last call over": Case(
+        "a", Bounds(2, 4), None, last_call_over=True, last_call=False
+    ),
+    "all of a fixed size": Case("abc", Bounds(3, 3), "abc"),
+    "the first round waits out its last call": Case("ab", Bounds(1, 4), None),
+    "the last call is over": Case("ab", Bounds(1, 4), "ab", last_call_over=True),
+    "everybody who can come": Case("ab", Bounds(1, 4, expected=2), "ab"),
+    "one who can come is missing": Case("ab", Bounds(1, 4, expected=3), None),
+    "more than can come": Case("abc", Bounds(1, 4, expected=2), "abc"),
+    "more than the maximum": Case("abcdef", Bounds(1, 4), "abcd"),
+    "off the grid of sizes": Case("abcde", Bounds(1, 9, 3, expected=5), "abcd"),
+    "on the grid of sizes": Case("abcdefg", Bounds(1, 9, 3, expected=7), "abcdefg"),
+    "survivors come first": Case("abCD", Bounds(1, 3, expected=4), "CDa", previous=1),
+    "a recovery waits for nobody else": Case("AB", Bounds(1, 4), "AB", previous=1),
+    "a recovery takes newcomers that are there": Case("aB", Bounds(1, 4), "aB", previous=1),
+    "a recovery waits for its survivors": Case("A", Bounds(1, 4), None, previous=1, absent="B"),
+    "survivors wait at most for the last call": Case(
+        "A", Bounds(1, 4), "A", previous=1, absent="B", last_call_over=True
+    ),
+    "too few survivors are no recovery": Case("abC", Bounds(2, 4), None, previous=1),
+    "no survivor is no recovery": Case("ab", Bounds(1, 4), None, previous=3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_freeze_rule(case: Case) -> None:
+    waiting = tuple(a_member(letter) for letter in case.waiting)
+    here = {identity(letter) for letter in case.waiting if letter.isupper()}
+    survivors = frozenset(here | {identity(letter) for letter in case.absent})
+    census = Census(waiting, (), survivors, survivors | {member.id for member in waiting})
+    choice = choose(census, case.bounds, case.previous, case.last_call_over)
+    if case.frozen is None:
+        assert isinstance(choice, Wait)
+        assert choice.last_call is case.last_call
+        assert str(len(case.waiting)) in choice.reason
+    else:
+        assert choice == Freeze(tuple(identity(letter) for letter in case.frozen))
+
+
+# -- who counts as what ---------------------------------------------------------------
+
+
+def census(job: Job, previous: int = 0, silenced: set[str] | None = None) -> Census:
+    view = job.view()
+    assert view.bounds is not None
+    roster = view.rosters.get(previous)
+    return take(view.members(), previous, roster, view.bounds.record, silenced or set())
+
+
+def names(members: tuple[Any, ...]) -> list[str]:
+    return [member.name for member in members]
+
+
+def test_those_who_wait_are_in_rank_order() -> None:
+    assert names(census(Job("w-10", "w-9", "w-1")).waiting) == ["w-1", "w-9", "w-10"]
+
+
+@pytest.mark.parametrize(
+    ("state", "round", "waits", "unstopped", "survives"),
+    [
+        (WAITING, 3, True, False, True),
+        (RUNNING, 3, False, True, True),
+        (STOPPING, 3, False, True, True),
+        (LEAVING, 3, False, True, False),
+        (DONE, 3, False, False, True),
+    ],
+)
+def test_a_seated_member(
+    state: MemberState, round: int, waits: bool, unstopped: bool, survives: bool
+) -> None:
+    job = Job("a", "b").sealed("a", "b", number=3).change("a", state=state, round=round)
+    count = census(job, previous=3)
+    assert ("a" in names(count.waiting)) is waits
+    assert ("a" in names(count.unstopped)) is unstopped
+    assert (identity("a") in count.survivors) is survives
+
+
+def test_a_seated_member_that_may_yet_start_counts_as_running() -> None:
+    job = Job("a").sealed("a", number=3).change("a", state=WAITING, round=2)
+    assert names(census(job, previous=3).unstopped) == ["a"]
+
+
+def test_a_newcomer_need_not_have_run_anything() -> None:
+    job = Job("a", "b").sealed("a", number=3)
+    count = census(job, previous=3)
+    assert names(count.waiting) == ["b"]
+    assert count.survivors == {identity("a")}
+    assert count.live == {identity("a"), identity("b")}
+
+
+def test_a_marked_member_is_neither_asked_nor_waited_for_as_a_survivor() -> None:
+    mark = Mark(identity("a"), "scaled down")
+    job = Job("a", "b", marks=(mark,)).sealed("a", "b", number=1)
+    job.change("a", state=WAITING).change("b", state=WAITING)
+    count = census(job, previous=1)
+    assert names(count.waiting) == ["b"]
+    assert count.survivors == count.live == {identity("b")}
+    assert count.unstopped == ()
+
+
+def test_a_marked_member_that_still_runs_is_waited_for() -> None:
+    mark = Mark(identity("a"), "scaled down")
+    job = Job("a", "b", marks=(mark,)).sealed("a", "b", number=1)
+    assert names(census(job, previous=1).unstopped) == ["a", "b"]
+
+
+def test_a_silenced_member_is_not_asked() -> None:
+    count = census(Job("a", "b"), silenced={identity("a")})
+    assert names(count.waiting) == ["b"]
+    assert count.unstopped == ()
+
+
+def test_a_member_with_other_sizes_is_not_asked() -> None:
+    job = Job("a", "b", "c", min_nodes=1, max_nodes=4)
+    job.change("a", sizes="2:4:1").change("b", sizes="1:4:1")
+    assert names(census(job).waiting) == ["b", "c"]

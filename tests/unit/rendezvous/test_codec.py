@@ -1,0 +1,131 @@
+"""The stored form of records: what it is, what it forgives and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Done,
+    Failure,
+    History,
+    Mark,
+    Member,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+
+RECORDS = (Bounds, Member, Round, Roster, History, Failure, Done)
+KEY = "/elasticjob/team/uid/0/bounds"
+
+
+def any_record() -> st.SearchStrategy[Any]:
+    """Any record with any values; text may hold everything but lone surrogates."""
+    seconds = st.floats(allow_nan=False, allow_infinity=False)
+    times = {f.name: seconds for f in fields(Bounds) if f.name.endswith("_seconds")}
+    return st.one_of(st.builds(kind, **(times if kind is Bounds else {})) for kind in RECORDS)
+
+
+@given(any_record())
+def test_what_is_stored_reads_back_equal(record: Any) -> None:
+    assert decode(type(record), KEY, encode(record)) == record
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_fields_at_their_default_are_left_out(kind: type[Any]) -> None:
+    given_ = {
+        f.name: value
+        for f in fields(kind)
+        if f.default is MISSING and (value := _some(f.name)) is not None
+    }
+    stored = encode(kind(**given_)).decode()
+    for field in fields(kind):
+        head, *rest = field.name.split("_")
+        name = f'"{head + "".join(part.title() for part in rest)}":'
+        assert (name in stored) is (field.default is MISSING)
+
+
+def _some(name: str) -> Any:
+    """A value for a field without a default."""
+    special = {"state": RoundState.FINAL, "kind": "UserError", "seats": ()}
+    special["cause"] = Cause(CauseKind.JOIN)  # type: ignore[assignment]
+    numbers = ("number", "round", "port", "size", "rank", "nodes", "at_ms")
+    return special.get(name, 1 if name.endswith(numbers) else "x")
+
+
+def test_names_are_camel_case_and_enums_are_their_values() -> None:
+    bounds = Bounds(1, 2, stop_grace_seconds=4.5, marks=(Mark("id-a", "scaled down"),))
+    assert encode(bounds) == (
+        b'{"minNodes":1,"maxNodes":2,"stopGraceSeconds":4.5,'
+        b'"marks":[{"member":"id-a","reason":"scaled down"}]}'
+    )
+    assert encode(Outcome(OutcomeKind.TIMED_OUT, "späť")) == (
+        '{"kind":"timedOut","detail":"späť"}'.encode()
+    )
+
+
+def test_what_a_newer_release_adds_is_ignored() -> None:
+    stored = (
+        b'{"number":3,"state":"joinable","future":{"a":[1]},'
+        b'"cause":{"kind":"loss","weight":2,"members":["a"]}}'
+    )
+    assert decode(Round, KEY, stored) == Round(
+        3, RoundState.JOINABLE, Cause(CauseKind.LOSS, ("a",))
+    )
+
+
+def test_what_an_older_release_leaves_out_has_its_default() -> None:
+    assert decode(Bounds, KEY, b'{"minNodes":2,"maxNodes":3}') == Bounds(2, 3)
+
+
+def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
+    bounds = decode(Bounds, KEY, b'{"minNodes":1,"maxNodes":1,"settleSeconds":3}')
+    assert bounds.settle_seconds == 3.0
+    assert isinstance(bounds.settle_seconds, float)
+
+
+@pytest.mark.parametrize(
+    ("stored", "fault"),
+    [
+        (b"", "JSONDecodeError"),
+        (b"{", "JSONDecodeError"),
+        (b"\xff\xfe\xfd", "UnicodeDecodeError"),
+        (b"[" * 100_000, "RecursionError"),
+        (b"7", "not a dict"),
+        (b"null", "not a dict"),
+        (b'["minNodes"]', "not a dict"),
+        (b'{"minNodes":1}', "maxNodes is missing"),
+        (b'{"minNodes":"1","maxNodes":2}', "'1' is not a int"),
+        (b'{"minNodes":1.0,"maxNodes":2}', "1.0 is not a int"),
+        (b'{"minNodes":true,"maxNodes":2}', "True is not a int"),
+        (b'{"minNodes":null,"maxNodes":2}', "None is not a int"),
+        (b'{"minNodes":1,"maxNodes":2,"expected":"all"}', "'all' is not a int"),
+        (b'{"minNodes":1,"maxNodes":2,"settleSeconds":"3s"}', "'3s' is not a"),
+        (b'{"minNodes":1,"maxNodes":2,"settleSeconds":true}', "True is not a"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":{}}', "not a list"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":[7]}', "not a dict"),
+        (b'{"minNodes":1,"maxNodes":2,"marks":[{"member":"a"}]}', "reason is missing"),
+    ],
+)
+def test_a_malformed_record_names_its_key_and_the_fault(stored: bytes, fault: str) -> None:
+    with pytest.raises(MalformedRecord) as caught:
+        decode(Bounds, KEY, stored)
+    assert caught.value.key == KEY
+    assert repr(KEY) in str(caught.value)
+    assert fault in str(caught.value)
+
+
+def test_an_unknown_word_is_malformed() -> None:
+    with pytest.raises(MalformedRecord, match="'paused' is not a valid RoundState"):
+        decode(Round, KEY, b'{"number":1,"state":"paused","cause":{"kind":"start"}}')

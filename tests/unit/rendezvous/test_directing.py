@@ -1,0 +1,164 @@
+"""What the agent is told to do with its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.directing import Facts, direct
+from elasticjob_rendezvous.core.events import Directive, Finish, Idle, Local, Run, Stop, Workers
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    RoundState,
+)
+from tests.unit.rendezvous.builders import Job, a_failure, a_round, identity
+
+IDLE = Local(ready=True, master_port=1)
+BOUNDS = Bounds(1, 4, stop_grace_seconds=10, max_restarts=5)
+
+
+def directed(
+    job: Job,
+    local: Local = IDLE,
+    *,
+    safe: bool = True,
+    remembered: Roster | None = None,
+    **own: Any,
+) -> Directive:
+    return direct(Facts(job.own("a", local=local, **own), BOUNDS, safe, remembered))
+
+
+def final(*names: str, number: int = 2) -> Job:
+    """A round that has just become final; a has not started."""
+    job = Job(*names).sealed(*names, number=number)
+    return job.change("a", state=MemberState.WAITING, round=0)
+
+
+def running(number: int = 2, **local: Any) -> Local:
+    return Local(**{"ready": True, "workers": Workers.RUNNING, "round": number, **local})
+
+
+# -- starting -------------------------------------------------------------------------
+
+
+def test_workers_start_on_a_final_round_that_seats_us() -> None:
+    job = final("a", "b")
+    assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5)
+
+
+@pytest.mark.parametrize("state", [RoundState.JOINABLE, RoundState.FROZEN])
+def test_nobody_starts_on_a_round_that_is_not_final(state: RoundState) -> None:
+    job = final("a", "b").round(2, state)
+    assert directed(job) == Idle(f"round 2 is {state}")
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"lease_holds": False}, {"local": Local(ready=False)}, {"local": Local(ready=True, round=2)},
+     {"session": "s9"}],
+    ids=["lease over", "not ready", "ran before", "not registered"],
+)  # fmt: skip
+def test_what_forbids_a_start(own: dict[str, Any]) -> None:
+    assert isinstance(directed(final("a", "b"), **own), Idle)
+
+
+def test_who_is_not_seated_waits() -> None:
+    job = Job("a", "b").sealed("b", number=2)
+    assert isinstance(directed(job), Idle)
+
+
+def test_who_leaves_starts_nothing() -> None:
+    assert directed(final("a", "b"), leaving="drained") == Idle("leaving")
+
+
+def test_nothing_is_known_yet() -> None:
+    assert directed(Job("a")) == Idle("registering")
+
+
+# -- going on and stopping ------------------------------------------------------------
+
+
+def test_running_workers_go_on() -> None:
+    job = final("a", "b")
+    assert isinstance(directed(job, running()), Run)
+    assert isinstance(directed(job, running(), lease_holds=False), Run)
+
+
+def test_unsafe_workers_are_killed() -> None:
+    order = directed(final("a", "b"), running(), safe=False)
+    assert isinstance(order, Stop)
+    assert (order.round, order.kill, order.cause.kind) == (2, True, CauseKind.LOSS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kill"),
+    [
+        (CauseKind.LOSS, True),
+        (CauseKind.FAILURE, True),
+        (CauseKind.MASTER_PORT, True),
+        (CauseKind.DATA_LOST, True),
+        (CauseKind.LEAVE, False),
+        (CauseKind.JOIN, False),
+        (CauseKind.SCALE_DOWN, False),
+    ],
+)
+def test_a_newer_round_ends_the_older_ones_workers(kind: CauseKind, kill: bool) -> None:
+    cause = Cause(kind, ("b",))
+    job = final("a", "b").round(3, cause=cause)
+    assert directed(job, running()) == Stop(2, kill, cause, 0.0 if kill else 10.0)
+
+
+def test_a_failure_here_ends_the_siblings_at_once() -> None:
+    failure = a_failure("a", round=2, message="boom")
+    order = directed(final("a", "b"), running(failure=failure))
+    assert order == Stop(2, True, Cause(CauseKind.FAILURE, ("a",), "boom"), 0.0)
+
+
+def test_who_leaves_lets_its_workers_end() -> None:
+    order = directed(final("a", "b"), running(), leaving="drained")
+    assert order == Stop(2, False, Cause(CauseKind.LEAVE, ("a",), "drained"), 10.0)
+
+
+def test_without_etcd_the_remembered_roster_serves() -> None:
+    roster = final("a", "b").roster(2)
+    assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5)
+    assert isinstance(directed(Job(), running(3), remembered=roster), Idle)
+
+
+# -- finishing ------------------------------------------------------------------------
+
+
+def closed(kind: OutcomeKind, **fields: Any) -> Job:
+    job = final("a", "b")
+    return job.round(2, RoundState.CLOSED, outcome=Outcome(kind, "why"), **fields)
+
+
+@pytest.mark.parametrize("kind", list(OutcomeKind))
+@pytest.mark.parametrize("local", [IDLE, running()], ids=["idle", "running"])
+def test_a_closed_job_is_finished_whatever_runs(kind: OutcomeKind, local: Local) -> None:
+    order = directed(closed(kind), local, leaving="drained", safe=False)
+    assert isinstance(order, Finish)
+    assert order.outcome == Outcome(kind, "why")
+    assert order.grace_seconds == (0.0 if kind is OutcomeKind.FAILED else 10.0)
+    assert order.failure is None
+
+
+def test_a_failed_job_shows_the_culprit_of_the_last_charged_round() -> None:
+    job = closed(OutcomeKind.FAILED, charged=(1, 2))
+    job.failure("b", round=1, message="excused long ago").failure("b", round=2, message="boom")
+    order = directed(job)
+    assert isinstance(order, Finish)
+    assert order.failure is not None
+    assert order.failure.message == "boom"
+
+
+def test_closed_by_hand_means_stopped() -> None:
+    job = final("a").put("/elasticjob/team/uid/0/state/round", a_round(2, RoundState.CLOSED))
+    assert directed(job) == Finish(Outcome(OutcomeKind.STOPPED), None, 10.0)

@@ -1,0 +1,45 @@
+"""Key names: built and read back."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.kv import Range
+
+KEYS = Keys("/elasticjob/team/uid/3/")
+
+
+def test_the_prefix_names_namespace_job_and_incarnation() -> None:
+    assert job_prefix("team", "uid", 3) == KEYS.prefix
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        (KEYS.bounds, ("bounds",)),
+        (KEYS.round, ("round",)),
+        (KEYS.session("m", "s"), ("members", "m", "s")),
+        (KEYS.roster(7), ("roster", "7")),
+        (KEYS.history(7), ("history", "7")),
+        (KEYS.failure(7, "m"), ("failures", "7", "m")),
+        (KEYS.done(7, "m"), ("done", "7", "m")),
+        ("/elasticjob/team/uid/30/state/round", ()),
+        ("/elasticjob/team/other/3/state/round", ()),
+    ],
+)
+def test_what_is_built_is_read_back(key: str, parts: tuple[str, ...]) -> None:
+    assert KEYS.parts(key) == parts
+
+
+def test_folders_hold_their_keys_and_no_others() -> None:
+    assert Range(KEYS.sessions("m"), prefix=True).covers(KEYS.session("m", "s"))
+    assert not Range(KEYS.sessions("m"), prefix=True).covers(KEYS.session("m2", "s"))
+    assert Range(KEYS.failures(1), prefix=True).covers(KEYS.failure(1, "m"))
+    assert not Range(KEYS.failures(1), prefix=True).covers(KEYS.failure(10, "m"))
+    assert not Range(KEYS.dones(1), prefix=True).covers(KEYS.done(12, "m"))
+
+
+def test_a_prefix_without_a_slash_would_catch_other_jobs() -> None:
+    with pytest.raises(ValueError, match="must end with '/'"):
+        Keys("/elasticjob/team/uid/3")

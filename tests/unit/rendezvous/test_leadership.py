@@ -1,0 +1,198 @@
+"""The coordinator as its members see it: linking, suspecting, succeeding, deposing."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.events import (
+    Link,
+    LinkDown,
+    LinkHeard,
+    LinkUp,
+    Probe,
+    Probed,
+    Unlink,
+    Verdict,
+)
+from elasticjob_rendezvous.core.kv import Order, Range
+from elasticjob_rendezvous.core.leadership import SUCCESSION_SECONDS, Leadership
+from elasticjob_rendezvous.core.view import View
+from tests.unit.rendezvous.builders import KEYS, Job, identity
+
+A, B = identity("a"), identity("b")
+LOWEST = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
+LINK_SILENCE = 3.0
+
+
+def follower(job: Job, jitter: float = 0.0) -> Leadership:
+    """Member b, which has read who coordinates and linked to it."""
+    leadership = Leadership(B, jitter)
+    found = job.etcd.range(LOWEST)
+    assert leadership.found(found.revision, ((LOWEST, found.kvs),))
+    assert leadership.tend(job.view(), 0.0, in_doubt=False) == [Link(A, "s1", "host-a", 7000)]
+    return leadership
+
+
+def without_a(job: Job) -> View:
+    return job.gone("a").view()
+
+
+def test_only_a_read_for_the_lowest_session_says_who_coordinates() -> None:
+    job = Job("a", "b")
+    leadership = Leadership(B, 0.0)
+    everything = Range(KEYS.members, prefix=True)
+    assert not leadership.found(9, ((everything, job.etcd.range(everything).kvs),))
+    assert leadership.key == ""
+    leadership = follower(job)
+    assert leadership.key == job.stored("a").key
+    assert leadership.seen_at == job.etcd.revision
+
+
+def test_nobody_registered_nobody_coordinates() -> None:
+    leadership = Leadership(B, 0.0)
+    assert leadership.found(5, ((LOWEST, ()),))
+    assert leadership.key == ""
+
+
+def test_one_link_to_one_coordinator() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    assert leadership.tend(job.view(), 1.0, in_doubt=False) == []
+    assert leadership.unlink() == [Unlink()]
+    assert leadership.unlink() == []
+
+
+def test_a_coordinator_that_came_back_in_a_new_session_is_linked_anew() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    job.gone("a").member("a", session="s2")
+    leadership.key = job.stored("a").key
+    assert leadership.tend(job.view(), 1.0, in_doubt=False) == [Link(A, "s2", "host-a", 7000)]
+
+
+# -- succession -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("successor", "jitter", "delay"),
+    [("b", 0.5, 0.0), ("c", 0.0, SUCCESSION_SECONDS), ("c", 0.5, SUCCESSION_SECONDS * 1.5)],
+)
+def test_the_named_successor_looks_at_once_and_others_later(
+    successor: str, jitter: float, delay: float
+) -> None:
+    job = Job("a", "b", "c").round(1, successor=identity(successor))
+    leadership = follower(job, jitter)
+    view = without_a(job)
+    assert leadership.tend(view, 50.0, in_doubt=False) == [Unlink()]
+    alarm = Alarm()
+    if delay:
+        assert not leadership.look_due(50.0 + delay - 0.001, alarm)
+        assert alarm.at == pytest.approx(50.0 + delay)
+    assert leadership.look_due(50.0 + delay, alarm)
+    found = job.etcd.range(LOWEST)
+    leadership.found(found.revision, ((LOWEST, found.kvs),))
+    assert leadership.key == job.stored("b").key
+    assert not leadership.look_due(99.0, alarm)
+
+
+def test_a_key_that_is_merely_not_read_yet_is_not_gone() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    assert leadership.tend(without_a(job), 50.0, in_doubt=True) == []
+    assert leadership.key
+
+
+# -- the link -------------------------------------------------------------------------
+
+
+def down(member: str = A, session: str = "s1", refused: bool = False) -> LinkDown:
+    return LinkDown(member, session, refused)
+
+
+def test_a_broken_link_asks_the_launcher_once() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    assert leadership.link_down(down(), job.view()) == [Probe(A, "s1", "host-a", 7000, 7001)]
+    assert leadership.link_down(down(), job.view()) == []
+
+
+@pytest.mark.parametrize("news", [LinkUp(A, "s1"), Probed(A, "s1", Verdict.UNKNOWN)])
+def test_after_an_answer_or_a_new_link_it_is_asked_again(news: LinkUp | Probed) -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    leadership.link_down(down(), job.view())
+    if isinstance(news, LinkUp):
+        leadership.link_up(news, 1.0)
+    else:
+        leadership.probed(news, 1.0)
+    assert leadership.link_down(down(), job.view()) != []
+
+
+def test_other_links_and_a_coordinator_that_is_gone_are_not_asked_about() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    assert leadership.link_down(down(session="s0"), job.view()) == []
+    assert leadership.link_down(down(member=B), job.view()) == []
+    assert leadership.link_down(down(), without_a(job)) == []
+
+
+# -- deposing -------------------------------------------------------------------------
+
+
+def test_only_proof_deposes() -> None:
+    job = Job("a", "b").round(1, successor=B)
+    leadership = follower(job)
+    view = job.view()
+    for verdict in (Verdict.UNKNOWN, Verdict.AGENT_ALIVE, Verdict.WORKERS_ALIVE):
+        leadership.probed(Probed(A, "s1", verdict), 50.0)
+        assert leadership.to_depose(view, 99.0, Alarm()) is None
+    leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
+    assert leadership.to_depose(view, 50.0, Alarm()) == view.member(A)
+
+
+def test_who_is_not_the_successor_deposes_later() -> None:
+    job = Job("a", "b", "c").round(1, successor=identity("c"))
+    leadership = follower(job)
+    leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
+    alarm = Alarm()
+    assert leadership.to_depose(job.view(), 50.0, alarm) is None
+    assert alarm.at == 50.0 + SUCCESSION_SECONDS
+    assert leadership.to_depose(job.view(), alarm.at, alarm) is not None
+
+
+def test_a_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
+    job = Job("a", "b").round(1, successor=B)
+    leadership = follower(job)
+    leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
+    leadership.link_up(LinkUp(A, "s1"), 51.0)
+    assert leadership.to_depose(job.view(), 99.0, Alarm()) is None
+    leadership.probed(Probed(A, "s1", Verdict.GONE), 52.0)
+    job.gone("a").member("a", session="s2")
+    leadership.key = job.stored("a").key
+    assert leadership.to_depose(job.view(), 99.0, Alarm()) is None
+
+
+# -- vouching -------------------------------------------------------------------------
+
+
+def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
+    leadership = follower(Job("a", "b"))
+    assert not leadership.vouches(3, 50.0)
+    leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
+    assert leadership.vouches(3, 50.0)
+    assert not leadership.vouches(2, 50.0)
+    assert leadership.tells_newer(2)
+    assert not leadership.tells_newer(3)
+
+
+def test_a_silent_a_broken_or_a_foreign_link_vouches_for_nothing() -> None:
+    job = Job("a", "b")
+    leadership = follower(job)
+    leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
+    assert leadership.vouches(3, 50.0 + LINK_SILENCE - 0.1)
+    assert not leadership.vouches(3, 50.0 + LINK_SILENCE)
+    leadership.link_down(down(), job.view())
+    assert not leadership.vouches(3, 50.1)
+    leadership.link_heard(LinkHeard(A, "s0", 3), 50.0)
+    assert not leadership.vouches(3, 50.1)

@@ -1,0 +1,79 @@
+"""Our lease: held until it certainly may be over, renewed in good time."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.lease import Lease
+from elasticjob_rendezvous.core.timers import Timers
+
+
+def granted(deadline: float = 106.0, now: float = 100.0) -> Lease:
+    lease = Lease(ttl_seconds=6)
+    lease.grant(7, deadline, now)
+    return lease
+
+
+def test_no_lease_holds_nothing() -> None:
+    assert not Lease(deadline=200.0).holds(100.0)
+    assert not Lease().due(1e9)
+
+
+def test_a_lease_holds_until_its_deadline_and_not_at_it() -> None:
+    assert granted().holds(105.999)
+    assert not granted().holds(106.0)
+
+
+def test_a_lease_is_renewed_every_third_of_it() -> None:
+    lease = granted()
+    assert [at for at in range(100, 107) if lease.due(at) and not lease.keep(at + 6.0)] == [
+        102, 104, 106,
+    ]  # fmt: skip
+
+
+def test_an_unanswered_renewal_is_repeated_sooner() -> None:
+    lease = granted()
+    times = [at / 10 for at in range(1000, 1061) if lease.due(at / 10)]
+    assert times == [102.0, 104.0, 105.0, 106.0]
+
+
+def test_an_answer_overtaken_by_a_newer_one_shortens_nothing() -> None:
+    lease = granted()
+    lease.keep(110.0)
+    lease.keep(108.0)
+    assert lease.holds(109.9)
+
+
+def test_a_forgotten_lease_says_until_when_it_was_safe() -> None:
+    lease = granted()
+    lease.forget()
+    assert not lease.holds(101.0)
+    assert not lease.due(200.0)
+    assert lease.deadline == 106.0
+
+
+def test_an_alarm_is_the_earliest_of_what_was_asked_for() -> None:
+    alarm = Alarm()
+    alarm.set(None)
+    assert alarm.at is None
+    assert alarm.passed(5.0, now=5.0)
+    assert alarm.at is None
+    assert not alarm.passed(9.0, now=5.0)
+    alarm.set(7.0)
+    alarm.set(8.0)
+    assert alarm.at == 7.0
+
+
+def test_a_stop_watch_starts_at_the_first_sight_and_can_be_forgotten() -> None:
+    timers = Timers()
+    timers.begin_step(10.0)
+    assert not timers.over("x", 5.0)
+    assert timers.wake == 15.0
+    timers.begin_step(14.0)
+    assert timers.wake is None
+    assert not timers.over("x", 5.0)
+    assert timers.since("x") == 10.0
+    timers.begin_step(15.0)
+    assert timers.over("x", 5.0)
+    timers.forget("x")
+    assert timers.known("x") is None
+    assert not timers.over("x", 5.0)

@@ -1,0 +1,226 @@
+"""The coordinator's links: when it probes, what an answer proves, orphans, being cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.events import (
+    Effect,
+    KeepAlive,
+    Note,
+    PeerDown,
+    PeerHeard,
+    PeerUp,
+    Probe,
+    Probed,
+    Verdict,
+)
+from elasticjob_rendezvous.core.peers import Peers, gone_keys
+from elasticjob_rendezvous.core.records import MemberState, RoundState
+from tests.unit.rendezvous.builders import Job, identity
+
+A, B, C, D = (identity(name) for name in "abcd")
+ORPHAN_SECONDS = 30.0
+PROBE_B = Probe(B, "s1", "host-b", 7000, 7001)
+
+
+def gang() -> Job:
+    return Job("a", "b", "c").sealed("a", "b", "c").change("b", lease=77)
+
+
+def linked(*members: str, at: float = 0.0) -> Peers:
+    peers = Peers()
+    for member in members:
+        peers.up(PeerUp(member, "s1"), at)
+    return peers
+
+
+def probed(peers: Peers, job: Job, verdict: Verdict, now: float = 1.0) -> list[Effect]:
+    return peers.probed(Probed(B, "s1", verdict), job.view(), now, ORPHAN_SECONDS)
+
+
+def without_notes(effects: list[Effect]) -> list[Effect]:
+    return [effect for effect in effects if not isinstance(effect, Note)]
+
+
+# -- when to probe --------------------------------------------------------------------
+
+
+def test_a_closed_link_is_a_question() -> None:
+    peers = linked(B)
+    assert peers.down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
+    assert peers.symptom([B, C]) == 5.0
+    assert not peers.gone
+
+
+@pytest.mark.parametrize("state", [MemberState.LEAVING, MemberState.DONE])
+def test_who_said_that_it_goes_is_not_probed(state: MemberState) -> None:
+    job = gang().change("b", state=state)
+    assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == []
+
+
+def test_after_the_end_nobody_is_probed() -> None:
+    job = gang().round(1, RoundState.CLOSED)
+    assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == []
+
+
+def test_who_linked_anew_or_has_no_key_is_not_probed() -> None:
+    peers = linked(B)
+    peers.up(PeerUp(B, "s2"), 4.0)
+    assert peers.down(PeerDown(B, "s1"), gang().view(), 5.0) == []
+    assert linked(B).down(PeerDown(B, "s1"), gang().gone("b").view(), 5.0) == []
+
+
+# -- what an answer proves ------------------------------------------------------------
+
+
+def test_gone_is_proof_for_that_session_alone() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.GONE)
+    assert [gone.record.name for gone in gone_keys(peers, job.view().members())] == ["b"]
+    job.gone("b").member("b", session="s2")
+    assert gone_keys(peers, job.view().members()) == []
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.AGENT_ALIVE, Verdict.WORKERS_ALIVE])
+def test_nothing_else_is_proof(verdict: Verdict) -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, verdict)
+    assert gone_keys(peers, job.view().members()) == []
+
+
+def test_an_answer_about_a_replaced_session_is_ignored() -> None:
+    job, peers = gang(), linked()
+    job.gone("b").member("b", session="s2")
+    for verdict in Verdict:
+        assert probed(peers, job, verdict) == []
+    assert gone_keys(peers, job.view().members()) == []
+    assert not peers.orphans
+    assert not peers.silent
+
+
+# -- orphans --------------------------------------------------------------------------
+
+
+def test_an_orphans_lease_is_kept_at_once_and_once_a_second() -> None:
+    job, peers = gang(), linked()
+    assert without_notes(probed(peers, job, Verdict.WORKERS_ALIVE)) == [KeepAlive(77)]
+    effects, wake = peers.tend(job.view(), 1.5, keep_every=1.7)
+    assert (effects, wake) == ([], 2.0)
+    effects, wake = peers.tend(job.view(), 2.0, keep_every=1.7)
+    assert effects == [KeepAlive(77), PROBE_B]
+    assert wake == 3.0
+
+
+def test_a_short_lease_is_kept_more_often() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    assert peers.tend(job.view(), 2.0, keep_every=0.5)[1] == 2.5
+
+
+def test_an_orphan_is_kept_for_a_limited_time() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=20.0)  # it lives on, and gains no time
+    assert KeepAlive(77) in peers.tend(job.view(), 1.0 + ORPHAN_SECONDS - 0.1, 1.0)[0]
+    assert peers.tend(job.view(), 1.0 + ORPHAN_SECONDS, 1.0) == ([], None)
+
+
+def test_an_orphan_whose_agent_came_back_is_no_orphan() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.up(PeerUp(B, "s1"), 2.0)
+    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
+    job.gone("b").member("b", session="s2")
+    probed(peers, gang(), Verdict.WORKERS_ALIVE)
+    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
+
+
+def test_an_orphan_whose_workers_ended_is_gone() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    probed(peers, job, Verdict.GONE)
+    assert (B, "s1") in peers.gone
+    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
+
+
+def test_workers_of_a_linked_member_make_no_orphan() -> None:
+    peers = linked(B)
+    assert probed(peers, gang(), Verdict.WORKERS_ALIVE) == []
+
+
+def test_an_agent_that_answered_without_a_link_is_asked_again() -> None:
+    """It may have been about to die."""
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    effects, wake = peers.tend(job.view(), 1.0, 1.0)
+    assert effects == []
+    assert wake is not None
+    assert 1.0 < wake < 2.0
+    assert peers.tend(job.view(), wake, 1.0)[0] == [PROBE_B]
+    peers.up(PeerUp(B, "s1"), 2.0)
+    assert peers.tend(job.view(), 9.0, 1.0) == ([], None)
+
+
+# -- being cut off --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("silent", "others", "cut_off"),
+    [
+        ((), (B, C), False),
+        ((B,), (B,), False),
+        ((B,), (B, C), False),
+        ((B, C), (B, C), True),
+        ((B, C), (B, C, D), True),
+        ((B,), (B, C, D), False),
+    ],
+)
+def test_more_than_half_silent_means_that_we_are_cut_off(
+    silent: tuple[str, ...], others: tuple[str, ...], cut_off: bool
+) -> None:
+    job, peers = Job("a", "b", "c", "d"), linked()
+    for member in silent:
+        peers.probed(Probed(member, "s1", Verdict.UNKNOWN), job.view(), 1.0, ORPHAN_SECONDS)
+    assert peers.cut_off(others) is cut_off
+
+
+def test_who_links_again_is_not_silent() -> None:
+    job, peers = gang(), linked()
+    for member in (B, C):
+        peers.probed(Probed(member, "s1", Verdict.UNKNOWN), job.view(), 1.0, ORPHAN_SECONDS)
+    peers.up(PeerUp(C, "s1"), 2.0)
+    assert not peers.cut_off((B, C))
+
+
+# -- who lives ------------------------------------------------------------------------
+
+
+def test_a_link_lives_while_it_is_heard() -> None:
+    peers = linked(B, C, at=10.0)
+    peers.up(PeerHeard(C, "s1"), 12.0)
+    assert peers.living(12.9) == {B, C}
+    assert peers.living(13.0) == {C}
+    assert peers.alive(C, 14.9)
+    assert not peers.alive(C, 15.0)
+    assert not peers.alive(D, 12.0)
+
+
+def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -> None:
+    job, peers = gang(), linked(C)
+    probed(peers, job, Verdict.UNKNOWN)
+    probed(peers, job, Verdict.GONE)
+    peers.down(PeerDown(C, "s1"), job.view(), 1.0)
+    peers.up(PeerUp(D, "s1"), 1.0)
+    peers.begin([(A, "s1")])
+    assert peers.gone == {(A, "s1")}
+    assert not peers.silent
+    assert peers.symptom([B, C]) is None
+    assert peers.living(1.0) == {D}
+
+
+def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:
+    job, peers = gang(), linked()
+    job.gone("b")
+    probed(peers, job, Verdict.GONE)
+    assert (B, "s1") in peers.gone

@@ -1,0 +1,86 @@
+"""What a failure says, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.records import Bounds, Failure, FailureClass
+from elasticjob_rendezvous.core.verdicts import (
+    culprit,
+    describe,
+    port_taken,
+    speaks_for_itself,
+    spent,
+    window_seconds,
+)
+from tests.unit.rendezvous.builders import a_failure
+
+USER, OOM, ABORT, SIGNAL, LAUNCH, PORT = FailureClass
+
+
+def failures(*kinds: FailureClass) -> list[Failure]:
+    return [a_failure(f"m{index}", kind=kind) for index, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "speaks", "taken"),
+    [
+        ((), False, False),
+        ((ABORT,), False, False),
+        ((PORT,), False, True),
+        ((PORT, ABORT, ABORT), False, True),
+        ((USER,), True, False),
+        ((OOM,), True, False),
+        ((SIGNAL,), True, False),
+        ((LAUNCH,), True, False),
+        ((ABORT, USER), True, False),
+        ((PORT, USER), True, False),
+    ],
+)
+def test_causes_and_consequences(
+    kinds: tuple[FailureClass, ...], speaks: bool, taken: bool
+) -> None:
+    assert speaks_for_itself(failures(*kinds)) is speaks
+    assert port_taken(failures(*kinds)) is taken
+
+
+def test_the_culprit_is_a_cause_before_the_earliest() -> None:
+    early = a_failure("a", kind=ABORT, at_ms=10)
+    cause = a_failure("b", kind=USER, at_ms=30)
+    later = a_failure("c", kind=OOM, at_ms=40)
+    assert culprit([later, early, cause]) is cause
+    assert culprit([early]) is early
+    assert culprit([]) is None
+
+
+def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
+    twins = [a_failure("a", rank=3, at_ms=10), a_failure("b", rank=2, at_ms=10)]
+    assert culprit(twins) is twins[1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (a_failure("a", rank=2, exit_code=3), "rank 2 on a ended with exit code 3"),
+        (
+            a_failure("a", exit_code=None, signal=9, message=" killed\nmore"),
+            "rank 0 on a ended with signal 9: killed",
+        ),
+        (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 160}"),
+        (a_failure("a", message=" \n "), "rank 0 on a ended with exit code 1"),
+    ],
+)
+def test_describe(failure: Failure, line: str) -> None:
+    assert describe(failure) == line
+
+
+@pytest.mark.parametrize(
+    ("charged", "most", "over"), [((), 0, False), ((1,), 0, True), ((1, 2, 5), 3, False),
+                                  ((1, 2, 5, 6), 3, True)],
+)  # fmt: skip
+def test_the_budget(charged: tuple[int, ...], most: int, over: bool) -> None:
+    assert spent(charged, Bounds(1, 1, max_restarts=most)) is over
+
+
+def test_a_verdict_outwaits_a_lease() -> None:
+    assert window_seconds(Bounds(1, 1, keep_alive_seconds=7)) == 8.0

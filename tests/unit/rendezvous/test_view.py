@@ -1,0 +1,304 @@
+"""The replica: news in any order, from any source, ends in the same picture."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.kv import (
+    Compare,
+    Delete,
+    Deleted,
+    KeyValue,
+    Order,
+    Put,
+    Range,
+    Target,
+    Txn,
+    WatchEvent,
+)
+from elasticjob_rendezvous.core.records import Bounds, MemberState, Round, RoundState
+from elasticjob_rendezvous.core.view import View
+from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_member, a_round, identity
+
+ALL = Range(KEYS.prefix, prefix=True)
+MEMBERS = Range(KEYS.members, prefix=True)
+
+
+def kv(key: str, record: object, modified: int, created: int = 0) -> KeyValue:
+    return KeyValue(key, encode(record), created or modified, modified)
+
+
+def at(number: int, modified: int) -> KeyValue:
+    """The round with this number, written at this revision."""
+    return kv(KEYS.round, a_round(number), modified, created=1)
+
+
+def view_of(*events: WatchEvent) -> View:
+    view = View(KEYS)
+    for event in events:
+        view.apply(event.mod_revision, (event,))
+    return view
+
+
+def number(view: View) -> int:
+    return view.round.record.number if view.round else 0
+
+
+def session(name: str, session: str, revision: int, **fields: Any) -> KeyValue:
+    return kv(KEYS.session(identity(name), session), a_member(name, session=session, **fields),
+              revision)  # fmt: skip
+
+
+# -- order of news --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_newest_news_wins_in_whatever_order_it_comes(order: tuple[int, ...]) -> None:
+    news: list[WatchEvent] = [at(1, 5), at(2, 6), Deleted(KEYS.round, 7), at(3, 9)]
+    assert number(view_of(*(news[index] for index in order))) == 3
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_a_deletion_is_not_undone_by_older_news(order: tuple[int, ...]) -> None:
+    news: list[WatchEvent] = [at(1, 5), at(2, 6), Deleted(KEYS.round, 7)]
+    assert view_of(*(news[index] for index in order)).round is None
+
+
+def test_a_deletion_of_a_key_never_seen_is_remembered() -> None:
+    assert view_of(Deleted(KEYS.round, 7), at(1, 5)).round is None
+    assert number(view_of(Deleted(KEYS.round, 7), at(4, 8))) == 4
+
+
+def test_repeated_news_changes_nothing() -> None:
+    assert number(view_of(at(2, 6), at(2, 6), at(1, 5))) == 2
+
+
+def test_the_revision_only_grows() -> None:
+    view = view_of(at(1, 5))
+    view.apply(3, ())
+    view.absorb(4, ())
+    assert view.revision == 5
+
+
+# -- reads ----------------------------------------------------------------------------
+
+
+def test_a_key_that_a_read_did_not_find_is_gone() -> None:
+    view = view_of(session("a", "s1", 5), session("b", "s1", 6))
+    view.absorb(8, ((MEMBERS, (session("b", "s1", 6),)),))
+    assert set(view.members()) == {identity("b")}
+
+
+def test_a_read_says_nothing_about_keys_that_it_did_not_cover() -> None:
+    view = view_of(at(3, 4), session("a", "s1", 5))
+    view.absorb(8, ((MEMBERS, ()),))
+    assert number(view) == 3
+    assert view.members() == {}
+
+
+def test_an_old_read_deletes_nothing_newer() -> None:
+    view = view_of(session("a", "s1", 9))
+    view.absorb(8, ((MEMBERS, ()),))
+    assert set(view.members()) == {identity("a")}
+
+
+def test_a_limited_read_proves_no_absence() -> None:
+    view = view_of(session("a", "s1", 5), session("b", "s1", 6))
+    first = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
+    view.absorb(8, ((first, (session("a", "s1", 5),)),))
+    assert set(view.members()) == {identity("a"), identity("b")}
+
+
+def test_a_read_that_found_nothing_keeps_older_news_away() -> None:
+    view = view_of(at(1, 5))
+    view.absorb(8, ((Range(KEYS.round), ()),))
+    view.apply(6, (at(2, 6),))
+    assert view.round is None
+
+
+# -- own writes -----------------------------------------------------------------------
+
+
+def test_own_writes_are_seen_at_once() -> None:
+    job = Job("a")
+    view = job.view()
+    txn = Txn((), (Put(KEYS.round, encode(a_round(1))), Delete(job.stored("a").key)))
+    view.wrote(txn, job.commit(txn))
+    assert view.round is not None
+    assert (view.round.modified, view.round.created) == (view.revision, view.revision)
+    assert view.members() == {}
+    assert view.revision == job.etcd.revision
+
+
+def test_overwriting_keeps_the_revision_of_creation() -> None:
+    job = Job("a", "b")
+    created = job.stored("a").created
+    view = job.view()
+    record = a_member("a", state=MemberState.LEAVING)
+    txn = Txn((), (Put(job.stored("a").key, encode(record)),))
+    view.wrote(txn, job.commit(txn))
+    mine = view.member(identity("a"))
+    assert mine is not None
+    assert (mine.created, mine.record.state) == (created, MemberState.LEAVING)
+    assert mine.modified > created
+    assert view.lowest() == mine
+
+
+def test_a_deleted_folder_is_empty() -> None:
+    job = Job("a", "b").failure("a").failure("b").failure("b", round=10)
+    view = job.view()
+    txn = Txn((), (Delete(KEYS.failures(1), prefix=True),))
+    view.wrote(txn, job.commit(txn))
+    assert not view.failures.get(1)
+    assert set(view.failures[10]) == {identity("b")}
+
+
+def test_a_refused_write_leaves_what_its_reads_found() -> None:
+    job = Job("a").round(5)
+    view = View(KEYS)
+    mistaken = Compare(KEYS.round, Target.MOD, 1)
+    txn = Txn((mistaken,), (Put(KEYS.round, encode(a_round(9))),), (Range(KEYS.round),))
+    view.wrote(txn, job.commit(txn))
+    assert number(view) == 5
+
+
+def test_the_watchs_echo_of_an_own_write_changes_nothing() -> None:
+    job = Job("a")
+    view = job.view()
+    txn = Txn((), (Put(KEYS.round, encode(a_round(1))),))
+    view.wrote(txn, job.commit(txn))
+    before = view.round
+    echo = job.etcd.get(KEYS.round)
+    assert echo is not None
+    view.apply(echo.mod_revision, (echo,))
+    assert view.round == before
+
+
+@given(st.lists(st.sampled_from(["put", "delete"]), min_size=1, max_size=8), st.randoms())
+def test_shuffled_news_agrees_with_a_read(steps: list[str], random: Any) -> None:
+    """What a watch delivers, in any order and twice, is what a read finds."""
+    job, news = Job(), []
+    for index, step in enumerate(steps):
+        if step == "put":
+            job.round(index + 1)
+            stored = job.etcd.get(KEYS.round)
+            assert stored is not None
+            news.append(stored)
+        else:
+            job.delete(KEYS.round)
+            news.append(Deleted(KEYS.round, job.etcd.revision))
+    news += random.sample(news, len(news) // 2)
+    random.shuffle(news)
+    assert view_of(*news).round == job.view().round
+
+
+# -- another store --------------------------------------------------------------------
+
+
+ROUND = Range(KEYS.round)
+
+
+@pytest.mark.parametrize(
+    ("revision", "found", "contradicted"),
+    [
+        (9, (at(2, 6),), False),
+        (9, (at(3, 8),), False),
+        (9, (at(1, 5),), True),
+        (4, (at(1, 3),), False),  # an answer sent before the news came
+        (9, (), True),
+        (5, (), False),
+    ],
+    ids=["as known", "newer", "gone back", "an older answer", "no round", "before the round"],
+)
+def test_a_store_that_was_set_up_anew_contradicts_what_is_known(
+    revision: int, found: tuple[KeyValue, ...], contradicted: bool
+) -> None:
+    assert view_of(at(2, 6)).contradicted_by(revision, ((ROUND, found),)) is contradicted
+
+
+def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
+    assert not view_of().contradicted_by(9, ((ROUND, (at(1, 5),)), (MEMBERS, ())))
+    assert not view_of(session("a", "s1", 5)).contradicted_by(9, ((ROUND, ()), (MEMBERS, ())))
+
+
+# -- sessions -------------------------------------------------------------------------
+
+
+def test_of_two_sessions_of_a_member_the_later_is_valid() -> None:
+    view = view_of(session("a", "new", 9), session("a", "old", 5))
+    assert view.member(identity("a")) == view.members()[identity("a")]
+    assert view.members()[identity("a")].record.session == "new"
+    assert [s.record.session for s in [view.lowest()] if s] == ["old"]
+
+
+def test_when_the_later_session_goes_the_earlier_is_valid_again() -> None:
+    view = view_of(session("a", "old", 5), session("a", "new", 9))
+    view.apply(10, (Deleted(KEYS.session(identity("a"), "new"), 10),))
+    assert view.members()[identity("a")].record.session == "old"
+    view.apply(11, (Deleted(KEYS.session(identity("a"), "old"), 11),))
+    assert view.member(identity("a")) is None
+    assert view.lowest() is None
+
+
+# -- what is kept where ---------------------------------------------------------------
+
+
+def test_every_kind_of_record_finds_its_place() -> None:
+    job = Job("a", "b").sealed("a", "b", number=3)
+    job.failure("a", round=3).done("b", round=3)
+    view = job.view()
+    assert view.bounds is not None
+    assert view.rosters[3].seat(identity("b")) is not None
+    assert view.failures[3][identity("a")] == a_failure("a", round=3)
+    assert view.dones[3][identity("b")].name == "b"
+    job.delete(KEYS.roster(3)).delete(KEYS.failure(3, identity("a")))
+    job.delete(KEYS.done(3, identity("b"))).delete(KEYS.bounds).delete(KEYS.round)
+    view.absorb(job.etcd.revision, ((ALL, job.etcd.range(ALL).kvs),))
+    assert (view.bounds, view.round) == (None, None)
+    assert not view.rosters
+    assert not any(view.failures.values())
+    assert not any(view.dones.values())
+
+
+def test_keys_of_others_are_ignored() -> None:
+    view = view_of(
+        kv("/elasticjob/team/other/0/state/round", a_round(9), 5),
+        kv(KEYS.prefix + "roster/latest", a_round(9), 6),
+        kv(KEYS.prefix + "notes/of/somebody", Bounds(1, 1), 7),
+    )
+    assert view.round is None
+    assert not view.rosters
+    assert not view.malformed
+
+
+# -- malformed records ----------------------------------------------------------------
+
+
+def test_a_malformed_record_replaces_the_good_one_and_is_named() -> None:
+    view = view_of(at(3, 5), KeyValue(KEYS.round, b"{}", 1, 6))
+    assert view.round is None
+    assert KEYS.round in str(view.malformed[KEYS.round])
+
+
+def test_a_good_record_heals_a_malformed_one() -> None:
+    view = view_of(KeyValue(KEYS.round, b"{}", 1, 5), at(3, 6))
+    assert number(view) == 3
+    assert view.malformed == {}
+
+
+def test_a_deletion_heals_a_malformed_one() -> None:
+    view = view_of(KeyValue(KEYS.round, b"{}", 1, 5), Deleted(KEYS.round, 6))
+    assert view.malformed == {}
+
+
+def test_reading_does_not_write() -> None:
+    view = Job("a").round(2, RoundState.FROZEN).view()
+    assert view.member("nobody") is None
+    assert "nobody" not in view.sessions
+    assert isinstance(view.round.record, Round) if view.round else False

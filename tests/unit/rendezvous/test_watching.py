@@ -1,0 +1,73 @@
+"""Which watches stand, and when what was read under them counts."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.events import Unwatch, Watch
+from elasticjob_rendezvous.core.kv import Range
+from elasticjob_rendezvous.core.watching import Watches
+
+NARROW = (Range("/job/state/", prefix=True),)
+WIDE = (Range("/job/", prefix=True),)
+
+
+def test_the_main_watch_is_opened_from_now_and_once() -> None:
+    watches = Watches()
+    assert watches.keep_main(NARROW, 0.0, Alarm()) == [Watch(1, NARROW, 0)]
+    assert watches.keep_main(NARROW, 9.0, Alarm()) == []
+
+
+def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    assert (watches.ready, watches.reading_under) == (False, 0)
+    assert not watches.kept(watches.reading_under)
+    watches.opened(1)
+    assert (watches.ready, watches.reading_under) == (True, 1)
+    assert watches.kept(1)
+
+
+def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.opened(1)
+    assert watches.keep_main(WIDE, 1.0, Alarm()) == [Unwatch(1), Watch(2, WIDE, 0)]
+    watches.opened(1)  # the old watch's late answer
+    assert not watches.ready
+    assert not watches.kept(1)
+    watches.opened(2)
+    assert watches.kept(2)
+
+
+def test_the_coordinators_key_is_watched_from_right_after_it_was_seen() -> None:
+    watches = Watches()
+    assert watches.keep_leader("/job/a", 41, 0.0, Alarm()) == [Watch(1, (Range("/job/a"),), 42)]
+    assert watches.keep_leader("/job/a", 60, 0.0, Alarm()) == []
+    assert watches.keep_leader("/job/b", 60, 0.0, Alarm()) == [
+        Unwatch(1), Watch(2, (Range("/job/b"),), 61),
+    ]  # fmt: skip
+    assert watches.keep_leader("", 0, 0.0, Alarm()) == [Unwatch(2)]
+    assert watches.keep_leader("", 0, 0.0, Alarm()) == []
+
+
+def test_a_broken_watch_is_opened_anew_after_a_pause() -> None:
+    watches, alarm = Watches(), Alarm()
+    watches.keep_main(NARROW, 0.0, alarm)
+    watches.opened(1)
+    assert watches.broke(1, retry_at=2.0)
+    assert not watches.ready
+    assert watches.keep_main(NARROW, 1.0, alarm) == []
+    assert alarm.at == 2.0
+    assert watches.keep_main(NARROW, 2.0, alarm) == [Watch(2, NARROW, 0)]
+
+
+def test_news_of_a_watch_that_is_no_longer_ours_is_not_heard() -> None:
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.keep_leader("/job/a", 1, 0.0, Alarm())
+    assert [watches.holds(generation) for generation in (0, 1, 2, 3)] == [False, True, True, False]
+    assert watches.broke(2, retry_at=0.0)
+    assert not watches.broke(2, retry_at=0.0)
+    assert watches.main is not None
+    assert watches.drop() == [Unwatch(1)]
+    assert not watches.holds(1)
