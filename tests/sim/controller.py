@@ -83,7 +83,7 @@ class Controller:
         if world.plan.operator:
             self.pods_changed()
             if forget:
-                world.at(0.3 + 3.0 * world.rng.random(), self._forget, pod)
+                world.at(0.3 + 3.0 * world.rng.random(), self.forget, pod)
         if world.plan.replaces and not self._closed():
             world.at(0.1 + 3.0 * world.rng.random(), self._replace, pod)
 
@@ -96,10 +96,10 @@ class Controller:
         if self.world.plan.operator:
             self._soon(0.2 + 2.0 * self.world.rng.random())
 
-    def _forget(self, pod: Pod) -> None:
+    def forget(self, pod: Pod) -> None:
         world = self.world
         if not world.etcd_up:
-            world.at(1.0, self._forget, pod)
+            world.at(1.0, self.forget, pod)
             return
         prefix = world.keys.sessions(pod.id)
         world.note(OPERATOR, "deletes the keys of", pod.name)

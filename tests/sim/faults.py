@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.events import Close
 from elasticjob_rendezvous.core.records import FailureClass, Outcome, OutcomeKind
+from tests.sim.plan import Action
 
 if TYPE_CHECKING:
     from tests.sim.node import Pod
-    from tests.sim.plan import Action
     from tests.sim.world import World
 
 RESUME_GRACE_SECONDS = 1.5
@@ -23,11 +23,22 @@ class Faults:
 
     def do(self, action: Action) -> None:
         pods = [pod for pod in self.world.alive() if not pod.leaving]
-        if not pods or self.world.checker.closed_at is not None:
+        if not pods or self.world.calm or self.world.checker.closed_at is not None:
             return
         pod = pods[action.target % len(pods)]
         self.world.note("fault", action.name, f"{pod.name} {action.amount:g}")
         getattr(self, action.name)(pod, action.amount)
+
+    def strike(self) -> None:
+        """Just now something was decided: the worst moment for a fault."""
+        world, plan = self.world, self.world.plan
+        if world.calm or not plan.strikes or world.rng.random() >= plan.strike_share:
+            return
+        name, least, most = world.rng.choice(plan.strikes)
+        amount = least + (most - least) * world.rng.random()
+        delay = 0.05 * world.rng.random() ** 3
+        target = world.rng.randrange(16)
+        world.at(delay, self.do, Action(world.now + delay, name, target, amount))
 
     # -- pods -----------------------------------------------------------------------
 
@@ -214,6 +225,15 @@ class Faults:
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
             world.checker.look_again(pod.excused_until)
             world.etcd.revoke(found[0].lease)
+
+    def delete_key(self, pod: Pod, _: float) -> None:
+        """The operator takes a living pod for gone, and deletes its keys."""
+        world = self.world
+        if world.etcd_up and world.plan.operator:
+            world.truth.trouble()
+            pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
+            world.checker.look_again(pod.excused_until)
+            world.controller.forget(pod)
 
     def compact(self, _pod: Pod, _: float) -> None:
         self.world.etcd.compact(self.world.etcd.revision)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 BOUNDS_MEMORY_SECONDS = 15.0
-NOTICE_SECONDS = 1.0
+NOTICE_SECONDS = 0.6
 ALIVE = (Workers.STARTING, Workers.RUNNING, Workers.STOPPING)
 TROUBLE_MEMORY_SECONDS = 8.0
 
@@ -67,7 +67,7 @@ class Checker:
         self._confirmed: dict[str, set[int]] = defaultdict(set)
         self._bounds: list[tuple[float, Bounds]] = []
         self._frozen: tuple[int, int, frozenset[str]] | None = None
-        self._done_at: dict[int, float] = {}
+        self._done_at: dict[tuple[int, str], float] = {}
         self._round: Round | None = None
 
     def fail(self, invariant: str, detail: str) -> None:
@@ -89,6 +89,7 @@ class Checker:
         self.world.lease_moved()
         self.world.note("etcd", f"commit {revision} by {origin}", changes)
         self._check_fence(changes, origin)
+        self._check_judged(changes, origin)
         for change in changes:
             match self.world.keys.parts(change.key):
                 case ("bounds",):
@@ -97,8 +98,9 @@ class Checker:
                     self._member_changed(id, change)
                 case ("roster", number):
                     self._roster_changed(int(number), change)
-                case ("done", number, _) if change.after is not None:
-                    self._done_at.setdefault(int(number), self.world.now)
+                case ("done", number, id) if change.after is not None:
+                    self._done_at.setdefault((int(number), id), self.world.now)
+                    self.world.faults.strike()
         for change in changes:
             if change.key == self.world.keys.round:
                 self._round_changed(change, origin)
@@ -114,6 +116,18 @@ class Checker:
             self.need(key not in self._fenced, "fencing", f"{key} was deleted and came back")
         alive = bool(mine) or self.world.etcd.get(key) is not None
         self.need(alive, "fencing", f"{origin} has no key, but its write was accepted: {changes}")
+
+    def _check_judged(self, changes: tuple[Change, ...], origin: str) -> None:
+        """Who deletes another's session has seen it as it was: a newer one is an adopter's."""
+        if origin in (OPERATOR, "lease"):
+            return
+        agent = self.world.agents[origin.split("|")[0]]
+        for change in changes:
+            match self.world.keys.parts(change.key):
+                case ("members", id, session) if change.before and not change.after:
+                    seen = agent.engine.view.sessions.get(id, {}).get(session)
+                    judged = seen is not None and seen.modified == change.before.mod_revision
+                    self.need(judged, "fencing", f"{origin} deleted {change.key} unseen")
 
     def _bounds_changed(self, change: Change) -> None:
         if change.after is not None:
@@ -169,6 +183,7 @@ class Checker:
         new_state = before is None or before.state is not after.state
         if not new_state and before is not None and before.number == after.number:
             return
+        self.world.faults.strike()
         match after.state:
             case RoundState.FROZEN:
                 self._frozen_now(after, change.after)
@@ -184,7 +199,8 @@ class Checker:
     def _check_first(self, after: Round) -> None:
         """A round where there was none: the job's first, or after etcd lost its data."""
         restored = after.state is RoundState.FINAL and after.number == self.highest
-        newest = max(self.sealed, default=0)
+        members = [decode(Member, kv.key, kv.value) for kv in self.sessions()]
+        newest = max((member.known for member in members), default=0)
         fresh = after.state is RoundState.JOINABLE and after.number > newest
         self.highest = after.number if fresh else self.highest
         self.need(
@@ -195,7 +211,8 @@ class Checker:
         moved = before.state is not after.state
         legal = not moved or after.state in NEXT_STATES[before.state]
         self.need(legal, "transitions", f"{before.state} became {after.state}")
-        reopened = moved and after.state is RoundState.JOINABLE
+        jumped = self.world.truth.robbed and after.number > before.number
+        reopened = after.state is RoundState.JOINABLE and (moved or jumped)
         if reopened:
             higher = after.number > self.highest
             self.need(higher, "numbers grow", f"{before.number} was reopened as {after.number}")
@@ -244,11 +261,19 @@ class Checker:
 
     def _check_cause(self, before: Round, cause: Cause, origin: str) -> None:
         """Newcomers open a round only if it grows by them, and none once a member is done."""
+        done = {
+            id
+            for (number, id), at in self._done_at.items()
+            if number == before.number and self.world.now - at > NOTICE_SECONDS
+        }
+        if cause.kind is CauseKind.LOSS and not self.in_trouble():
+            roster = self.sealed.get(before.number)
+            seats = roster.seats if roster is not None else ()
+            missed = {seat.name for seat in seats if seat.id in done} & set(cause.members)
+            self.need(not missed, "finishing", f"{missed} were done in {before.number}: {cause}")
         if cause.kind not in (CauseKind.JOIN, CauseKind.SCALE_DOWN):
             return
-        done_at = self._done_at.get(before.number)
-        known = done_at is not None and self.world.now - done_at > NOTICE_SECONDS
-        if known and not self.in_trouble():
+        if done and not self.in_trouble():
             self.fail("finishing", f"round {before.number} had a done member: {cause}")
         if cause.kind is CauseKind.JOIN:
             present = len({kv.key.split("/")[-2] for kv in self.sessions()})

@@ -21,6 +21,10 @@ class Action:
     amount: float = 0.0
 
 
+Kind = tuple[str, float, float]
+"""A kind of fault: its name, and the range of its amount."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Everything about a run that was decided before it began.
@@ -33,6 +37,8 @@ class Plan:
         rates: chances, for each message, of the network's faults.
         start_seconds: about how long workers take to come up.
         work_seconds: an undisturbed round ends with success after this; None is never.
+        strikes: faults that happen just when the round changes or a member is done.
+        strike_share: how often one does.
         stubborn: the share of pods whose scripts ignore SIGTERM.
         quiet_at: from when on no fault happens.
         replaces: whether dead pods are replaced.
@@ -55,6 +61,8 @@ class Plan:
     replaces: bool = True
     orphan_seconds: float = 30.0
     slow_seconds: float = 0.05
+    strikes: tuple[Kind, ...] = ()
+    strike_share: float = 0.0
     actions: tuple[Action, ...] = ()
     quiet_at: float = 10.0
 

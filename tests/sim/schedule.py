@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from elasticjob_rendezvous.core.records import Bounds
-from tests.sim.plan import Action, Plan
+from tests.sim.plan import Action, Kind, Plan
 
 Profile = Callable[[Random], Plan]
 
@@ -56,7 +56,7 @@ def _base(rng: Random, profile: str, most: int = 5) -> Plan:
 
 
 def _actions(
-    rng: Random, count: int, kinds: tuple[tuple[str, float, float], ...], begin: float, end: float
+    rng: Random, count: int, kinds: tuple[Kind, ...], begin: float, end: float
 ) -> tuple[Action, ...]:
     """`count` actions of these kinds, each with an amount in its range."""
     chosen = []
@@ -82,6 +82,7 @@ ETCD = (
     ("elect", 0.2, 2.0),
     ("wipe", 0.0, 0.0),
     ("expire_early", 0.0, 0.0),
+    ("delete_key", 0.0, 0.0),
     ("compact", 0.0, 0.0),
     ("break_watches", 0.0, 0.0),
     ("cut_all_etcd", 0.5, 9.0),
@@ -94,6 +95,7 @@ CUTS = (
     ("power_off", 0.0, 0.0),
 )
 STILL = (
+    ("freeze", 0.1, 2.0),
     ("freeze", 0.5, 12.0),
     ("stop_agent", 0.5, 12.0),
     ("kill_agent", 0.05, 8.0),
@@ -108,11 +110,19 @@ def _quiet(rng: Random) -> Plan:
 
 
 def _disturbed(
-    rng: Random, profile: str, kinds: tuple[tuple[str, float, float], ...], most: int, end: float
+    rng: Random, profile: str, kinds: tuple[Kind, ...], most: int, end: float
 ) -> Plan:
     base = _base(rng, profile)
     actions = _actions(rng, rng.randint(1, most), kinds, 0.2, end)
-    return replace(base, actions=actions, quiet_at=end)
+    if rng.random() < 0.3:  # while the first round forms
+        actions += _actions(rng, 1, kinds, 0.2, 1.5)
+    return replace(
+        base,
+        actions=actions,
+        quiet_at=end,
+        strikes=kinds,
+        strike_share=rng.choice((0.0, 0.1, 0.3)),
+    )
 
 
 def _churn(rng: Random) -> Plan:
@@ -125,7 +135,8 @@ def _etcd_trouble(rng: Random) -> Plan:
 
 
 def _partition(rng: Random) -> Plan:
-    return _disturbed(rng, "partition", CUTS + CHURN[:1], 3, 14.0)
+    base = _disturbed(rng, "partition", CUTS + CHURN[:1], 3, 14.0)
+    return replace(base, rates={"late_reply": 0.3} if rng.random() < 0.3 else {})
 
 
 def _pause(rng: Random) -> Plan:

@@ -154,10 +154,15 @@ class Wire:
         if not world.etcd_up:
             return
         ttl = world.etcd.keep_alive(lease, world.now)
-        if not world.network.reaches_etcd(self.agent.pod.id) or world.roll("lost_reply"):
+        if world.roll("lost_reply"):
             return
         answer: Event = KeptAlive(lease, sent + ttl) if ttl else LeaseGone(lease)
-        world.at(world.network.delay(), self.agent.deliver, answer)
+        extra = 3.0 * world.rng.random() if world.roll("late_reply") else 0.0
+        world.at(world.network.delay() + extra, self._kept_alive, answer)
+
+    def _kept_alive(self, answer: Event) -> None:
+        if self.world.network.reaches_etcd(self.agent.pod.id):
+            self.agent.deliver(answer)
 
     # -- cuts -----------------------------------------------------------------------
 

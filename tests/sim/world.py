@@ -66,6 +66,7 @@ class World:
         self.controller = Controller(self)
         self.faults = Faults(self)
         self.pods: list[Pod] = []
+        self.agents: dict[str, Agent] = {}
         self.pods_by_address: dict[str, Pod] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
@@ -134,7 +135,9 @@ class World:
             jitter=self.rng.random(),
             orphan_seconds=self.plan.orphan_seconds,
         )
-        return Agent(self, pod, config, f"{pod.id}#{pod.agents}")
+        agent = Agent(self, pod, config, f"{pod.id}#{pod.agents}")
+        self.agents[agent.origin] = agent
+        return agent
 
     def alive(self) -> list[Pod]:
         return [pod for pod in self.pods if pod.alive]
