@@ -55,6 +55,8 @@ from elasticjob_rendezvous.core.events import Directive, Local
 log = logging.getLogger("elasticjob.agent")
 
 ORDER_TIMEOUT_SECONDS = 15.0
+DISK_SECONDS = 5.0
+"""What the log folder's disk may take, which may be a network's: then it goes without files."""
 
 
 class Rendezvous(Protocol):
@@ -204,10 +206,12 @@ class Agent:
         number, seat = command.roster.number, command.seat
         logs: RunLogs | None = self._logs
         try:
-            await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
-        except OSError as error:
+            async with asyncio.timeout(DISK_SECONDS):
+                await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
+        except (OSError, TimeoutError) as error:
             logs = None
-            self._events.put_nowait(FromHands(LogTrouble(f"round {number} keeps none: {error}")))
+            trouble = f"round {number} keeps none: {str(error) or 'the disk does not answer'}"
+            self._events.put_nowait(FromHands(LogTrouble(trouble)))
         assert state.hello is not None
         order = start_workers(
             command, state.hello, logs, self._settings.run_id, self._settings.logs.max_bytes
@@ -245,9 +249,13 @@ class Agent:
                 number = event.exits[-1].round
         if number is None:
             return FromHands(event)
-        slots = self._settings.slots
-        reports = await asyncio.to_thread(self._logs.reports, number, slots)
-        return FromHands(event, reports, await asyncio.to_thread(self._logs.base_rank, number))
+        try:
+            async with asyncio.timeout(DISK_SECONDS):
+                reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
+                base_rank = await asyncio.to_thread(self._logs.base_rank, number)
+        except TimeoutError:
+            return FromHands(event)
+        return FromHands(event, reports, base_rank)
 
     async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():

@@ -26,10 +26,11 @@ def to_standard_error(level: int = logging.INFO) -> None:
     """Log plain lines: time, level, then who and what."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger("elasticjob")
-    root.handlers = [handler]
-    root.setLevel(level)
-    root.propagate = False
+    for name in ("elasticjob", "elasticjob_rendezvous"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
 
 
 def launcher_hands(settings: AgentSettings, session: str) -> LauncherHands:

@@ -18,6 +18,8 @@ from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, WorkerExited
 from elasticjob_rendezvous.core.events import Directive, Idle, Stop
 from elasticjob_rendezvous.core.records import Cause
 
+LINE_CHARACTERS = 160
+
 
 def notes(before: State, after: State, event: Event) -> Iterator[Note]:
     """The lines for one step."""
@@ -76,9 +78,9 @@ def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
         yield Note(f"round {after.round}: {after.slots} workers run after {after.start_ms} ms")
     if after.failure is not None and (known is None or known.failure != after.failure):
         failure = after.failure
-        first_line = failure.message.splitlines()[0] if failure.message else ""
         yield Note(
-            f"round {after.round}: rank {failure.rank} failed ({failure.kind}): {first_line}",
+            f"round {after.round}: rank {failure.rank} failed ({failure.kind}): "
+            f"{_line(failure.message)}",
             warning=True,
         )
     if after.empty and not (known is not None and known.empty):
@@ -88,5 +90,11 @@ def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
 def cause_text(cause: Cause) -> str:
     """A cause in a few words."""
     names = f" of {', '.join(cause.members)}" if cause.members else ""
-    detail = f": {cause.detail.splitlines()[0]}" if cause.detail else ""
+    detail = f": {_line(cause.detail)}" if cause.detail else ""
     return f"{cause.kind}{names}{detail}"
+
+
+def _line(text: str) -> str:
+    """The first line of a text, short enough for a log."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"
