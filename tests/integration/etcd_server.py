@@ -9,6 +9,7 @@ gets them, and the server binds over them again after a restart.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -208,6 +209,10 @@ class EtcdServer:
         self.signal(signal.SIGKILL)
         assert self.process is not None
         self.process.wait(_STOP_SECONDS)
+
+    def wipe(self) -> None:
+        """Delete all data of a server that does not run."""
+        shutil.rmtree(self.folder / "data")
 
     def restart(self) -> None:
         """kill -9 and start again on the same data and ports."""

@@ -56,7 +56,7 @@ def take(
         if not goes:
             live.add(id)
         if member.state is MemberState.WAITING and (member.round >= previous or id not in seated):
-            if not goes and id not in silenced:
+            if not goes and id not in silenced and bounds.agrees(member):
                 waiting.append(member)
         elif member.state is not MemberState.DONE:
             unstopped.append(member)

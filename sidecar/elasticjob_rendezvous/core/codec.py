@@ -47,6 +47,13 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
         raise MalformedRecord(key, f"{type(error).__name__}: {error}") from error
 
 
+def prepare(*kinds: type) -> None:
+    """Build the readers and writers of these records now, before a process forks."""
+    for kind in kinds:
+        _reader(kind)
+        _names(kind)
+
+
 @cache
 def _names(kind: Any) -> tuple[tuple[str, str, object], ...]:
     """(attribute, stored name, default) of each field."""

@@ -7,6 +7,7 @@ coordinator changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
@@ -16,7 +17,7 @@ from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.peers import Peers, gone_keys
+from elasticjob_rendezvous.core.peers import Peers, Session, gone_keys
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
@@ -65,15 +66,18 @@ class Coordinator:
     timers: Timers = field(default_factory=Timers)
     last: tuple[Round, Roster] | None = None
     silenced: dict[str, tuple[int, float]] = field(default_factory=dict)
-    leavers: set[str] = field(default_factory=set)
+    leavers: dict[str, str] = field(default_factory=dict)
     split: dict[str, int] = field(default_factory=dict)
     active: bool = False
 
-    def take_over(self, now: float) -> None:
-        """Begin a coordinatorship: all timers restart on our own clock."""
+    def take_over(self, now: float, proven_gone: Iterable[Session]) -> None:
+        """Begin a coordinatorship: all timers restart on our own clock.
+
+        `proven_gone` are sessions (of former coordinators) whose end we proved ourselves.
+        """
         self.timers.clear()
         self.timers.begin_step(now)
-        self.peers.begin()
+        self.peers.begin(proven_gone)
         self.leavers.clear()
         self.split.clear()
         self.active = True

@@ -58,13 +58,14 @@ from elasticjob_rendezvous.core.events import (
     Write,
 )
 from elasticjob_rendezvous.core.keys import Keys
-from elasticjob_rendezvous.core.kv import Range, Txn
+from elasticjob_rendezvous.core.kv import KeyValue, Range, Txn
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Member,
+    MemberState,
     Outcome,
     OutcomeKind,
     Roster,
@@ -81,6 +82,7 @@ LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 
 Request = Grant | Read | Write
+Ranges = tuple[tuple[Range, tuple[KeyValue, ...]], ...]
 
 
 class Engine:
@@ -222,10 +224,9 @@ class Engine:
                 effects = peers.down(event, self.view, now)
                 self._effects += effects if self.coordinator.active else []
             case Probed():
+                self.leadership.probed(event, now)
                 if self.coordinator.active:
                     self._effects += peers.probed(event, self.view, now, self.config.orphan_seconds)
-                else:
-                    self.leadership.probed(event, now)
             case _:
                 raise TypeError(f"not an event of the protocol: {event!r}")
 
@@ -241,12 +242,12 @@ class Engine:
     def _take_read(self, event: ReadDone) -> None:
         read, self._busy = self._busy, None
         self._calm()
-        if self._data_lost(event.cluster_id, event.revision):
+        if self._data_lost(event.cluster_id, event.revision, event.ranges):
             self._rebuild()
         self.view.cluster_id = event.cluster_id
         self.view.absorb(event.revision, event.ranges)
         self.leadership.found(event.revision, event.ranges)
-        whole = isinstance(read, Read) and any(r.covers(self.keys.round) for r in read.ranges)
+        whole = isinstance(read, Read) and any(r.covers(self.keys.bounds) for r in read.ranges)
         if whole and self.watches.kept(self._asked_under):
             self._doubt = False
         own = self._own()
@@ -260,7 +261,7 @@ class Engine:
         self._calm()
         assert isinstance(write, Write)
         result = event.result
-        if self._data_lost(result.cluster_id, result.revision):
+        if self._data_lost(result.cluster_id, result.revision, result.ranges):
             # What was decided rested on data that is lost: start over from a read.
             self._rebuild()
             return
@@ -276,11 +277,13 @@ class Engine:
         if self.session and self._own().stored is None:
             self._lose_session("its key is gone")
 
-    def _data_lost(self, cluster_id: int, revision: int) -> bool:
+    def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
         """Whether an answer comes from another past than ours: etcd was set up anew."""
         if not self.view.cluster_id:
             return False
-        return cluster_id != self.view.cluster_id or revision < self._asked_revision
+        if cluster_id != self.view.cluster_id or revision < self._asked_revision:
+            return True
+        return self.view.contradicted_by(revision, ranges)
 
     def _rebuild(self) -> None:
         """Etcd lost its data: what we know of it is void; our memory of the rounds is not."""
@@ -345,7 +348,7 @@ class Engine:
         registered = bool(self.session) and self._own().stored is not None
         leads = registered and self.leadership.key == self._own().key
         if leads and not self.coordinator.active:
-            self.coordinator.take_over(self._clock.now)
+            self.coordinator.take_over(self._clock.now, self.leadership.proven_gone)
             self._effects += self.leadership.unlink()
             self._note(f"{self.config.identity.name} coordinates")
         self._tend_watches()
@@ -362,7 +365,7 @@ class Engine:
         ranges = (
             (Range(self.config.prefix, prefix=True),)
             if leads
-            else (Range(self.keys.round), Range(self.keys.bounds))
+            else (Range(self.keys.state, prefix=True),)
         )
         opened = self.watches.keep_main(ranges, now, self._alarm)
         if opened:
@@ -469,11 +472,18 @@ class Engine:
             return txn
         if own.leaving:
             return self._leave(own, stored)
-        return own_key.write_bounds(own, stored) or own_key.update(own, stored)
+        if self.coordinator.active and (txn := own_key.write_bounds(own, stored)):
+            return txn
+        return own_key.update(own, stored)
 
     def _leave(self, own: Own, stored: Versioned[Member]) -> Txn | None:
         """Say that we leave while workers still stop; then delete our key."""
-        if self.local.workers is Workers.NONE:
+        at = self.view.round.record if self.view.round else None
+        stopped = self.local.workers is Workers.NONE
+        seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
+        if stopped and (
+            not seated or stored.record.state in (MemberState.LEAVING, MemberState.DONE)
+        ):
             return own_key.drop(own, stored)
         if self.coordinator.active:
             return self._resign(stored)

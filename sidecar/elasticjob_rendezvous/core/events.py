@@ -312,11 +312,13 @@ class Watch:
     Answered by `WatchOpened`, any number of `Changed`, and `WatchBroken` at its end.
     Watches live side by side until `Unwatch`. Opening one before reading is the fast
     order: etcd brings a watch that starts in the past up to date only every 100 ms.
+    With `deletions_only` puts need not be reported.
     """
 
     generation: int
     ranges: tuple[Range, ...]
     revision: int
+    deletions_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

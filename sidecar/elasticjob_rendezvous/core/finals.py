@@ -39,12 +39,12 @@ def look_at_final(
     bounds: Bounds,
     peers: Peers,
     timers: Timers,
-    leavers: set[str],
+    leavers: dict[str, str],
     silent: Container[str],
 ) -> FinalLook:
     """Judge a final round.
 
-    `leavers` remembers who said that it leaves, across calls; `silent` members
+    `leavers` remembers who said that it leaves, and why, across calls; `silent` members
     failed to confirm lately and do not count as newcomers.
     """
     number = roster.number
@@ -53,8 +53,9 @@ def look_at_final(
         return FinalLook(succeeded=True)
     for seat in roster.seats:
         member = view.member(seat.id)
-        if member is not None and member.record.state is MemberState.LEAVING:
-            leavers.add(seat.id)
+        last = member.record if member is not None else view.departed.get(seat.id)
+        if last is not None and last.state is MemberState.LEAVING:
+            leavers[seat.id] = last.reason
     pending = [seat for seat in roster.seats if seat.id not in done]
     lost = _lost(view, pending, bounds, peers, timers, leavers)
     failures = list(view.failures.get(number, {}).values())
@@ -71,7 +72,7 @@ def look_at_final(
         if not timers.passed(first + LEAVE_COALESCE_SECONDS):
             return FinalLook()
         names = tuple(seat.name for seat in leaving)
-        reasons = {m.record.reason for s in leaving if (m := view.member(s.id))}
+        reasons = {leavers[seat.id] for seat in leaving}
         detail = "; ".join(sorted(reasons - {""}))
         return FinalLook(cause=Cause(CauseKind.LEAVE, names, detail), symptom=first)
     if done:
@@ -92,7 +93,7 @@ def _lost(
     bounds: Bounds,
     peers: Peers,
     timers: Timers,
-    leavers: set[str],
+    leavers: Container[str],
 ) -> list[Seat]:
     """Members whose key is gone though they neither left nor were done.
 
@@ -137,6 +138,7 @@ def _resize(
         and id not in silent
         and versioned.record.state is MemberState.WAITING
         and bounds.marked(id) is None
+        and bounds.agrees(versioned.record)
     ]
     settling = ("settle", roster.number)
     if legal_size(bounds, size + len(new)) <= size:

@@ -23,12 +23,17 @@ class Keys:
             raise ValueError(f"the key prefix must end with '/': {self.prefix!r}")
 
     @property
+    def state(self) -> str:
+        """The folder of `bounds` and `round`: what every member watches, as one range."""
+        return self.prefix + "state/"
+
+    @property
     def bounds(self) -> str:
-        return self.prefix + "bounds"
+        return self.state + "bounds"
 
     @property
     def round(self) -> str:
-        return self.prefix + "round"
+        return self.state + "round"
 
     @property
     def members(self) -> str:
@@ -63,7 +68,11 @@ class Keys:
         return self.dones(number) + member
 
     def parts(self, key: str) -> tuple[str, ...]:
-        """The path of a key below the prefix; empty for a key of another job."""
+        """The path of a key below the prefix, as ("round",) or ("members", id, session).
+
+        Empty for a key of another job.
+        """
         if not key.startswith(self.prefix):
             return ()
-        return tuple(key[len(self.prefix) :].split("/"))
+        first, *rest = key[len(self.prefix) :].split("/")
+        return tuple(rest) if first == "state" else (first, *rest)

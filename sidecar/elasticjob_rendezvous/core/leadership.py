@@ -47,7 +47,7 @@ class Leadership:
     heard: tuple[float, int] | None = None
     look_at: float | None = None
     _suspected: set[Session] = field(default_factory=set)
-    _proven_gone: dict[Session, float] = field(default_factory=dict)
+    proven_gone: dict[Session, float] = field(default_factory=dict)
 
     def found(self, revision: int, ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...]) -> bool:
         """Take from a read who coordinates, if the read asked for that."""
@@ -97,7 +97,7 @@ class Leadership:
     def link_up(self, event: LinkUp, now: float) -> None:
         session = (event.member, event.session)
         self._suspected.discard(session)
-        self._proven_gone.pop(session, None)
+        self.proven_gone.pop(session, None)
         if session == self.link:
             self.heard = (now, 0)
 
@@ -122,7 +122,7 @@ class Leadership:
     def probed(self, event: Probed, now: float) -> None:
         session = (event.member, event.session)
         if event.verdict is Verdict.GONE:
-            self._proven_gone.setdefault(session, now)
+            self.proven_gone.setdefault(session, now)
         else:
             self._suspected.discard(session)
 
@@ -131,7 +131,7 @@ class Leadership:
         leader = self.leader(view)
         if leader is None:
             return None
-        proven = self._proven_gone.get((leader.record.id, leader.record.session))
+        proven = self.proven_gone.get((leader.record.id, leader.record.session))
         if proven is None:
             return None
         due = proven if self._named(view) else proven + self._delay()

@@ -92,6 +92,7 @@ class Own:
             known=self.known,
             reason=self.leaving,
             start_ms=local.start_ms if local.workers is Workers.RUNNING else 0,
+            sizes=self.config.bounds.sizes if self.config.bounds else "",
         )
 
 

@@ -7,7 +7,7 @@ nothing and leaves the verdict to the lease.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.events import (
@@ -25,6 +25,7 @@ from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
+STRAY_PROBE_SECONDS = 0.3
 LINK_SILENCE_SECONDS = 3.0
 """A link over which nothing was heard for this long counts as cut."""
 
@@ -45,6 +46,8 @@ class Peers:
         linked: (member, session) -> when it was last heard.
         gone: sessions proven dead; the coordinator deletes their keys.
         silent: members whose link broke without a refusal -> when.
+        strays: members whose agent answered a probe though its link is gone -> when to
+            ask again, for it may have been about to die.
         symptoms: when the first sign of trouble with a member was seen.
     """
 
@@ -53,13 +56,15 @@ class Peers:
     silent: dict[str, float] = field(default_factory=dict)
     symptoms: dict[str, float] = field(default_factory=dict)
     orphans: dict[Session, _Orphan] = field(default_factory=dict)
+    strays: dict[Session, float] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """A new coordinatorship: forget suspicions, keep the links."""
-        self.gone.clear()
+    def begin(self, proven_gone: Iterable[Session]) -> None:
+        """A new coordinatorship: forget suspicions, keep the links and the proofs."""
+        self.gone = set(proven_gone)
         self.silent.clear()
         self.symptoms.clear()
         self.orphans.clear()
+        self.strays.clear()
 
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
         self.linked[event.member, event.session] = now
@@ -82,14 +87,15 @@ class Peers:
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
+        if event.verdict is Verdict.GONE:
+            self.gone.add(session)
+            self.orphans.pop(session, None)
         member = view.member(event.member)
         if member is None or member.record.session != event.session:
             return []
         name = member.record.name
         match event.verdict:
             case Verdict.GONE:
-                self.gone.add(session)
-                self.orphans.pop(session, None)
                 return [Note(f"{name} is gone: nobody answers at its address")]
             case Verdict.WORKERS_ALIVE if session not in self.linked:
                 known = self.orphans.get(session)
@@ -101,6 +107,8 @@ class Peers:
                     KeepAlive(member.record.lease),
                     Note(f"{name} lost its agent; its workers train on", warning=True),
                 ]
+            case Verdict.AGENT_ALIVE if session not in self.linked:
+                self.strays[session] = now + STRAY_PROBE_SECONDS
             case Verdict.UNKNOWN:
                 self.silent[event.member] = now
                 return [Note(f"{name} does not answer; its lease decides", warning=True)]
@@ -110,6 +118,15 @@ class Peers:
         """Keep orphans' leases and look after them; returns effects and when to come back."""
         effects: list[Effect] = []
         wake: float | None = None
+        for session, next_probe in list(self.strays.items()):
+            member = view.member(session[0])
+            if member is None or member.record.session != session[1] or session in self.linked:
+                del self.strays[session]
+            elif now >= next_probe:
+                del self.strays[session]
+                effects.append(probe(member.record))
+            else:
+                wake = min(wake or next_probe, next_probe)
         for session, orphan in list(self.orphans.items()):
             member = view.member(session[0])
             if member is None or member.record.session != session[1] or now >= orphan.until:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elasticjob_rendezvous.core.codec import prepare
+
 
 class RoundState(StrEnum):
     JOINABLE = "joinable"
@@ -120,6 +122,15 @@ class Bounds:
         expected = self.max_nodes if self.expected is None else self.expected
         return min(self.max_nodes, expected)
 
+    @property
+    def sizes(self) -> str:
+        """The sizes as members declare them, so that a stranger to this job is known."""
+        return f"{self.min_nodes}:{self.max_nodes}:{self.increment}"
+
+    def agrees(self, member: Member) -> bool:
+        """Whether `member` was started with these sizes, or leaves them to the operator."""
+        return member.sizes in ("", self.sizes)
+
     def marked(self, member: str) -> Mark | None:
         return next((mark for mark in self.marks if mark.member == member), None)
 
@@ -146,6 +157,7 @@ class Member:
         known: highest round number seen, which survives a loss of etcd's data.
         reason: why it leaves, for `leaving`.
         start_ms: for `running`: milliseconds from `final` to started workers.
+        sizes: the sizes it was started with, where no operator sets them.
     """
 
     id: str
@@ -165,6 +177,7 @@ class Member:
     known: int = 0
     reason: str = ""
     start_ms: int = 0
+    sizes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +302,6 @@ class Done:
     round: int
     member: str
     name: str
+
+
+prepare(Bounds, Member, Round, Roster, History, Failure, Done)

@@ -44,6 +44,7 @@ class View:
         revision: the newest store revision heard of.
         cluster_id: of the etcd that answered last; 0 before the first answer.
         sessions: member id -> session -> record.
+        departed: member id -> what its last session said before its key went.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -58,8 +59,26 @@ class View:
         self.histories: dict[int, Versioned[History]] = {}
         self.failures: dict[int, dict[str, Failure]] = {}
         self.dones: dict[int, dict[str, Done]] = {}
+        self.departed: dict[str, Member] = {}
         self._newest: dict[str, int] = {}
         self._present: set[str] = set()
+
+    def contradicted_by(
+        self, revision: int, ranges: Iterable[tuple[Range, tuple[KeyValue, ...]]]
+    ) -> bool:
+        """Whether a read at `revision` can't come from the store that we know.
+
+        In one and the same store a key never goes back to an older revision, and
+        nobody deletes the round. An etcd that was set up anew under its old names keeps
+        its cluster id, so that this and a lower revision are all that show it.
+        """
+        for target, found in ranges:
+            for kv in found:
+                if kv.mod_revision < self._newest.get(kv.key, 0) <= revision:
+                    return True
+            if target == Range(self.keys.round) and not found and self.round is not None:
+                return self.round.modified <= revision
+        return False
 
     # -- bringing it forward --------------------------------------------------------
 
@@ -170,6 +189,7 @@ class View:
                 self.bounds = versioned(Bounds)
             case ("members", id, session):
                 self.sessions.setdefault(id, {})[session] = versioned(Member)
+                self.departed.pop(id, None)
             case ("roster", number) if number.isdigit():
                 self.rosters[int(number)] = decode(Roster, kv.key, kv.value)
             case ("history", number) if number.isdigit():
@@ -187,9 +207,11 @@ class View:
             case ("bounds",):
                 self.bounds = None
             case ("members", id, session):
-                self.sessions.get(id, {}).pop(session, None)
+                last = self.sessions.get(id, {}).pop(session, None)
                 if not self.sessions.get(id):
                     self.sessions.pop(id, None)
+                    if last is not None:
+                        self.departed[id] = last.record
             case ("roster", number) if number.isdigit():
                 self.rosters.pop(int(number), None)
             case ("history", number) if number.isdigit():

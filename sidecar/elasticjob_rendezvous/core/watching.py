@@ -97,7 +97,8 @@ class Watches:
         if not alarm.passed(self.retry_at, now):
             return current, []
         self._generation += 1
-        effects = [*_close(current), Watch(self._generation, ranges, revision)]
+        watch = Watch(self._generation, ranges, revision, deletions_only=revision > 0)
+        effects = [*_close(current), watch]
         return _Open(self._generation, ranges), effects
 
 

@@ -162,7 +162,7 @@ class Client:
             return
 
     def watch(
-        self, targets: Sequence[Range], start_revision: int = 0
+        self, targets: Sequence[Range], start_revision: int = 0, *, deletions_only: bool = False
     ) -> AsyncGenerator[WatchBatch, None]:
         """Yield the events of all `targets` whose revision is `start_revision` or later.
 
@@ -182,7 +182,13 @@ class Client:
         like. The caller then ranges again. Close it (`contextlib.aclosing`)
         when it is left early.
         """
-        return watch(self._transport, tuple(targets), start_revision, self._watch_idle_seconds)
+        return watch(
+            self._transport,
+            tuple(targets),
+            start_revision,
+            self._watch_idle_seconds,
+            deletions_only,
+        )
 
     async def status(self) -> Status:
         """Ask the current endpoint's server about itself."""

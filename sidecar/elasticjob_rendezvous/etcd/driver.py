@@ -225,7 +225,9 @@ class Driver:
         generation = watch.generation
         opened = False
         try:
-            batches = self._client.watch(watch.ranges, watch.revision)
+            batches = self._client.watch(
+                watch.ranges, watch.revision, deletions_only=watch.deletions_only
+            )
             async with contextlib.aclosing(batches):
                 async for batch in batches:
                     if not opened:

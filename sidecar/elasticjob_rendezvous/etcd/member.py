@@ -132,6 +132,16 @@ class RendezvousMember:
         return self._engine.directive
 
     @property
+    def coordinates(self) -> bool:
+        """Whether this member coordinates at present."""
+        return self._engine is not None and self._engine.coordinator.active
+
+    @property
+    def linked(self) -> bool:
+        """Whether the link to the coordinator stands."""
+        return self._engine is not None and self._engine.leadership.heard is not None
+
+    @property
     def view(self) -> View:
         """What is known of the job; only to be read."""
         assert self._engine is not None, "enter the context first"

@@ -39,7 +39,11 @@ class _Refused(Exception):
 
 
 async def watch(
-    transport: Transport, targets: Sequence[Range], start_revision: int, idle_seconds: float
+    transport: Transport,
+    targets: Sequence[Range],
+    start_revision: int,
+    idle_seconds: float,
+    deletions_only: bool = False,
 ) -> AsyncGenerator[WatchBatch, None]:
     """Yield the events of `targets` from `start_revision` on; see `Client.watch`."""
     refreshed = False
@@ -51,7 +55,7 @@ async def watch(
         try:
             metadata = await transport.token.metadata(link, transport.timeout_seconds)
             stream = _Stream(link, metadata, transport.timeout_seconds, idle_seconds)
-            yield await stream.open(targets, start_revision)
+            yield await stream.open(targets, start_revision, deletions_only)
             while True:
                 yield await stream.batch()
         except _Refused as refusal:
@@ -90,10 +94,12 @@ class _Stream:
         self._early: list[Any] = []
         self._revision = 0
 
-    async def open(self, targets: Sequence[Range], start_revision: int) -> WatchBatch:
+    async def open(
+        self, targets: Sequence[Range], start_revision: int, deletions_only: bool
+    ) -> WatchBatch:
         """Create all watches; return the empty batch that says they are in place."""
         for target in targets:
-            await self._write(wire.watch_create_request(target, start_revision))
+            await self._write(wire.watch_create_request(target, start_revision, deletions_only))
         self._revision = start_revision - 1
         created = 0
         while created < len(targets):

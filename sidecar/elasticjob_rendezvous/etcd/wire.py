@@ -107,10 +107,16 @@ def txn_request(txn: Txn) -> Message:
     )
 
 
-def watch_create_request(target: Range, start_revision: int) -> Message:
+def watch_create_request(
+    target: Range, start_revision: int, deletions_only: bool = False
+) -> Message:
     key, end = interval(target.key, target.prefix)
     create = rpc_pb2.WatchCreateRequest(
-        key=key, range_end=end, start_revision=start_revision, progress_notify=True
+        key=key,
+        range_end=end,
+        start_revision=start_revision,
+        progress_notify=True,
+        filters=[rpc_pb2.WatchCreateRequest.NOPUT] if deletions_only else [],
     )
     return rpc_pb2.WatchRequest(create_request=create)
 

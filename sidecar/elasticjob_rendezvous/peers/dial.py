@@ -21,6 +21,8 @@ from elasticjob_rendezvous.peers import wire
 CONNECT_SECONDS = 2.0
 FIRST_REDIAL_SECONDS = 0.2
 LAST_REDIAL_SECONDS = 2.0
+ASK_AGAIN_TIMES = 4
+ASK_AGAIN_SECONDS = 0.1
 
 
 @contextlib.asynccontextmanager
@@ -104,20 +106,32 @@ async def _listen(
 
 
 async def ask(probe: Probe, job_key: bytes) -> Probed:
-    """Probe a member's launcher, or its agent where the workers are the agent's children."""
+    """Probe a member's launcher, or its agent where the workers are the agent's children.
+
+    A process that dies may still accept a connection and drop it: then it is asked again.
+    """
+    for _ in range(ASK_AGAIN_TIMES):
+        try:
+            return Probed(probe.member, probe.session, await _ask_once(probe, job_key))
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+    return Probed(probe.member, probe.session, Verdict.UNKNOWN)
+
+
+async def _ask_once(probe: Probe, job_key: bytes) -> Verdict:
     port = probe.launcher_port or probe.agent_port
-    verdict = Verdict.UNKNOWN
     try:
         async with _connection(probe.address, port) as (reader, writer):
             question = wire.nonce()
             writer.write(wire.line({"nonce": question}))
             answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        verdict = _judge(probe, job_key, question, answer)
+        return _judge(probe, job_key, question, answer)
     except ConnectionRefusedError:
-        verdict = Verdict.GONE
-    except (OSError, EOFError, TimeoutError, wire.BadPeer):
-        pass
-    return Probed(probe.member, probe.session, verdict)
+        return Verdict.GONE
+    except (ConnectionResetError, BrokenPipeError):
+        raise
+    except (OSError, TimeoutError, wire.BadPeer):
+        return Verdict.UNKNOWN
 
 
 def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from elasticjob_rendezvous.core.events import Event, PeerDown, PeerHeard, PeerUp
 from elasticjob_rendezvous.peers import wire
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 1024
 
 
 class PeerServer:
@@ -28,7 +31,7 @@ class PeerServer:
         self._job_key = job_key
         self._post = post
         self._bind_address = bind_address
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._links: dict[tuple[str, str], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._round = 0
@@ -38,26 +41,25 @@ class PeerServer:
     async def start(self) -> int:
         """Bind and listen; returns the port."""
         family = socket.AF_INET6 if ":" in self._bind_address else socket.AF_INET
-        self._server = await asyncio.start_server(
-            self._accept,
-            self._bind_address,
-            0,
-            family=family,
-            backlog=1024,
-            limit=wire.MAX_LINE_BYTES,
-        )
-        port: int = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server((self._bind_address, 0), family=family, backlog=BACKLOG)
+        listener.setblocking(False)
+        self._listener = listener
+        # Not asyncio.start_server: closing it while it accepts loses the new socket.
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
         self._beat()
+        port: int = listener.getsockname()[1]
         return port
 
     async def stop(self) -> None:
         if self._heart is not None:
             self._heart.cancel()
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def serve(self, round: int) -> None:
         """Tell every linked member, now and with each heartbeat, that `round` is known."""
@@ -74,10 +76,24 @@ class PeerServer:
         for writer in self._links.values():
             writer.write(message)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, listener: socket.socket) -> None:
+        """Take every connection that waits."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # such as: too many open files
+                log.warning("could not accept a peer's connection: %s", error)
+                return
+            connection.setblocking(False)
+            task = asyncio.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(functools.partial(_close, connection))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection, limit=wire.MAX_LINE_BYTES)
         try:
             await self._talk(reader, writer)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
@@ -87,7 +103,6 @@ class PeerServer:
                 "refused a connection from %s: %s", writer.get_extra_info("peername"), error
             )
         finally:
-            self._tasks.discard(task)
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
@@ -136,3 +151,8 @@ class PeerServer:
             if self._links.get(key) is writer:
                 del self._links[key]
                 self._post(PeerDown(member, session))
+
+
+def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:
+    """Close what a handler may not have come to own."""
+    connection.close()

@@ -1,0 +1,386 @@
+"""The protocol on a real etcd: every transition, and the faults that only a real one shows."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.events import Finish, Left, Refused, Workers
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import Put, Range
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    FailureClass,
+    Mark,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+)
+from elasticjob_rendezvous.etcd.client import Client
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.rendezvous_gang import FAST, Node, gang, settings, together, until
+
+
+def test_three_form_a_round_in_the_natural_order_of_their_names(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-10", "n-2", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "three run together")
+            roster = nodes[0].running
+            assert roster is not None
+            assert [seat.name for seat in roster.seats] == ["n-1", "n-2", "n-10"]
+            assert [seat.base_rank for seat in roster.seats] == [0, 1, 2]
+            assert roster.master_port == nodes[2].local.master_port
+
+    asyncio.run(main())
+
+
+def test_a_newcomer_joins_and_a_leaver_leaves(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        url = newest_etcd.url
+        async with gang(url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            bounds = replace(FAST, expected=2)
+            async with Node(settings(url, prefix, "n-2", bounds)) as newcomer:
+                everybody = [*nodes, newcomer]
+                await until(lambda: together(everybody, 1), "three run")
+                round_ = nodes[0].round
+                assert round_ is not None
+                assert (round_.number, round_.cause.kind) == (2, CauseKind.JOIN)
+                nodes[1].tell(leaving="drained")
+                rest = [nodes[0], newcomer]
+                await until(lambda: together(rest, 2), "two run again")
+                round_ = nodes[0].round
+                assert round_ is not None
+                assert round_.cause.kind is CauseKind.LEAVE
+                assert round_.cause.members == ("n-1",)
+                assert round_.charged == ()
+                assert isinstance(nodes[1].member.directive, Left)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2], ids=["coordinator", "successor", "third"])
+def test_a_dead_agent_costs_a_fraction_of_its_lease(
+    newest_etcd: EtcdServer, prefix: str, victim: int
+) -> None:
+    async def main() -> None:
+        names = ["n-0", "n-1", "n-2"]
+        async with gang(newest_etcd.url, prefix, names[:1]) as first:
+            await until(lambda: first[0].round is not None, "n-0 coordinates")
+            async with gang(newest_etcd.url, prefix, names[1:], FAST) as others:
+                nodes = [*first, *others]
+                await until(lambda: together(nodes), "three run")
+                before = nodes[0].round
+                assert before is not None
+                await until(
+                    lambda: all(
+                        node.member.linked for node in nodes if not node.member.coordinates
+                    ),
+                    "all are linked",
+                )
+                await nodes[victim].crash()
+                rest = [node for node in nodes if node is not nodes[victim]]
+                took = await until(lambda: together(rest, before.number), "the rest run")
+                assert took < FAST.keep_alive_seconds / 2
+                round_ = rest[0].round
+                assert round_ is not None
+                assert round_.cause.kind is CauseKind.LOSS
+                assert round_.cause.members == (names[victim],)
+
+    asyncio.run(main())
+
+
+def test_a_mark_makes_a_member_leave(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            marked = replace(FAST, expected=1, marks=(Mark("id-n-1", "scaled down"),))
+            async with Client([newest_etcd.url]) as client:
+                await client.put(Put(Keys(prefix.rstrip("/") + "/").bounds, encode(marked)))
+            await until(lambda: together(nodes[:1], 1), "one runs")
+            assert isinstance(nodes[1].member.directive, Left)
+            round_ = nodes[0].round
+            assert round_ is not None
+            assert "scaled down" in round_.cause.detail
+
+    asyncio.run(main())
+
+
+def test_failures_are_charged_and_close_the_job_when_spent(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        bounds = replace(FAST, max_restarts=1)
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"], bounds) as nodes:
+            await until(lambda: together(nodes), "two run")
+            nodes[1].fail(FailureClass.USER_ERROR)
+            await until(lambda: together(nodes, 1), "they run again")
+            roster = nodes[0].running
+            assert roster is not None
+            assert roster.restarts == 1
+            nodes[0].fail(FailureClass.USER_ERROR)
+            await until(
+                lambda: all(isinstance(node.member.directive, Finish) for node in nodes),
+                "the job is closed",
+            )
+            for node in nodes:
+                finish = node.member.directive
+                assert isinstance(finish, Finish)
+                assert finish.outcome.kind is OutcomeKind.FAILED
+                await until(
+                    lambda node=node: getattr(node.member.directive, "failure", None),  # type: ignore[misc]
+                    "the culprit is known",
+                )
+                culprit = node.member.directive
+                assert isinstance(culprit, Finish)
+                assert culprit.failure is not None
+                assert culprit.failure.name == "n-0"
+
+    asyncio.run(main())
+
+
+def test_a_lost_nodes_aborted_peers_are_not_charged(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
+            await until(lambda: together(nodes), "three run")
+            await nodes[2].crash()
+            nodes[0].fail(FailureClass.PEER_ABORT)
+            nodes[1].fail(FailureClass.PEER_ABORT)
+            await until(lambda: together(nodes[:2], 1), "two run")
+            await until(
+                lambda: nodes[0].round is not None and not nodes[0].round.pending, "the verdict"
+            )
+            round_ = nodes[0].round
+            assert round_ is not None
+            assert round_.charged == ()
+
+    asyncio.run(main())
+
+
+def test_an_abort_without_a_loss_is_charged_after_the_window(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            nodes[0].fail(FailureClass.PEER_ABORT)
+            await until(lambda: together(nodes, 1), "they run again at once", 2.0)
+            round_ = nodes[0].round
+            assert round_ is not None
+            assert (round_.charged, round_.pending) == ((), (1,))
+            took = await until(
+                lambda: nodes[0].round is not None and nodes[0].round.charged == (1,), "the charge"
+            )
+            assert took > FAST.keep_alive_seconds - 1.0
+            assert together(nodes, 1), "the charge itself stops nobody"
+
+    asyncio.run(main())
+
+
+def test_success_is_the_whole_roster_done(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            nodes[0].tell(done=True, workers=Workers.NONE)
+            await until(
+                lambda: any("id-n-0" in node.member.view.dones.get(1, {}) for node in nodes),
+                "the first is done",
+            )
+            assert nodes[0].round is not None
+            assert nodes[0].round.state is RoundState.FINAL
+            nodes[1].tell(done=True, workers=Workers.NONE)
+            await until(
+                lambda: all(isinstance(node.member.directive, Finish) for node in nodes), "closed"
+            )
+            finish = nodes[0].member.directive
+            assert isinstance(finish, Finish)
+            assert finish.outcome.kind is OutcomeKind.SUCCEEDED
+
+    asyncio.run(main())
+
+
+def test_differing_sizes_are_refused_with_both_named(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0"]) as nodes:
+            await until(lambda: together(nodes), "one runs")
+            other = replace(FAST, max_nodes=7)
+            async with Node(settings(newest_etcd.url, prefix, "n-1", other)) as stranger:
+                await until(lambda: isinstance(stranger.member.directive, Refused), "refused")
+                refused = stranger.member.directive
+                assert isinstance(refused, Refused)
+                assert "max_nodes=7" in refused.reason
+                assert "4" in refused.reason
+            assert together(nodes)
+
+    asyncio.run(main())
+
+
+def test_closing_ends_all_and_a_later_member_finds_it_closed(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            nodes[1].member.close(Outcome(OutcomeKind.STOPPED, "enough"))
+            await until(
+                lambda: all(isinstance(node.member.directive, Finish) for node in nodes), "closed"
+            )
+        async with Node(settings(newest_etcd.url, prefix, "n-2")) as late:
+            await until(lambda: isinstance(late.member.directive, Finish), "told so")
+        async with Client([newest_etcd.url]) as client:
+            folder = Range(Keys(prefix.rstrip("/") + "/").members, prefix=True)
+            began = asyncio.get_running_loop().time()
+            while (await client.range(folder)).kvs:
+                assert asyncio.get_running_loop().time() - began < 10.0, "keys are left over"
+                await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+
+
+# -- etcd's own troubles --------------------------------------------------------------
+
+
+def test_training_outlives_etcd_and_goes_on_changing_afterwards(
+    start_etcd: StartEtcd, prefix: str
+) -> None:
+    server = start_etcd()
+
+    async def main() -> None:
+        async with gang(server.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
+            await until(lambda: together(nodes), "three run")
+            server.kill()
+            await asyncio.sleep(2 * FAST.keep_alive_seconds)  # the outage itself
+            assert together(nodes), "nobody stopped during the outage"
+            await asyncio.to_thread(server.start)
+            await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
+            assert together(nodes), "nobody stopped after the outage"
+            assert {tuple(node.started) for node in nodes} == {(1,)}
+            nodes[1].tell(leaving="drained")
+            await until(lambda: together([nodes[0], nodes[2]], 1), "the round goes on")
+
+    asyncio.run(main())
+
+
+def test_a_gang_survives_the_loss_of_all_of_etcds_data(start_etcd: StartEtcd, prefix: str) -> None:
+    server = start_etcd()
+
+    async def main() -> None:
+        async with gang(server.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
+            await until(lambda: together(nodes), "three run")
+            server.kill()
+            await asyncio.to_thread(server.wipe)
+            await asyncio.to_thread(server.start)
+            await until(
+                lambda: any(
+                    node.member.coordinates
+                    and node.member.view.round is not None
+                    and len(node.member.view.members()) == 3
+                    for node in nodes
+                ),
+                "all are registered again",
+            )
+            await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
+            assert together(nodes)
+            assert {tuple(node.started) for node in nodes} == {(1,)}
+            nodes[2].tell(leaving="drained")
+            await until(lambda: together(nodes[:2], 1), "the next number is higher")
+
+    asyncio.run(main())
+
+
+def test_a_lease_taken_away_is_had_again_without_a_stop(
+    newest_etcd: EtcdServer, prefix: str
+) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
+            await until(lambda: together(nodes), "three run")
+            victim = next(node for node in nodes if not node.member.coordinates)
+            await until(lambda: victim.member.linked, "the link stands")
+            key = victim.member.view.member(victim.settings.config.identity.id)
+            assert key is not None
+            async with Client([newest_etcd.url]) as client:
+                await client.revoke(key.record.lease)
+                began = asyncio.get_running_loop().time()
+                while True:
+                    kvs = (await client.range(Range(key.key.rsplit("/", 1)[0], True))).kvs
+                    if kvs and kvs[0].key != key.key:
+                        break
+                    assert asyncio.get_running_loop().time() - began < 5.0, "not registered again"
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
+            assert together(nodes)
+            assert {tuple(node.started) for node in nodes} == {(1,)}
+
+    asyncio.run(main())
+
+
+def test_compaction_under_the_watches_loses_nothing(newest_etcd: EtcdServer, prefix: str) -> None:
+    async def main() -> None:
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+            await until(lambda: together(nodes), "two run")
+            async with Client([newest_etcd.url]) as client:
+                revision = (await client.range(Range(prefix))).revision
+            await asyncio.to_thread(newest_etcd.ctl, "compact", str(revision))
+            nodes[0].tell(leaving="drained")
+            await until(lambda: together(nodes[1:], 1), "one runs")
+
+    asyncio.run(main())
+
+
+def test_an_etcd_that_is_not_there_is_refused_after_a_while(prefix: str) -> None:
+    async def main() -> None:
+        given = settings("http://127.0.0.1:1", prefix, "n-0")
+        given = replace(given, config=replace(given.config, connect_seconds=1.0))
+        async with Node(given) as node:
+            await until(lambda: isinstance(node.member.directive, Refused), "refused")
+            refused = node.member.directive
+            assert isinstance(refused, Refused)
+            assert "127.0.0.1:1" in refused.reason
+
+    asyncio.run(main())
+
+
+# -- cost -----------------------------------------------------------------------------
+
+
+def _requests(server: EtcdServer) -> float:
+    """gRPC messages that etcd has received so far, streams and unary."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("grpc_server_msg_received_total")
+    )
+
+
+@pytest.mark.parametrize("size", [4, 24])
+def test_a_round_costs_at_most_eight_requests_a_member(
+    start_etcd: StartEtcd, prefix: str, size: int
+) -> None:
+    server = start_etcd()
+
+    async def main() -> None:
+        bounds = replace(FAST, max_nodes=size, keep_alive_seconds=10.0)
+        before = _requests(server)
+        names = [f"n-{index}" for index in range(size)]
+        async with gang(server.url, prefix, names, bounds) as nodes:
+            await until(lambda: together(nodes), "all run")
+            await until(
+                lambda: any(
+                    (history := node.member.view.histories.get(1)) is not None
+                    and history.record.start_ms is not None
+                    for node in nodes
+                ),
+                "the start is recorded",
+            )
+            assert (_requests(server) - before) / size <= 8.0
+
+    asyncio.run(main())
