@@ -65,6 +65,11 @@ class Mirror:
         """The etcd cluster that was read last; a change means that its data was lost."""
         return self._cluster_id
 
+    @property
+    def revision(self) -> int:
+        """The revision of etcd up to which changes were seen; lower than before after a loss."""
+        return self._revision
+
     def prefixes(self) -> tuple[str, ...]:
         """The prefixes of all jobs that have a record."""
         return tuple(self._jobs)

@@ -77,7 +77,7 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
     """The path of the command's program."""
     name = argv[0]
     if "/" in name:
-        found = shutil.which(cwd / name)
+        found = shutil.which(str(cwd / name))
         if found is None:
             exists = (cwd / name).exists()
             problem = "is not executable: run `chmod +x` on it" if exists else "does not exist"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticjob_cli.local.logs import WORKERS
-from elasticjob_operator.core.observed import Observed
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.model import ElasticJob, RendezvousState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,17 @@ def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ..
         if member is not None:
             rows.append(NodeRow(pod.name, ranks.get(pod.name, ""), member.state, member.round))
         else:
-            state = "leaving" if pod.terminating else "starting" if pod.active else str(pod.phase)
-            rows.append(NodeRow(pod.name, "", state, 0))
+            rows.append(NodeRow(pod.name, "", _state(pod, observed), 0))
     return tuple(rows)
+
+
+def _state(pod: Pod, observed: Observed) -> str:
+    """What a pod without a member does."""
+    if pod.terminating:
+        return "leaving"
+    if not pod.active:
+        return str(pod.phase)
+    return "ending" if observed.rendezvous.state is RendezvousState.CLOSED else "starting"
 
 
 def read_progress(logs: Path) -> Mapping[str, object]:

@@ -59,19 +59,24 @@ def progress_text(progress: Mapping[str, object]) -> str:
     return "  ".join(f"{name} {value}" for name, value in progress.items())
 
 
-def rendezvous_text(status: Status) -> str:
-    """`round 3 final: 4 nodes, 4 workers, master digits-0 (join: digits-2)`."""
+def round_text(status: Status) -> str:
+    """`round 3 final: 4 nodes, 4 workers, master digits-0`."""
     rendezvous = status.rendezvous
     if rendezvous is None or rendezvous.round == 0:
         return "no round yet"
     text = f"round {rendezvous.round} {rendezvous.state}"
     if rendezvous.state == "final":
         text += f": {rendezvous.nodes} nodes, {rendezvous.world_size} workers"
-        if rendezvous.master:
-            text += f", master {rendezvous.master}"
-    elif rendezvous.state == "joinable":
-        text += ": forming"  # who waits changes too often to be told
-    return text + (f"  ({cause_text(rendezvous.cause)})" if rendezvous.cause else "")
+        text += f", master {rendezvous.master}" if rendezvous.master else ""
+    return text
+
+
+def transition_text(status: Status) -> str:
+    """Phase, round, cause and restarts in one line; it differs exactly when one of them does."""
+    cause = status.rendezvous.cause if status.rendezvous else None
+    text = f"{status.phase}, {round_text(status)}"
+    text += f"  ({cause_text(cause)})" if cause else ""
+    return text + (f", restarts {status.restarts}" if status.restarts else "")
 
 
 class PlainView:
@@ -84,10 +89,7 @@ class PlainView:
         self._progress: Mapping[str, object] = {}
 
     def show(self, snapshot: Snapshot) -> None:
-        status = snapshot.job.status
-        text = f"{status.phase}, {rendezvous_text(status)}"
-        if status.restarts:
-            text += f", restarts {status.restarts}"
+        text = transition_text(snapshot.job.status)
         if text != self._shown:
             self._shown = text
             self.note(snapshot.elapsed_seconds, text)
@@ -114,6 +116,7 @@ class LiveView:
     def __init__(self, console: Console) -> None:
         self._notes: deque[str] = deque(maxlen=NOTES)
         self._snapshot: Snapshot | None = None
+        self._shown = ""
         self._console = console
         # Drawn from our own loop: a refresh thread would outlive nothing and fork badly.
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -121,6 +124,12 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        rendezvous = snapshot.job.status.rendezvous
+        if rendezvous is not None and rendezvous.state == "final":
+            text = transition_text(snapshot.job.status)
+            if text != self._shown:
+                self._shown = text
+                self.note(snapshot.elapsed_seconds, text)
         self._draw()
 
     def note(self, elapsed_seconds: float, text: str) -> None:
@@ -137,7 +146,7 @@ class LiveView:
         self._live.stop()
 
     def _draw(self) -> None:
-        notes = Text("\n".join(self._notes), style="dim")
+        notes = Text("\n".join(self._notes), style="dim", no_wrap=True, overflow="ellipsis")
         if self._snapshot is None:
             self._live.update(notes, refresh=True)
         else:
@@ -152,12 +161,17 @@ def picture(snapshot: Snapshot) -> tuple[Text, Table, Text]:
         (job.metadata.name, "bold"),
         "  ",
         (str(phase), STYLES.get(phase, "")),
-        f"  {rendezvous_text(status)}  restarts {status.restarts}/{job.spec.max_restarts}"
-        f"  {snapshot.elapsed_seconds:.0f} s",
+        f"  {snapshot.elapsed_seconds:.0f} s  restarts {status.restarts}/{job.spec.max_restarts}"
+        f"  {round_text(status)}",
+        no_wrap=True,
+        overflow="ellipsis",
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("NODE", "RANKS", "STATE", "ROUND"):
         table.add_column(column)
     for row in snapshot.nodes:
         table.add_row(row.pod, row.ranks, row.state, str(row.round or ""))
-    return head, table, Text(progress_text(snapshot.progress))
+    cause = cause_text(status.rendezvous.cause if status.rendezvous else None)
+    below = [f"cause: {cause}"] if cause else []
+    below += [progress_text(snapshot.progress)] if snapshot.progress else []
+    return head, table, Text("\n".join(below), no_wrap=True, overflow="ellipsis")

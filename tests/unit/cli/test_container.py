@@ -1,0 +1,131 @@
+"""The trainer container as a process: command, environment, folder, and what is wrong with them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.container import expanded, trainer
+from elasticjob_cli.local.programs import slots
+from elasticjob_operator.model import ElasticJob, parse_manifest
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+def job(**container: Any) -> ElasticJob:
+    fields = {"name": "trainer", "command": ["sh", "-c", "true"], **container}
+    return parse_manifest(
+        {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "job"},
+            "spec": {"maxNodes": 2, "template": {"spec": {"containers": [fields]}}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$(A)-$(B)", "one-two"),
+        ("$(MISSING)", "$(MISSING)"),
+        ("$$(A)", "$(A)"),
+        ("$A ${A}", "$A ${A}"),
+        ("$$$(A)", "$one"),
+    ],
+)
+def test_references_are_replaced_as_kubernetes_does(text: str, value: str) -> None:
+    assert expanded(text, {"A": "one", "B": "two"}) == value
+
+
+def test_command_args_and_env_are_the_containers(tmp_path: Path) -> None:
+    env = [
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "$(A)2"},
+        {"name": "PATH", "value": "/bin"},
+    ]
+    found = trainer(
+        job(command=["sh", "-c"], args=["echo $(B)"], env=env), tmp_path, PATH, sys.executable
+    )
+    assert found.argv == ("sh", "-c", "echo 12")
+    assert (found.env["A"], found.env["B"], found.env["PATH"]) == ("1", "12", "/bin")
+    assert found.cwd == tmp_path
+    assert found.interpreter == sys.executable  # a shell cannot run the launcher
+
+
+def test_the_launcher_runs_on_the_python_of_the_command(tmp_path: Path) -> None:
+    found = trainer(job(command=[sys.executable, "-m", "x"]), tmp_path, PATH, "/other")
+    assert found.interpreter == sys.executable
+
+
+def test_what_only_a_cluster_can_look_up(tmp_path: Path) -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    found = trainer(job(env=[secret]), tmp_path, PATH, sys.executable)
+    assert found.unresolved == ("TOKEN",)
+    given = trainer(job(env=[secret]), tmp_path, {**PATH, "TOKEN": "t"}, sys.executable)
+    assert (given.unresolved, given.env["TOKEN"]) == ((), "t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (["nowhere.py"], True),
+        (["-u", "-W", "ignore", "nowhere.py"], True),
+        (["-m", "nowhere"], False),
+        (["-um", "nowhere"], False),
+        (["-c", "pass"], False),
+        (["-"], False),
+        (["there.py", "nowhere.py"], False),
+        ([], False),
+    ],
+)
+def test_a_script_must_be_there(tmp_path: Path, arguments: list[str], missing: bool) -> None:
+    (tmp_path / "there.py").touch()
+    wanted = job(command=[sys.executable, *arguments])
+    if missing:
+        with pytest.raises(BadInput, match=r"the script 'nowhere.py' does not exist in"):
+            trainer(wanted, tmp_path, PATH, sys.executable)
+    else:
+        trainer(wanted, tmp_path, PATH, sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("container", "message"),
+    [
+        ({"command": ["no-such"]}, "'no-such' is not on PATH"),
+        ({"command": ["./no-such"]}, "no-such does not exist"),
+        ({"command": ["./plain"]}, "plain is not executable: run `chmod"),
+        ({"workingDir": "gone"}, "workingDir must exist on this machine"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(
+    tmp_path: Path, container: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "plain").touch()
+    with pytest.raises(BadInput, match=message):
+        trainer(job(**container), tmp_path, PATH, sys.executable)
+
+
+def test_working_dir_is_relative_to_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    assert trainer(job(workingDir="inner"), tmp_path, PATH, "x").cwd == tmp_path / "inner"
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "workers"),
+    [
+        (3, {"nvidia.com/gpu": "2"}, 3),
+        ("auto", {"nvidia.com/gpu": "2"}, 2),
+        ("auto", {"amd.com/gpu": 4, "cpu": "8"}, 4),
+        ("auto", {"cpu": "8"}, 1),
+        ("auto", None, 1),
+    ],
+)
+def test_workers_of_a_node(asked: Any, limits: Any, workers: int) -> None:
+    made = job(resources={"limits": limits} if limits else None)
+    spec = made.spec.model_copy(update={"nproc_per_node": asked})
+    assert slots(made.model_copy(update={"spec": spec})) == workers

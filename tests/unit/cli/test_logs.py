@@ -1,0 +1,88 @@
+"""Following files that grow, and finding a rank's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.logs import Tail, pods, seat_of, worker_logs
+
+
+def seat(pod: str, base: int, slots: int = 2) -> dict[str, Any]:
+    return {"pod": pod, "baseRank": base, "slots": slots, "groupRank": base // slots}
+
+
+ROUNDS = [
+    {"round": 1, "worldSize": 4, "seats": [seat("j-0", 0), seat("j-1", 2)]},
+    {"round": 2, "worldSize": 2, "seats": [seat("j-1", 0)]},
+]
+
+
+def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert list(tail.lines()) == []  # not there yet
+    path.write_text("one\ntw")
+    assert list(tail.lines()) == ["one"]
+    with path.open("a") as file:
+        file.write("o\nthree")
+    assert list(tail.lines()) == ["two"]
+    assert list(tail.remainder()) == ["three"]
+    assert list(tail.remainder()) == []
+
+
+def test_a_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    tail = Tail(path)
+    assert list(tail.lines()) == ["old"]
+    path.replace(tmp_path / "log.1")
+    path.write_text("new line\n")
+    assert list(tail.lines()) == ["new line"]
+    path.write_text("cut\n")
+    assert list(tail.lines()) == ["cut"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "found"),
+    [
+        (0, None, ("j-1", 2, 0)),
+        (3, None, ("j-1", 1, 1)),  # the last round that had this rank
+        (1, 1, ("j-0", 1, 1)),
+    ],
+)
+def test_where_a_rank_ran(rank: int, number: int | None, found: tuple[str, int, int]) -> None:
+    place = seat_of(ROUNDS, rank, number)
+    assert (place["pod"], place["round"], place["localRank"]) == found
+
+
+@pytest.mark.parametrize(
+    ("rank", "number", "message"),
+    [
+        (9, None, "there is no rank 9; ranks are 0 to 3"),
+        (2, 2, "there is no rank 2; ranks are 0 to 1"),
+        (0, 5, "there is no round 5; rounds: 1, 2"),
+    ],
+)
+def test_a_rank_or_round_that_never_was(rank: int, number: int | None, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        seat_of(ROUNDS, rank, number)
+
+
+def test_before_the_first_round(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="none yet"):
+        seat_of([], 0, None)
+
+
+def test_files_of_pods_and_workers(tmp_path: Path) -> None:
+    for pod in ("j-10", "j-2"):
+        (tmp_path / pod).mkdir()
+        (tmp_path / pod / "trainer.log").touch()
+    assert pods(tmp_path) == ["j-2", "j-10"]
+    folder = tmp_path / "j-2" / "workers" / "uid" / "round_3" / "1"
+    folder.mkdir(parents=True)
+    out, err = worker_logs(tmp_path, {"pod": "j-2", "round": 3, "localRank": 1})
+    assert (out, err) == (folder / "stdout.log", folder / "stderr.log")

@@ -1,0 +1,101 @@
+"""The folders of local jobs: whose they are, and who may have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_cli import settings
+from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.local.state import JobFolder, Run, job, jobs, write_json
+
+
+@pytest.fixture(autouse=True)
+def corner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def saved(name: str, namespace: str = "default") -> JobFolder:
+    folder = JobFolder(namespace, name)
+    folder.acquire()
+    write_json(folder.status_file, {"metadata": {"name": name}})
+    folder.release()
+    return folder
+
+
+def test_a_job_is_held_by_one_runner_at_a_time() -> None:
+    first, second = JobFolder("default", "a"), JobFolder("default", "a")
+    first.acquire()
+    first.write_run(Run(4711, "/sock", "/m.yaml", 0.0))
+    assert second.running()
+    with pytest.raises(BadInput, match=r"already running .*process 4711, from /m.yaml"):
+        second.acquire()
+    first.release()
+    assert not second.running()
+    second.acquire()
+    assert second.run() is None  # what the last run left is cleared away
+    second.release()
+
+
+def test_jobs_are_listed_by_namespace_and_name() -> None:
+    for name, namespace in (("b", "default"), ("a", "default"), ("c", "team")):
+        saved(name, namespace)
+    JobFolder("default", "empty").path.mkdir()
+    assert [folder.name for folder in jobs("default")] == ["a", "b"]
+    assert [folder.name for folder in jobs(None)] == ["a", "b", "c"]
+    with pytest.raises(CommandError, match=r'"x" not found in namespace "default"; there is: a, b'):
+        job("default", "x")
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "A", "-a", "a" * 64, "a\n"])
+def test_a_name_never_leads_out_of_its_folder(name: str) -> None:
+    with pytest.raises(BadInput, match="must be a DNS label"):
+        JobFolder("default", name)
+    with pytest.raises(BadInput, match="must be a DNS label"):
+        JobFolder(name, "job")
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    corner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (corner / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(corner / "file"))
+    with pytest.raises(CommandError, match="set XDG_STATE_HOME to a folder that can"):
+        JobFolder("default", "a").acquire()
+
+
+@pytest.mark.parametrize("value", ["", "relative/path"])
+def test_a_state_home_that_is_not_absolute_is_ignored(
+    value: str, corner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", value)
+    monkeypatch.setenv("HOME", str(corner))
+    assert settings.state_root() == corner / ".local" / "state" / "elasticjob"
+
+
+def test_the_containers_python(monkeypatch: pytest.MonkeyPatch, corner: Path) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setenv("VIRTUAL_ENV", "/some/venv")
+    monkeypatch.setenv("ELASTICJOB_PREFIX", "another job's")
+    inherited = settings.container_environment(None)
+    assert inherited["PATH"] == "/usr/bin"  # an active environment stays as it is
+    assert "ELASTICJOB_PREFIX" not in inherited
+    named = settings.container_environment(corner / "bin" / "python3")
+    assert named["PATH"] == f"{corner / 'bin'}:/usr/bin"
+    monkeypatch.delenv("VIRTUAL_ENV")
+    assert settings.container_environment(None)["PATH"].endswith(":/usr/bin")
+
+
+def test_a_long_temporary_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, corner: Path) -> None:
+    deep = corner / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    made = settings.run_dir()
+    try:
+        assert len(str(made)) <= settings.LONGEST_RUN_DIR
+        assert made.stat().st_mode & 0o077 == 0
+    finally:
+        made.rmdir()

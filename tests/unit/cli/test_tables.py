@@ -1,0 +1,119 @@
+"""What `get` prints, in the columns of the CRD."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from elasticjob_cli.tables import age, aligned, failure_lines, header, history_lines, row
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.crdgen import definition
+from elasticjob_operator.model.status import FirstFailure
+
+NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (119, "119s"),
+        (120, "2m"),
+        (200, "3m20s"),
+        (900, "15m"),
+        (3600 * 5 + 720, "5h12m"),
+        (3600 * 9 + 720, "9h"),
+        (3600 * 24 * 3, "3d"),
+        (-5, "0s"),
+    ],
+)
+def test_ages(seconds: int, text: str) -> None:
+    assert age(NOW - timedelta(seconds=seconds), NOW) == text
+
+
+def test_an_unknown_age() -> None:
+    assert age(None, NOW) == "<none>"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_columns_are_those_that_kubectl_shows(wide: bool) -> None:
+    columns = definition()["spec"]["versions"][0]["additionalPrinterColumns"]
+    shown = [c["name"].upper() for c in columns if wide or not c.get("priority")]
+    assert list(header(wide)) == ["NAME", *shown]
+
+
+def test_a_row() -> None:
+    job = ElasticJob.model_validate(
+        {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "digits", "creationTimestamp": "2026-01-31T11:59:00Z"},
+            "spec": {
+                "maxNodes": 4,
+                "template": {"spec": {"containers": [{"name": "c", "command": ["true"]}]}},
+            },
+            "status": {
+                "phase": "Running",
+                "nodes": 3,
+                "wantedNodes": 4,
+                "restarts": 1,
+                "rendezvous": {
+                    "state": "final",
+                    "round": 7,
+                    "master": "digits-0",
+                    "cause": {"kind": "loss"},
+                },
+                "firstFailure": {"round": 2, "pod": "digits-1", "class": "UserError"},
+            },
+        }
+    )
+    short = ("digits", "Running", "final", "7", "3", "4", "1", "60s")
+    assert row(job, False, NOW) == short
+    assert row(job, True, NOW) == (*short, "1", "4", "digits-0", "loss", "UserError")
+
+
+def test_a_job_without_a_status_yet() -> None:
+    job = ElasticJob.model_validate(
+        {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "new"},
+            "spec": {"maxNodes": 1, "template": {"spec": {"containers": [{"name": "c"}]}}},
+        }
+    )
+    assert row(job, True, NOW)[1:4] == ("<none>", "<none>", "<none>")
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert aligned([("A", "B"), ("long", "x")]) == ["A      B", "long   x"]
+
+
+def test_rounds_with_causes_and_times() -> None:
+    rounds = [
+        {
+            "round": 2,
+            "cause": "loss",
+            "members": ["a-1"],
+            "nodes": 3,
+            "finalSeconds": 12.345,
+            "detectMs": 3,
+            "stopMs": None,
+            "joinMs": 0,
+            "startMs": 20,
+        }
+    ]
+    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - 0 20"
+
+
+def test_a_failure_names_the_culprit() -> None:
+    failure = FirstFailure(
+        round=2, pod="a-1", rank=3, exit_code=1, class_="UserError", message="ValueError: x",
+        traceback="Traceback\n  line\n",
+    )  # fmt: skip
+    assert failure_lines(failure) == [
+        "rank 3 on a-1, round 2: exit code 1, UserError",
+        "ValueError: x",
+        "Traceback",
+        "  line",
+    ]

@@ -1,0 +1,94 @@
+"""What `elasticjob run` prints, line by line and as a picture."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from elasticjob_cli.local.snapshot import NodeRow, Snapshot
+from elasticjob_cli.local.view import LiveView, PlainView
+from elasticjob_operator.model import ElasticJob
+
+NODES = (NodeRow("j-0", "0", "running", 2), NodeRow("j-1", "", "starting", 0))
+
+
+def snapshot(seconds: float, progress: dict[str, Any] | None = None, **rendezvous: Any) -> Snapshot:
+    status = {"phase": "Running", "restarts": rendezvous.pop("restarts", 0)}
+    job = ElasticJob.model_validate(
+        {
+            "apiVersion": "elasticjob.dev/v1alpha1",
+            "kind": "ElasticJob",
+            "metadata": {"name": "j"},
+            "spec": {"maxNodes": 2, "template": {"spec": {"containers": [{"name": "c"}]}}},
+            "status": {**status, "rendezvous": rendezvous},
+        }
+    )
+    return Snapshot(job, seconds, NODES, progress or {})
+
+
+FINAL: dict[str, Any] = {
+    "state": "final",
+    "round": 2,
+    "nodes": 2,
+    "worldSize": 4,
+    "master": "j-0",
+    "cause": {"kind": "loss", "members": ["j-1"], "detail": "it is [bold]gone[/]"},
+}
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200, force_terminal=False)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_line_for_each_transition_and_no_other(console: Console) -> None:
+    view = PlainView(console)
+    view.show(snapshot(1, state="joinable", round=0))
+    for seconds in (2.0, 2.5, 3.0):
+        view.show(snapshot(seconds, **FINAL))
+    view.show(snapshot(4, restarts=1, **FINAL))
+    view.note(5, "pod j-1 ended: signal 9")
+    said = "round 2 final: 2 nodes, 4 workers, master j-0  (loss: j-1 (it is [bold]gone[/]))"
+    assert printed(console).splitlines() == [
+        "[   1.00 s] Running, no round yet",
+        f"[   2.00 s] Running, {said}",
+        f"[   4.00 s] Running, {said}, restarts 1",
+        "[   5.00 s] pod j-1 ended: signal 9",
+    ]
+
+
+def test_progress_is_told_now_and_then(console: Console) -> None:
+    view = PlainView(console)
+    for seconds in (1, 5, 6, 9, 10.5):
+        view.show(snapshot(seconds, {"step": int(seconds)}, **FINAL))
+    lines = [line for line in printed(console).splitlines() if "step" in line]
+    assert lines == ["[   5.00 s] step 5", "[  10.50 s] step 10"]
+
+
+def test_the_picture_shows_nodes_ranks_state_cause_and_progress() -> None:
+    console = Console(
+        file=io.StringIO(), width=60, height=30, force_terminal=True, color_system=None
+    )
+    view = LiveView(console)
+    view.show(snapshot(3, {"step": 7, "loss": 0.5}, restarts=1, **FINAL))
+    view.note(4, "x" * 500)  # a long line is cut, or the picture could not be redrawn
+    view.close()
+    last = printed(console)[-1200:]
+    for part in (
+        "j-0    0",
+        "starting",
+        "cause: loss: j-1",
+        "step 7  loss 0.5",
+        "restarts 1/3",
+        "…",
+    ):
+        assert part in last
+    assert all(len(line) < 100 for line in last.split("\n"))

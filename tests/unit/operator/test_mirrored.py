@@ -1,0 +1,207 @@
+"""From stored bytes to the view that plan and status take."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from elasticjob_operator.core.mirrored import closed, prefix_of, records, rendezvous_view
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    OutcomeKind,
+    RendezvousView,
+    StopReason,
+)
+from elasticjob_operator.model import RendezvousState
+from elasticjob_rendezvous.core import records as stored
+from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.kv import KeyValue
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Failure,
+    FailureClass,
+    History,
+    Member,
+    MemberState,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import seal
+
+PREFIX = job_prefix("team", "uid", 2)
+KEYS = Keys(PREFIX)
+CAUSE = Cause(CauseKind.LOSS, ("pod-1",), "gone")
+
+
+def member(name: str, state: MemberState = MemberState.RUNNING, session: str = "s") -> Member:
+    return Member(f"id-{name}", session, name, "10.0.0.1", 1, slots=2, state=state, round=3)
+
+
+def kv(key: str, record: object, revision: int = 1) -> KeyValue:
+    return KeyValue(key, encode(record), revision, revision)
+
+
+def failure(number: int, rank: int, kind: FailureClass, at_ms: int) -> KeyValue:
+    record = Failure(number, f"m{rank}", f"pod-{rank}", rank, 0, kind, at_ms, exit_code=1)
+    return kv(KEYS.failure(number, record.member), record)
+
+
+def final(**fields: object) -> Round:
+    members = [member("pod-0"), member("pod-2")]
+    roster = seal(3, members, 0)
+    return Round(
+        3,
+        RoundState.FINAL,
+        CAUSE,
+        nodes=2,
+        world_size=roster.world_size,
+        master_name="pod-0",
+        since_ms=1_000_500,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "prefix"),
+    [
+        (KEYS.round, PREFIX),
+        (KEYS.session("m", "s"), PREFIX),
+        ("/elasticjob/stray", ""),
+        ("/elasticjob/team/uid/2", ""),
+        ("/other/team/uid/2/round", ""),
+    ],
+)
+def test_whose_key_it_is(key: str, prefix: str) -> None:
+    assert prefix_of(key) == prefix
+
+
+def test_nothing_stored_is_a_rendezvous_that_nobody_entered() -> None:
+    assert rendezvous_view(records(PREFIX, [])) == RendezvousView()
+
+
+def test_a_final_round() -> None:
+    members = [member("pod-0"), member("pod-2"), member("pod-10", MemberState.WAITING)]
+    view = rendezvous_view(
+        records(
+            PREFIX,
+            [
+                kv(KEYS.round, final(charged=(1, 2))),
+                kv(KEYS.roster(3), seal(3, members[:2], 2)),
+                kv(KEYS.history(3), History(3, CAUSE, 2, stop_ms=4)),
+                kv(KEYS.history(2), History(2, Cause(CauseKind.START), 3)),
+                *(kv(KEYS.session(m.id, "s"), m, 10 - i) for i, m in enumerate(members)),
+            ],
+        )
+    )
+    assert (view.state, view.round, view.nodes) == (RendezvousState.FINAL, 3, 2)
+    assert (view.world_size, view.master, view.waiting) == (4, "pod-0", 1)
+    assert view.since == datetime.fromtimestamp(1000.5, UTC)
+    assert view.cause == CauseView("loss", ("pod-1",), "gone")
+    assert {m.pod: m.rank for m in view.members} == {"pod-0": 0, "pod-2": 1, "pod-10": None}
+    assert [(r.round, r.cause, r.stop_ms) for r in view.rounds] == [
+        (2, "start", None),
+        (3, "loss", 4),
+    ]
+    assert view.failures_charged == 2
+    assert view.outcome is None
+
+
+def test_a_round_that_forms_has_no_ranks_and_no_master_yet() -> None:
+    forming = Round(4, RoundState.FROZEN, CAUSE, 3, ids=("a", "b", "c"), nodes=2, master_name="x")
+    stored_roster = seal(3, [member("pod-0")], 0)
+    view = rendezvous_view(
+        records(
+            PREFIX,
+            [
+                kv(KEYS.round, forming),
+                kv(KEYS.roster(3), stored_roster),
+                kv(KEYS.session("id-pod-0", "s"), member("pod-0")),
+            ],
+        )
+    )
+    assert (view.state, view.nodes, view.world_size, view.master) == ("frozen", 3, 0, None)
+    assert view.members[0].rank is None
+
+
+def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
+    older = member("pod-0", MemberState.RUNNING, "old")
+    newer = member("pod-0", MemberState.LEAVING, "new")
+    for order in ((0, 1), (1, 0)):
+        kvs = [
+            kv(KEYS.session("id-pod-0", "old"), older, 5),
+            kv(KEYS.session("id-pod-0", "new"), newer, 9),
+        ]
+        found = records(PREFIX, [kvs[i] for i in order])
+        assert found.members == (newer,)
+
+
+@pytest.mark.parametrize(
+    ("charged", "kvs", "culprit"),
+    [
+        # The victims of a lost node failed too, but that is no failure of the job.
+        ((), [failure(3, 0, FailureClass.PEER_ABORT, 5)], None),
+        # Nobody was lost, so the aborted collective was charged in the end.
+        ((3,), [failure(3, 0, FailureClass.PEER_ABORT, 5)], 0),
+        # The cause is shown, though its consequence came first.
+        (
+            (3,),
+            [
+                failure(3, 0, FailureClass.PEER_ABORT, 5),
+                failure(3, 1, FailureClass.USER_ERROR, 6),
+            ],
+            1,
+        ),
+        # The latest round that failed counts.
+        (
+            (1, 3),
+            [
+                failure(1, 0, FailureClass.USER_ERROR, 1),
+                failure(3, 2, FailureClass.SIGNAL, 9),
+            ],
+            2,
+        ),
+        # A failure that speaks for itself is shown before it is charged.
+        ((), [failure(3, 1, FailureClass.OUT_OF_MEMORY, 5)], 1),
+    ],
+)
+def test_who_failed_first(
+    charged: tuple[int, ...], kvs: list[KeyValue], culprit: int | None
+) -> None:
+    view = rendezvous_view(records(PREFIX, [kv(KEYS.round, final(charged=charged)), *kvs]))
+    found = view.first_failure
+    assert (found.rank if found else None) == culprit
+
+
+def test_what_is_malformed_is_named_and_left_out() -> None:
+    good = member("pod-0")
+    found = records(
+        PREFIX,
+        [
+            KeyValue(KEYS.round, b"[]", 1, 1),
+            KeyValue(KEYS.session("x", "s"), b"\xff", 2, 2),
+            kv(KEYS.session("id-pod-0", "s"), good, 3),
+            KeyValue(PREFIX + "from/a/newer/release", b"?", 4, 4),
+        ],
+    )
+    assert found.members == (good,)
+    assert found.round is None
+    assert len(found.malformed) == 2
+    assert KEYS.round in found.malformed[0]
+
+
+def test_closing_keeps_the_round_and_closes_once() -> None:
+    outcome = stored.Outcome(stored.OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    first = closed(kv(KEYS.round, final()), outcome, 77)
+    assert first is not None
+    written = decode(Round, KEYS.round, first)
+    assert (written.number, written.state, written.since_ms) == (3, RoundState.CLOSED, 77)
+    assert written.nodes == 2
+    assert closed(KeyValue(KEYS.round, first, 1, 2), outcome, 78) is None
+
+    view = rendezvous_view(records(PREFIX, [KeyValue(KEYS.round, first, 1, 2)]))
+    assert view.suspended
+    assert view.outcome is not None
+    assert view.outcome.kind is OutcomeKind.STOPPED
