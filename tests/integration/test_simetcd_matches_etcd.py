@@ -1,0 +1,251 @@
+"""The simulated etcd does what a real one does: the same requests, the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elasticjob_rendezvous.core.kv import (
+    Compare,
+    Delete,
+    Is,
+    KeyValue,
+    Op,
+    Order,
+    Put,
+    Range,
+    Target,
+    Txn,
+    TxnResult,
+    WatchBatch,
+    WatchEvent,
+)
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import Compacted, InvalidRequest, LeaseLost
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.watching import drained, events_of, opened
+from tests.sim import simetcd
+from tests.sim.simetcd import SimEtcd
+
+KEYS = ("a", "b", "ab", "c/1", "c/2")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class GrantLease:
+    ttl_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeLease:
+    """Which lease, counted among those granted so far."""
+
+    index: int
+
+
+Step = Txn | GrantLease | RevokeLease
+"""In a `Txn` a lease is 1 + its index, and a revision counts from the example's begin."""
+
+_keys = st.sampled_from(KEYS)
+_puts = st.builds(
+    Put, _keys, st.binary(max_size=3), st.sampled_from((0, 0, 1, 2))
+)
+_deletes = st.builds(Delete, st.sampled_from((*KEYS, "", "c/")), st.booleans())
+_ranges = st.builds(
+    Range,
+    st.sampled_from((*KEYS, "", "c/")),
+    st.booleans(),
+    st.sampled_from(Order),
+    st.sampled_from((0, 0, 1, 2)),
+)
+_ops = st.lists(st.one_of(_puts, _deletes, _ranges), max_size=4).map(tuple)
+_compares = st.builds(
+    Compare,
+    _keys,
+    st.sampled_from(Target),
+    st.integers(0, 12),
+    st.sampled_from(Is),
+)
+_txns = st.builds(Txn, st.lists(_compares, max_size=2).map(tuple), _ops, _ops)
+_steps = st.one_of(
+    _txns,
+    _txns,
+    _txns,
+    st.builds(GrantLease, st.just(600)),
+    st.builds(RevokeLease, st.integers(0, 2)),
+)
+
+
+@dataclass(slots=True)
+class Pair:
+    """A real and a simulated store on their way through one example."""
+
+    client: Client
+    prefix: str
+    begin: int
+    sim: SimEtcd = field(default_factory=SimEtcd)
+    leases: list[tuple[int, int]] = field(default_factory=list)
+
+    def key(self, key: str) -> str:
+        return self.prefix + key
+
+    def lease(self, number: int, side: int) -> int:
+        """The lease a put names; one that was never granted does not exist on either side."""
+        if number == 0:
+            return 0
+        return self.leases[number - 1][side] if number <= len(self.leases) else 12345
+
+    def revision(self, relative: int, side: int) -> int:
+        real = side == 0 and relative > 0
+        return relative + self.begin - 1 if real else relative
+
+    def op(self, op: Op, side: int) -> Op:
+        moved = replace(op, key=self.key(op.key))
+        if isinstance(moved, Put):
+            return replace(moved, lease=self.lease(moved.lease, side))
+        return moved
+
+    def txn(self, txn: Txn, side: int) -> Txn:
+        return Txn(
+            tuple(
+                replace(
+                    compare,
+                    key=self.key(compare.key),
+                    revision=self.revision(compare.revision, side),
+                )
+                for compare in txn.compares
+            ),
+            tuple(self.op(op, side) for op in txn.success),
+            tuple(self.op(op, side) for op in txn.failure),
+        )
+
+    # -- what is compared -----------------------------------------------------------
+
+    def kv(self, kv: KeyValue, side: int) -> KeyValue:
+        offset = self.begin - 1 if side == 0 else 0
+        lease = next((i for i, pair in enumerate(self.leases, 1) if pair[side] == kv.lease), 0)
+        return KeyValue(
+            kv.key, kv.value, kv.create_revision - offset, kv.mod_revision - offset, lease
+        )
+
+    def event(self, event: WatchEvent, side: int) -> WatchEvent:
+        if isinstance(event, KeyValue):
+            return self.kv(event, side)
+        offset = self.begin - 1 if side == 0 else 0
+        return replace(event, mod_revision=event.mod_revision - offset)
+
+    def result(self, result: TxnResult, side: int) -> object:
+        offset = self.begin - 1 if side == 0 else 0
+        ranges = [
+            (target, [self.kv(kv, side) for kv in found]) for target, found in result.ranges
+        ]
+        return result.succeeded, result.revision - offset, ranges
+
+    # -- steps ----------------------------------------------------------------------
+
+    async def step(self, step: Step) -> None:
+        match step:
+            case GrantLease(ttl):
+                real = await self.client.grant(ttl)
+                sim = self.sim.grant(ttl, 0.0)
+                assert real.ttl_seconds == sim.ttl_seconds
+                self.leases.append((real.id, sim.id))
+            case RevokeLease(index) if index < len(self.leases):
+                await self.client.revoke(self.leases[index][0])
+                self.sim.revoke(self.leases[index][1])
+            case Txn():
+                assert await self.real_answer(step) == self.sim_answer(step), step
+
+    async def real_answer(self, txn: Txn) -> object:
+        try:
+            return self.result(await self.client.txn(self.txn(txn, 0)), 0)
+        except LeaseLost:
+            return "no such lease"
+        except InvalidRequest:
+            return "refused"
+
+    def sim_answer(self, txn: Txn) -> object:
+        try:
+            return self.result(self.sim.txn(self.txn(txn, 1)), 1)
+        except simetcd.LeaseMissing:
+            return "no such lease"
+        except simetcd.Refused:
+            return "refused"
+
+    async def compare_history(self) -> None:
+        """All that was written, as a watch from the example's begin tells it."""
+        batches: list[WatchBatch] = []
+        self.sim.watch(Range(self.prefix, prefix=True), 2, batches.append)
+        expected = [self.event(event, 1) for batch in batches for event in batch.events]
+        watch = self.client.watch([Range(self.prefix, prefix=True)], self.begin + 1)
+        async with aclosing(watch):
+            await opened(watch)
+            found = await events_of(watch, len(expected)) if expected else []
+        assert [self.event(event, 0) for event in found] == expected
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(_steps, max_size=14))
+def test_same_steps_same_answers(newest_etcd: EtcdServer, prefix: str, steps: list[Step]) -> None:
+    async def main() -> None:
+        async with Client([newest_etcd.url]) as client:
+            mine = f"{prefix}{next(_numbers)}/"
+            begin = (await client.range(Range(mine))).revision
+            pair = Pair(client, mine, begin)
+            for step in steps:
+                await pair.step(step)
+            await pair.compare_history()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ttl_seconds", [2, 5])
+def test_least_time_to_live(newest_etcd: EtcdServer, ttl_seconds: int) -> None:
+    async def main() -> None:
+        async with Client([newest_etcd.url]) as client:
+            real = await client.grant(ttl_seconds)
+            await client.revoke(real.id)
+            assert real.ttl_seconds == SimEtcd().grant(ttl_seconds, 0.0).ttl_seconds
+
+    asyncio.run(main())
+
+
+def test_compacted_revisions_can_not_be_watched(newest_etcd: EtcdServer, prefix: str) -> None:
+    target = Range(f"{prefix}k")
+    sim = SimEtcd()
+
+    async def main() -> None:
+        async with Client([newest_etcd.url]) as client:
+            real = [await client.put(Put(target.key, bytes([n]))) for n in range(3)]
+            simulated = [
+                sim.txn(Txn((), (Put(target.key, bytes([n])),))).revision for n in range(3)
+            ]
+            newest_etcd.ctl("compaction", str(real[1]))
+            sim.compact(simulated[1])
+            with pytest.raises(Compacted):
+                await drained(client.watch([target], real[0]))
+            with pytest.raises(simetcd.Compacted):
+                sim.watch(target, simulated[0], lambda _: None)
+            watch = client.watch([target], real[1])
+            await opened(watch)
+            seen = await events_of(watch, 2)
+            batches: list[WatchBatch] = []
+            sim.watch(target, simulated[1], batches.append)
+            assert [event.value for event in seen if isinstance(event, KeyValue)] == [
+                event.value
+                for batch in batches
+                for event in batch.events
+                if isinstance(event, KeyValue)
+            ]
+
+    asyncio.run(main())
+
+
