@@ -13,7 +13,7 @@ from elasticjob_agent.local import LocalHands
 from elasticjob_agent.options import Options, PlainAgent, plain_agent
 from elasticjob_agent.preflight import PreflightError, check
 from elasticjob_agent.settings import SettingsError
-from elasticjob_agent.wiring import run_agent, session_nonce, to_standard_error
+from elasticjob_agent.wiring import explain, run_agent, session_nonce, to_standard_error
 from elasticjob_cli.errors import BadInput
 
 CONTEXT = {"allow_interspersed_args": False}
@@ -125,5 +125,7 @@ async def _run(plain: PlainAgent) -> Ending:
     try:
         await check(plain.settings, plain.connect_seconds)
     except PreflightError as error:
-        return Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"elasticjob: {error}")
+        ending = Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"elasticjob: {error}")
+        await explain(plain.settings, ending)
+        return ending
     return await run_agent(plain.settings, LocalHands(plain.command), session_nonce())

@@ -86,7 +86,12 @@ async def run_agent(settings: AgentSettings, hands: Hands, session: str) -> Endi
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
+    await explain(settings, ending)
+    return ending
+
+
+async def explain(settings: AgentSettings, ending: Ending) -> None:
+    """Leave the message by which a finished pod explains itself."""
     trouble = await asyncio.to_thread(write_termination, settings.termination_log, ending.message)
     if trouble is not None:
         log.warning("%s: no termination message: %s", settings.name, trouble)
-    return ending

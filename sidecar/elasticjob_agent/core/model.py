@@ -95,8 +95,7 @@ class Crew:
 
     @property
     def leftovers_at(self) -> float | None:
-        """When processes that outlive all workers are ended: they get a moment to go by
-        themselves, so that a plain end is not told as a stop."""
+        """When processes that outlive all workers are ended, after a moment to go by themselves."""
         if self.ended_at is None or self.empty or self.order is not None:
             return None
         return self.ended_at + LEFTOVER_SECONDS

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_agent.options import Options, plain_agent, rdzv_conf, slots_of
+from elasticjob_agent.options import Options, plain_agent, slots_of
+from elasticjob_agent.rdzv_conf import read_conf
 from elasticjob_agent.settings import SettingsError
 from elasticjob_cli.main import main
 
@@ -136,7 +137,7 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_defaults_of_the_rendezvous() -> None:
-    conf = rdzv_conf("")
+    conf = read_conf("")
     assert (conf.timeout, conf.last_call_timeout, conf.keep_alive_seconds) == (600, 30, 5)
 
 
