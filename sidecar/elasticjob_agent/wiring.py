@@ -24,13 +24,23 @@ NONCE_BYTES = 6
 
 def to_standard_error(level: int = logging.INFO) -> None:
     """Log plain lines: time, level, then who and what."""
+    _send("elasticjob", "%(message)s", level)
+
+
+def _name_the_rendezvous(settings: AgentSettings) -> None:
+    """The rendezvous library does not know whose log it writes to."""
+    name = settings.name.replace("%", "%%")
+    level = logging.getLogger("elasticjob").level
+    _send("elasticjob_rendezvous", f"{name}: %(message)s", level)
+
+
+def _send(logger: str, message: str, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("elasticjob", "elasticjob_rendezvous"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(level)
-        logger.propagate = False
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {message}"))
+    target = logging.getLogger(logger)
+    target.handlers = [handler]
+    target.setLevel(level)
+    target.propagate = False
 
 
 def launcher_hands(settings: AgentSettings, session: str) -> LauncherHands:
@@ -78,6 +88,7 @@ def member_of(settings: AgentSettings, session: str, launcher_port: int) -> Rend
 
 async def run_agent(settings: AgentSettings, hands: Hands, session: str) -> Ending:
     """Run an agent to its end, answer probes meanwhile, and leave the message that explains it."""
+    _name_the_rendezvous(settings)
     agent = Agent(settings, hands, lambda port: member_of(settings, session, port))
     try:
         address = settings.bind_address
