@@ -21,11 +21,13 @@ PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "sidecar"
 PATIENCE_SECONDS = 30.0
 
 WORKER = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 folder, env = pathlib.Path.cwd(), os.environ
 print("rank", env["RANK"], "of", env["WORLD_SIZE"], "round", env["ELASTICJOB_ROUND"], flush=True)
 if (folder / "stubborn").exists():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if (folder / "daemon").exists():  # a child that leaves its group and its session
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
 (folder / f"worker-{os.getpid()}").write_text(env["RANK"])
 while not (folder / "finish").exists():
     if (folder / "talk").exists():

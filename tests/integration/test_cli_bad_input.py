@@ -215,3 +215,28 @@ def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
     finally:
         if as_root:
             subprocess.run(["umount", str(rig.state)], check=True, timeout=10)
+
+
+def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path: Path) -> None:
+    """An interpreter that ends at once: no launcher ever comes up on it."""
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho this Python is broken\nexit 9\n")
+    fake.chmod(0o755)
+    environment = {"PATH": f"{fake.parent}:{rig.env['PATH']}", "VIRTUAL_ENV": str(tmp_path)}
+
+    failed = rig.call("run", rig.manifest(), "--plain", env=environment)
+
+    assert failed.returncode == 1
+    assert "pods ended before they were in a round, the last one with exit code 9" in failed.stderr
+    assert "this Python is broken" in rig.call("logs", "job").stdout
+    rig.nothing_left()
+
+
+def test_a_deadline_that_passes_fails_the_job(rig: LocalRig) -> None:
+    failed = rig.call("run", rig.manifest(runPolicy={"activeDeadlineSeconds": 2}), "--plain")
+
+    assert failed.returncode == 1, failed.stdout
+    assert "failed: DeadlineExceeded" in failed.stderr
+    assert rig.status()["phase"] == "Failed"
+    rig.nothing_left()

@@ -147,6 +147,16 @@ def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signa
     rig.nothing_left()
 
 
+def test_an_interrupt_while_the_cluster_starts_leaves_nothing(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    until(lambda: len(rig.processes()) >= 2, "the first process")
+
+    runner.send_signal(signal.SIGINT)
+
+    assert runner.wait(20) == 130
+    rig.nothing_left()
+
+
 def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> None:
     (rig.job / "stubborn").touch()
     grace = {"stopGraceSeconds": 60}
@@ -164,11 +174,12 @@ def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> Non
 
 
 def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
+    (rig.job / "daemon").touch()
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     until(lambda: len(rig.workers()) == 2, "two workers")
     before = rig.processes()
-    for part in ("warden.py", "etcd", "elasticjob_agent", "launcher.pyz", "work.py"):
+    for part in ("warden.py", "etcd", "elasticjob_agent", "launcher.pyz", "work.py", "sleep 1000"):
         assert any(part in command for command in before.values()), (part, before)
     assert set(rig.workers().values()) <= before.keys()
 
@@ -185,6 +196,7 @@ def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
 
 
 def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
+    (rig.job / "daemon").touch()
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     until(lambda: len(rig.workers()) == 2, "two workers")

@@ -28,9 +28,9 @@ def scale(
 
     The number is clamped to the legal sizes of the job (minNodes, maxNodes, nodeIncrement).
 
-    Example:
-
-        elasticjob scale digits --nodes 4
+    \b
+    Examples:
+      elasticjob scale digits --nodes 4
     """
     answer = call(job(namespace, name), "scale", nodes=nodes)
     wanted = answer["wanted"]
@@ -41,9 +41,9 @@ def scale(
 def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     """End a job if it runs, and forget it with its status and logs.
 
-    Example:
-
-        elasticjob delete digits
+    \b
+    Examples:
+      elasticjob delete digits
     """
     folder = job(namespace, name)
     if folder.running():
@@ -86,10 +86,10 @@ def fault(
     kill-worker sends SIGKILL to the pod's first worker, kill-agent to its agent, kill-node to
     everything in it; drain ends it as a node drain does: told first, then stopped.
 
+    \b
     Examples:
-
-        elasticjob fault kill-worker digits digits-0
-        elasticjob fault drain digits digits-1
+      elasticjob fault kill-worker digits digits-0
+      elasticjob fault drain digits digits-1
     """
     folder = job(namespace, name)
     if not folder.running():

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 
 def get(
     name: Annotated[
-        str | None, typer.Argument(help="Name of a job; all of them without it.", metavar="[NAME]")
+        str | None, typer.Argument(help="Name of a job; all of them without it.", metavar="NAME")
     ] = None,
     output: Annotated[
         Output | None, typer.Option("--output", "-o", help="Form of the output.")
@@ -41,11 +41,11 @@ def get(
 ) -> None:
     """Show jobs of this machine, running or ended.
 
+    \b
     Examples:
-
-        elasticjob get
-        elasticjob get digits -o yaml
-        elasticjob get digits -w
+      elasticjob get
+      elasticjob get digits -o yaml
+      elasticjob get digits -w
     """
     folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
     objects = [folder.object() for folder in folders]
@@ -95,11 +95,13 @@ def _cells(document: dict[str, Any], wide: bool) -> tuple[str, ...]:
 
 
 def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
-    """Show everything about one job: members, rounds with causes and times, failure, conditions.
+    """Show everything about one job.
 
-    Example:
+    Its members, its rounds with their causes and times, the first failure, and its conditions.
 
-        elasticjob describe digits
+    \b
+    Examples:
+      elasticjob describe digits
     """
     folder = job(namespace, name)
     found = ElasticJob.model_validate(folder.object())

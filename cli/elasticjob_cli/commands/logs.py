@@ -31,12 +31,12 @@ def logs(
     ] = False,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Print the output of all nodes, or of one worker, also after the job has ended.
+    """Print the output of all nodes or of one worker.
 
+    \b
     Examples:
-
-        elasticjob logs digits -f
-        elasticjob logs digits --rank 1 --round 3
+      elasticjob logs digits -f
+      elasticjob logs digits --rank 1 --round 3
     """
     folder = job(namespace, name)
     if rank is None:

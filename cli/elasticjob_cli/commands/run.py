@@ -45,16 +45,16 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run a job on this machine: the manifest of a cluster, with processes as pods.
+    """Run a job on this machine, with processes as pods.
 
     Ctrl-C drains and ends it; a second Ctrl-C kills. The exit code is 0 when the job succeeded,
     1 when it failed, 2 for bad input, 130 when it was interrupted.
 
+    \b
     Examples:
-
-        elasticjob run job.yaml
-        elasticjob run job.yaml --plain --logs
-        elasticjob run job.yaml --name second --nodes 1
+      elasticjob run job.yaml
+      elasticjob run job.yaml --plain --logs
+      elasticjob run job.yaml --name second --nodes 1
     """
     job, container = prepare(file, name, nodes, python)
     console = Console()

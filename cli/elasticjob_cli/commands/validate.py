@@ -16,11 +16,13 @@ from elasticjob_operator.model.manifest import check_file
 def validate(
     files: Annotated[list[Path], typer.Argument(help="Manifests to check.", metavar="FILE...")],
 ) -> None:
-    """List every error of manifests, with file, line and field; exit code 2 if there is one.
+    """List every error of manifests with file, line and field.
 
-    Example:
+    The exit code is 2 if there is one.
 
-        elasticjob validate job.yaml
+    \b
+    Examples:
+      elasticjob validate job.yaml
     """
     count = 0
     for file in files:

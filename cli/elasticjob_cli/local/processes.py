@@ -47,12 +47,12 @@ class Exit:
         return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
 
 
-def _start_warden(run_dir: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _start_warden(run_dir: Path, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(run_dir)],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), lock],
             start_new_session=True,  # Ctrl-C at the terminal is for the runner alone
             stdin=subprocess.DEVNULL,
         )
@@ -70,10 +70,14 @@ class Processes:
         self._exits: dict[str, asyncio.Future[Exit]] = {}
         self.gone = asyncio.Event()
 
-    async def open(self, run_dir: Path) -> None:
-        """Start the warden, which removes `run_dir` at the end."""
+    async def open(self, run_dir: Path, lock: int) -> None:
+        """Start the warden, which removes `run_dir` at the end.
+
+        It shares the file descriptor `lock`: what that locks stays locked until the last process is
+        gone, also when the runner is killed.
+        """
         warden.become_subreaper()  # should the warden itself be killed, its orphans come to us
-        self._process, ours = _start_warden(run_dir)
+        self._process, ours = _start_warden(run_dir, lock)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self._listening = asyncio.create_task(self._listen())
 

@@ -65,11 +65,11 @@ class LocalRun:
     async def run(self) -> Ended:
         """Raises `CommandError` when the local cluster itself cannot work."""
         etcd.find_etcd()
-        self._folder.acquire()
+        lock = self._folder.acquire()
         try:
             run_dir = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
-            await self._processes.open(run_dir)
+            await self._processes.open(run_dir, lock)
             try:
                 with self._warnings():
                     await self._in_cluster(run_dir)

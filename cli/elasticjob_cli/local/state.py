@@ -4,7 +4,7 @@
 
 | file          | what                                                                |
 |---------------|---------------------------------------------------------------------|
-| `lock`        | held by the runner for as long as it lives                          |
+| `lock`        | held by the runner, and its warden, for as long as one of them lives|
 | `run.json`    | the run: runner's pid, control socket, manifest                     |
 | `status.json` | the ElasticJob object with its status, replaced atomically          |
 | `rounds.json` | every round of the run: cause, times, who had which rank            |
@@ -78,8 +78,11 @@ class JobFolder:
             return True
         return False
 
-    def acquire(self) -> None:
-        """Take the job for this process; what an earlier run left is cleared away."""
+    def acquire(self) -> int:
+        """Take the job for this process; what an earlier run left is cleared away.
+
+        Returns the lock's file descriptor, which other processes may share.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / "lock").open("ab")
@@ -101,6 +104,7 @@ class JobFolder:
                 f"`elasticjob delete {self.name}`, or give this one another name with --name"
             ) from None
         self.clear()
+        return self._lock.fileno()
 
     def clear(self) -> None:
         """Remove everything but the lock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -91,4 +92,5 @@ def test_the_picture_shows_nodes_ranks_state_cause_and_progress() -> None:
         "…",
     ):
         assert part in last
-    assert all(len(line) < 100 for line in last.split("\n"))
+    bare = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed(console))
+    assert all(len(line) <= 60 for line in bare.replace("\r", "\n").split("\n"))
