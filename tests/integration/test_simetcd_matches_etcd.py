@@ -33,13 +33,9 @@ from tests.integration.watching import drained, events_of, opened
 from tests.sim import simetcd
 from tests.sim.simetcd import SimEtcd
 
-KEYS = ("a", "b", "ab", "c/1", "c/2")
+NOBODY = -1
+KEYS = ("a", "ab", "c/1", "c/2")
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class GrantLease:
-    ttl_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +45,12 @@ class RevokeLease:
     index: int
 
 
-Step = Txn | GrantLease | RevokeLease
-"""In a `Txn` a lease is 1 + its index, and a revision counts from the example's begin."""
+Step = Txn | RevokeLease
+"""In a `Txn` a lease is 1 + its index, and the revision of a comparison counts from the
+one that the key has when the step is taken (a missing key: from 0)."""
 
 _keys = st.sampled_from(KEYS)
-_puts = st.builds(
-    Put, _keys, st.binary(max_size=3), st.sampled_from((0, 0, 1, 2))
-)
+_puts = st.builds(Put, _keys, st.binary(max_size=2), st.sampled_from((0, 0, 1, 1, 2, 2, 1, 2, 3)))
 _deletes = st.builds(Delete, st.sampled_from((*KEYS, "", "c/")), st.booleans())
 _ranges = st.builds(
     Range,
@@ -64,12 +59,21 @@ _ranges = st.builds(
     st.sampled_from(Order),
     st.sampled_from((0, 0, 1, 2)),
 )
-_ops = st.lists(st.one_of(_puts, _deletes, _ranges), max_size=4).map(tuple)
+_wide = st.builds(
+    Range, st.sampled_from(("", "c/")), st.just(True), st.sampled_from(Order), st.just(0)
+)
+_branches = st.lists(
+    st.one_of(_puts, _puts, _deletes, _ranges, _wide),
+    max_size=3,
+    unique_by=lambda op: (type(op) is Range, op.key),
+).map(tuple)
+_careless = st.lists(st.one_of(_puts, _deletes), max_size=3).map(tuple)
+_ops = st.one_of(_branches, _branches, _branches, _careless)
 _compares = st.builds(
     Compare,
     _keys,
     st.sampled_from(Target),
-    st.integers(0, 12),
+    st.sampled_from((-1, 0, 0, 1)),
     st.sampled_from(Is),
 )
 _txns = st.builds(Txn, st.lists(_compares, max_size=2).map(tuple), _ops, _ops)
@@ -77,8 +81,7 @@ _steps = st.one_of(
     _txns,
     _txns,
     _txns,
-    st.builds(GrantLease, st.just(600)),
-    st.builds(RevokeLease, st.integers(0, 2)),
+    st.builds(RevokeLease, st.sampled_from((0, 1, *[NOBODY] * 10))),
 )
 
 
@@ -101,9 +104,15 @@ class Pair:
             return 0
         return self.leases[number - 1][side] if number <= len(self.leases) else 12345
 
-    def revision(self, relative: int, side: int) -> int:
-        real = side == 0 and relative > 0
-        return relative + self.begin - 1 if real else relative
+    def compare(self, compare: Compare, side: int) -> Compare:
+        """The same question to either side."""
+        found = self.sim.get(self.key(compare.key))
+        revision = compare.revision
+        if found is not None:
+            by_mod = compare.target is Target.MOD
+            revision += found.mod_revision if by_mod else found.create_revision
+            revision += self.begin - 1 if side == 0 else 0
+        return replace(compare, key=self.key(compare.key), revision=max(0, revision))
 
     def op(self, op: Op, side: int) -> Op:
         moved = replace(op, key=self.key(op.key))
@@ -113,14 +122,7 @@ class Pair:
 
     def txn(self, txn: Txn, side: int) -> Txn:
         return Txn(
-            tuple(
-                replace(
-                    compare,
-                    key=self.key(compare.key),
-                    revision=self.revision(compare.revision, side),
-                )
-                for compare in txn.compares
-            ),
+            tuple(self.compare(compare, side) for compare in txn.compares),
             tuple(self.op(op, side) for op in txn.success),
             tuple(self.op(op, side) for op in txn.failure),
         )
@@ -151,20 +153,23 @@ class Pair:
 
     async def step(self, step: Step) -> None:
         match step:
-            case GrantLease(ttl):
-                real = await self.client.grant(ttl)
-                sim = self.sim.grant(ttl, 0.0)
-                assert real.ttl_seconds == sim.ttl_seconds
-                self.leases.append((real.id, sim.id))
-            case RevokeLease(index) if index < len(self.leases):
+            case RevokeLease(index) if index != NOBODY:
                 await self.client.revoke(self.leases[index][0])
                 self.sim.revoke(self.leases[index][1])
             case Txn():
-                assert await self.real_answer(step) == self.sim_answer(step), step
+                real, sim = self.txn(step, 0), self.txn(step, 1)
+                answer = await self.real_answer(real)
+                assert answer == self.sim_answer(sim), step
+
+    async def grant(self) -> None:
+        real = await self.client.grant(600)
+        sim = self.sim.grant(600, 0.0)
+        assert real.ttl_seconds == sim.ttl_seconds
+        self.leases.append((real.id, sim.id))
 
     async def real_answer(self, txn: Txn) -> object:
         try:
-            return self.result(await self.client.txn(self.txn(txn, 0)), 0)
+            return self.result(await self.client.txn(txn), 0)
         except LeaseLost:
             return "no such lease"
         except InvalidRequest:
@@ -172,7 +177,7 @@ class Pair:
 
     def sim_answer(self, txn: Txn) -> object:
         try:
-            return self.result(self.sim.txn(self.txn(txn, 1)), 1)
+            return self.result(self.sim.txn(txn), 1)
         except simetcd.LeaseMissing:
             return "no such lease"
         except simetcd.Refused:
@@ -191,15 +196,17 @@ class Pair:
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(steps=st.lists(_steps, max_size=14))
+@given(steps=st.lists(_steps, min_size=15, max_size=25))
 def test_same_steps_same_answers(newest_etcd: EtcdServer, prefix: str, steps: list[Step]) -> None:
     async def main() -> None:
         async with Client([newest_etcd.url]) as client:
             mine = f"{prefix}{next(_numbers)}/"
             begin = (await client.range(Range(mine))).revision
             pair = Pair(client, mine, begin)
+            await pair.grant()
+            await pair.grant()
             for step in steps:
                 await pair.step(step)
             await pair.compare_history()
