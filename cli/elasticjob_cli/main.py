@@ -39,7 +39,7 @@ app.command()(validate.version)
 def main() -> None:
     """The console script: errors become a line on standard error and an exit code."""
     try:
-        app()
+        app(prog_name="elasticjob")
     except CommandError as error:
         print(f"elasticjob: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
