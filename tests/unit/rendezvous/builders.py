@@ -92,7 +92,9 @@ class Job:
     def member(self, name: str, **fields: Any) -> Self:
         """Write a member's whole record."""
         record = a_member(name, **fields)
-        return self.put(KEYS.session(record.id, record.session), record)
+        put = Put(KEYS.session(record.id, record.session), encode(record), record.lease)
+        self.etcd.txn(Txn((), (put,)))
+        return self
 
     def change(self, name: str, **fields: Any) -> Self:
         """Change a member's record."""

@@ -34,7 +34,7 @@ def any_record() -> st.SearchStrategy[Any]:
     """Any record with any values; text may hold everything but lone surrogates."""
     seconds = st.floats(allow_nan=False, allow_infinity=False)
     times = {f.name: seconds for f in fields(Bounds) if f.name.endswith("_seconds")}
-    return st.one_of(st.builds(kind, **(times if kind is Bounds else {})) for kind in RECORDS)
+    return st.one_of([st.builds(kind, **(times if kind is Bounds else {})) for kind in RECORDS])
 
 
 @given(any_record())

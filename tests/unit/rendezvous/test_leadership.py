@@ -17,12 +17,12 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.kv import Order, Range
 from elasticjob_rendezvous.core.leadership import SUCCESSION_SECONDS, Leadership
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 A, B = identity("a"), identity("b")
 LOWEST = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
-LINK_SILENCE = 3.0
 
 
 def follower(job: Job, jitter: float = 0.0) -> Leadership:
@@ -111,9 +111,11 @@ def down(member: str = A, session: str = "s1", refused: bool = False) -> LinkDow
 
 
 def test_a_broken_link_asks_the_launcher_once() -> None:
-    job = Job("a", "b")
+    job = Job("a", "b").round(4)
     leadership = follower(job)
-    assert leadership.link_down(down(), job.view()) == [Probe(A, "s1", "host-a", 7000, 7001)]
+    assert leadership.link_down(down(), job.view()) == [
+        Probe(A, "s1", "host-a", 7000, 7001, round=4)
+    ]
     assert leadership.link_down(down(), job.view()) == []
 
 
@@ -144,11 +146,22 @@ def test_only_proof_deposes() -> None:
     job = Job("a", "b").round(1, successor=B)
     leadership = follower(job)
     view = job.view()
-    for verdict in (Verdict.UNKNOWN, Verdict.AGENT_ALIVE, Verdict.WORKERS_ALIVE):
+    for verdict in (Verdict.UNKNOWN, Verdict.AGENT_ALIVE):
         leadership.probed(Probed(A, "s1", verdict), 50.0)
         assert leadership.to_depose(view, 99.0, Alarm()) is None
     leadership.probed(Probed(A, "s1", Verdict.GONE), 50.0)
     assert leadership.to_depose(view, 50.0, Alarm()) == view.member(A)
+
+
+def test_a_coordinator_without_its_agent_is_replaced_though_its_workers_live() -> None:
+    job = Job("a", "b").round(1, successor=B)
+    leadership = follower(job)
+    leadership.probed(Probed(A, "s1", Verdict.WORKERS_ALIVE), 50.0)
+    assert leadership.to_depose(job.view(), 50.0, Alarm()) is not None
+    assert (A, "s1") in leadership.orphaned
+    assert (A, "s1") not in leadership.proven_gone
+    leadership.probed(Probed(A, "s1", Verdict.AGENT_ALIVE), 51.0)
+    assert leadership.to_depose(job.view(), 51.0, Alarm()) is None
 
 
 def test_who_is_not_the_successor_deposes_later() -> None:
@@ -186,12 +199,20 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     assert not leadership.tells_newer(3)
 
 
+def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
+    leadership = follower(Job("a", "b"))
+    leadership.link_up(LinkUp(A, "s1"), 50.0)
+    assert not leadership.vouches(3, 50.0)
+    leadership.link_heard(LinkHeard(A, "s1", 0), 50.0)
+    assert not leadership.vouches(3, 50.0)
+
+
 def test_a_silent_a_broken_or_a_foreign_link_vouches_for_nothing() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
-    assert leadership.vouches(3, 50.0 + LINK_SILENCE - 0.1)
-    assert not leadership.vouches(3, 50.0 + LINK_SILENCE)
+    assert leadership.vouches(3, 50.0 + LINK_SILENCE_SECONDS - 0.1)
+    assert not leadership.vouches(3, 50.0 + LINK_SILENCE_SECONDS)
     leadership.link_down(down(), job.view())
     assert not leadership.vouches(3, 50.1)
     leadership.link_heard(LinkHeard(A, "s0", 3), 50.0)

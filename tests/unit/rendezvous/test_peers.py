@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elasticjob_rendezvous.core.events import (
@@ -15,13 +17,18 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     Verdict,
 )
-from elasticjob_rendezvous.core.peers import Peers, gone_keys
+from elasticjob_rendezvous.core.peers import (
+    COUNTS_AS_ALIVE_SECONDS,
+    LINK_SILENCE_SECONDS,
+    Peers,
+    gone_keys,
+)
 from elasticjob_rendezvous.core.records import MemberState, RoundState
 from tests.unit.rendezvous.builders import Job, identity
 
 A, B, C, D = (identity(name) for name in "abcd")
 ORPHAN_SECONDS = 30.0
-PROBE_B = Probe(B, "s1", "host-b", 7000, 7001)
+PROBE_B = Probe(B, "s1", "host-b", 7000, 7001, round=1)
 
 
 def gang() -> Job:
@@ -102,46 +109,76 @@ def test_an_answer_about_a_replaced_session_is_ignored() -> None:
 # -- orphans --------------------------------------------------------------------------
 
 
+def tended(peers: Peers, job: Job, now: float, every: float = 1.7) -> list[Effect]:
+    return peers.tend(job.view(), A, now, every)[0]
+
+
+def wake(peers: Peers, job: Job, now: float, every: float = 1.7) -> float | None:
+    return peers.tend(job.view(), A, now, every)[1]
+
+
 def test_an_orphans_lease_is_kept_at_once_and_once_a_second() -> None:
     job, peers = gang(), linked()
     assert without_notes(probed(peers, job, Verdict.WORKERS_ALIVE)) == [KeepAlive(77)]
-    effects, wake = peers.tend(job.view(), 1.5, keep_every=1.7)
-    assert (effects, wake) == ([], 2.0)
-    effects, wake = peers.tend(job.view(), 2.0, keep_every=1.7)
-    assert effects == [KeepAlive(77), PROBE_B]
-    assert wake == 3.0
+    assert tended(peers, job, 1.5) == []
+    assert wake(peers, job, 1.5) == 2.0
+    assert set(tended(peers, job, 2.0)) == {KeepAlive(77), PROBE_B}
+    assert wake(peers, job, 2.0) == 3.0
 
 
 def test_a_short_lease_is_kept_more_often() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    assert peers.tend(job.view(), 2.0, keep_every=0.5)[1] == 2.5
+    assert wake(peers, job, 2.0, every=0.5) == 2.5
 
 
 def test_an_orphan_is_kept_for_a_limited_time() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
     probed(peers, job, Verdict.WORKERS_ALIVE, now=20.0)  # it lives on, and gains no time
-    assert KeepAlive(77) in peers.tend(job.view(), 1.0 + ORPHAN_SECONDS - 0.1, 1.0)[0]
-    assert peers.tend(job.view(), 1.0 + ORPHAN_SECONDS, 1.0) == ([], None)
+    assert KeepAlive(77) in tended(peers, job, 1.0 + ORPHAN_SECONDS - 0.1)
+    assert tended(peers, job, 1.0 + ORPHAN_SECONDS) == []
+    assert not peers.orphans
 
 
-def test_an_orphan_whose_agent_came_back_is_no_orphan() -> None:
+def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    job.round(2)
+    assert replace(PROBE_B, round=2) in tended(peers, job, 1.1)
+    assert tended(peers, job, 1.2) == []
+
+
+def test_an_orphan_that_lost_its_key_too_is_still_asked() -> None:
+    """Its workers may live on: etcd's word does not end them."""
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    job.gone("b")
+    assert tended(peers, job, 2.0) == [PROBE_B]
+
+
+def test_an_orphan_whose_agent_linked_again_is_no_orphan() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     peers.up(PeerUp(B, "s1"), 2.0)
-    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
-    job.gone("b").member("b", session="s2")
-    probed(peers, gang(), Verdict.WORKERS_ALIVE)
-    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
+    assert not peers.orphans
 
 
-def test_an_orphan_whose_workers_ended_is_gone() -> None:
+def test_an_orphan_whose_agent_took_it_up_is_no_orphan() -> None:
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
-    probed(peers, job, Verdict.GONE)
-    assert (B, "s1") in peers.gone
-    assert peers.tend(job.view(), 5.0, 1.0) == ([], None)
+    job.gone("b").member("b", session="s2")
+    assert tended(peers, job, 5.0) == []
+    assert not peers.orphans
+
+
+@pytest.mark.parametrize(("verdict", "proof"), [(Verdict.GONE, True), (Verdict.UNKNOWN, False)])
+def test_an_orphan_that_does_not_answer_is_no_orphan(verdict: Verdict, proof: bool) -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    probed(peers, job, verdict)
+    assert ((B, "s1") in peers.gone) is proof
+    assert not peers.orphans
 
 
 def test_workers_of_a_linked_member_make_no_orphan() -> None:
@@ -153,13 +190,27 @@ def test_an_agent_that_answered_without_a_link_is_asked_again() -> None:
     """It may have been about to die."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
-    effects, wake = peers.tend(job.view(), 1.0, 1.0)
-    assert effects == []
-    assert wake is not None
-    assert 1.0 < wake < 2.0
-    assert peers.tend(job.view(), wake, 1.0)[0] == [PROBE_B]
+    assert tended(peers, job, 1.0) == []
+    again = wake(peers, job, 1.0)
+    assert again is not None
+    assert 1.0 < again < 2.0
+    assert tended(peers, job, again) == [PROBE_B]
+    probed(peers, job, Verdict.AGENT_ALIVE, now=2.0)
     peers.up(PeerUp(B, "s1"), 2.0)
-    assert peers.tend(job.view(), 9.0, 1.0) == ([], None)
+    assert tended(peers, job, 9.0) == []
+
+
+def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
+    """An orphan's link never closes: it had none to us."""
+    job, peers = gang(), Peers()
+    job.change("a", state=MemberState.RUNNING)
+    peers.begin((), 10.0)
+    peers.up(PeerUp(C, "s1"), 10.5)
+    assert tended(peers, job, 10.5) == []
+    due = wake(peers, job, 10.5)
+    assert due is not None
+    assert tended(peers, job, due) == [PROBE_B]
+    assert tended(peers, job, due + 60) == []
 
 
 # -- being cut off --------------------------------------------------------------------
@@ -199,10 +250,11 @@ def test_who_links_again_is_not_silent() -> None:
 def test_a_link_lives_while_it_is_heard() -> None:
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
-    assert peers.living(12.9) == {B, C}
-    assert peers.living(13.0) == {C}
-    assert peers.alive(C, 14.9)
-    assert not peers.alive(C, 15.0)
+    assert peers.living(12.0) == {B, C}
+    assert peers.living(10.0 + LINK_SILENCE_SECONDS) == {C}
+    assert peers.alive(C, 12.0 + LINK_SILENCE_SECONDS)  # the other side may still trust us
+    assert peers.alive(C, 11.9 + COUNTS_AS_ALIVE_SECONDS)
+    assert not peers.alive(C, 12.0 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(D, 12.0)
 
 
@@ -212,7 +264,7 @@ def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -
     probed(peers, job, Verdict.GONE)
     peers.down(PeerDown(C, "s1"), job.view(), 1.0)
     peers.up(PeerUp(D, "s1"), 1.0)
-    peers.begin([(A, "s1")])
+    peers.begin([(A, "s1")], 1.0)
     assert peers.gone == {(A, "s1")}
     assert not peers.silent
     assert peers.symptom([B, C]) is None

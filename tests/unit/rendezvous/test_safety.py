@@ -6,7 +6,7 @@ import pytest
 
 from elasticjob_rendezvous.core.events import LinkHeard, PeerHeard
 from elasticjob_rendezvous.core.leadership import Leadership
-from elasticjob_rendezvous.core.peers import Peers
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Roster
 from elasticjob_rendezvous.core.roster import seal
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS, Safety
@@ -15,6 +15,7 @@ from tests.unit.rendezvous.builders import a_member, identity
 A, B, C = (identity(name) for name in "abc")
 ROUND = 4
 NOW = 100.0
+HEARD = LINK_SILENCE_SECONDS - 0.1
 
 
 class Cut:
@@ -58,14 +59,14 @@ def test_a_member_runs_on_while_its_coordinator_knows_no_newer_round(
 
 def test_one_silence_ends_what_a_link_proved() -> None:
     cut = Cut("a", "b").told(ROUND)
-    assert cut.runs(NOW + 2.9)
-    assert not cut.runs(NOW + 2.9 + REGISTER_AGAIN_SECONDS)
+    assert cut.runs(NOW + HEARD)
+    assert not cut.runs(NOW + HEARD + REGISTER_AGAIN_SECONDS)
 
 
 def test_a_coordinator_runs_on_only_with_the_whole_gang_linked() -> None:
     assert Cut("a", "b", "c").heard(B, C).runs()
     assert not Cut("a", "b", "c").heard(B).runs()
-    assert not Cut("a", "b", "c").heard(B, C, at=NOW - 3.0).runs()
+    assert not Cut("a", "b", "c").heard(B, C, at=NOW - LINK_SILENCE_SECONDS).runs()
 
 
 def test_a_member_that_is_done_need_not_be_linked() -> None:
@@ -76,8 +77,8 @@ def test_alone_only_an_etcd_that_refuses_proves_anything() -> None:
     cut = Cut("a")
     assert not cut.runs()
     cut.safety.store_refused_at = NOW
-    assert cut.runs(NOW + 2.9)
-    assert not cut.runs(NOW + 2.9 + REGISTER_AGAIN_SECONDS)
+    assert cut.runs(NOW + HEARD)
+    assert not cut.runs(NOW + HEARD + REGISTER_AGAIN_SECONDS)
 
 
 def test_an_etcd_that_refuses_proves_nothing_for_one_of_several() -> None:

@@ -1,0 +1,232 @@
+"""From a final round to the next: what is charged, what is excused, and when the job is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    FailureClass,
+    MemberState,
+    OutcomeKind,
+    RoundState,
+)
+from tests.unit.rendezvous.builders import Job, identity
+
+ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
+USER = FailureClass.USER_ERROR
+WINDOW = 6.0  # keep-alive and a second
+
+
+def gang(**bounds: Any) -> Job:
+    """Three members run round 1; a fourth, which took no part, coordinates."""
+    job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
+    return job.sealed("a", "b", "c").idle().later(60)
+
+
+def stopped(job: Job, *names: str, round: int = 1) -> Job:
+    """The workers of these have ended, and they wait."""
+    for name in names:
+        job.change(name, state=MemberState.WAITING, round=round)
+    return job
+
+
+# -- at once --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [USER, FailureClass.OUT_OF_MEMORY, FailureClass.SIGNAL, FailureClass.LAUNCH_ERROR]
+)
+def test_a_failure_that_speaks_for_itself_is_charged_at_once(kind: FailureClass) -> None:
+    current = gang().failure("b", kind=kind).act()
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+    assert current.cause.kind is CauseKind.FAILURE
+    assert (current.charged, current.pending) == ((1,), ())
+
+
+def test_a_round_is_charged_once_however_many_failed() -> None:
+    current = gang().failure("a").failure("b").failure("c", kind=ABORT).act()
+    assert (current.charged, current.pending) == ((1,), ())
+
+
+@pytest.mark.parametrize("trouble", ["loss", "leave", "join", "scale down"])
+def test_what_costs_nothing(trouble: str) -> None:
+    job = gang()
+    match trouble:
+        case "loss":
+            job.gone("b")
+        case "leave":
+            job.change("b", state=MemberState.LEAVING).idle().later(1)
+        case "join":
+            job.bounds(max_nodes=8)
+            job.idle().later(3)
+        case "scale down":
+            job.bounds(max_nodes=2).idle().later(10)
+    current = job.act()
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+    assert (current.charged, current.pending) == ((), ())
+
+
+def test_the_count_of_restarts_is_the_number_of_charges() -> None:
+    job = gang().round(5, charged=(1, 3), previous=4)
+    stopped(job, "a", "b", "c", round=4).act()
+    stored = job.view().round
+    assert stored is not None
+    for name in "abc":
+        job.change(name, confirmed=stored.modified)
+    job.act()
+    assert job.roster(5).restarts == 2
+
+
+# -- the budget -----------------------------------------------------------------------
+
+
+def test_the_failure_after_the_last_restart_ends_the_job() -> None:
+    job = gang(max_restarts=2)
+    job.round(1, RoundState.FINAL, charged=(7, 8)).failure("b", exit_code=3, message="boom")
+    current = job.act()
+    assert current.state is RoundState.CLOSED
+    assert current.charged == (7, 8, 1)
+    assert current.outcome is not None
+    assert current.outcome.kind is OutcomeKind.FAILED
+    assert "exit code 3: boom" in current.outcome.detail
+    assert "after 2 restarts" in current.outcome.detail
+
+
+def test_without_restarts_the_first_failure_ends_the_job() -> None:
+    closed = gang(max_restarts=0).failure("b").act()
+    assert closed.state is RoundState.CLOSED
+    assert closed.outcome is not None
+    assert "no restarts allowed" in closed.outcome.detail
+
+
+# -- waiting for the verdict ----------------------------------------------------------
+
+
+def aborted(**bounds: Any) -> Job:
+    """Collectives broke at a and b, for no visible reason; round 2 is joinable."""
+    job = gang(**bounds).failure("a", kind=ABORT).failure("b", kind=ABORT)
+    current = job.act()
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+    assert (current.charged, current.pending) == ((), (1,))
+    return job.idle()
+
+
+def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
+    job = aborted().later(WINDOW - 0.1).idle()
+    current = job.later(0.1).act()
+    assert (current.charged, current.pending) == ((1,), ())
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+
+
+def test_an_aborted_collective_is_excused_by_a_loss() -> None:
+    """A silent node first shows as its peers' aborted collectives."""
+    current = aborted().later(4).gone("c").act()
+    assert (current.charged, current.pending) == ((), ())
+    assert (current.number, current.cause.kind) == (2, CauseKind.LOSS)
+    assert current.cause.members == ("c",)
+
+
+def test_an_aborted_collective_is_excused_by_a_leave() -> None:
+    current = aborted().change("c", state=MemberState.LEAVING).act()
+    assert (current.charged, current.pending) == ((), ())
+
+
+def test_a_done_member_that_went_excuses_nothing() -> None:
+    job = aborted().done("c").gone("c").idle().later(WINDOW)
+    assert job.act().charged == (1,)
+
+
+def test_a_cause_that_shows_later_is_charged_at_once() -> None:
+    current = aborted().failure("c", message="the true cause").act()
+    assert (current.charged, current.pending) == ((1,), ())
+
+
+def test_the_verdict_does_not_hold_up_the_next_round() -> None:
+    job = stopped(aborted(), "a", "b", "c")
+    assert job.act().state is RoundState.FROZEN
+    stored = job.view().round
+    assert stored is not None
+    job.look()
+    for name in "abc":
+        job.change(name, confirmed=stored.modified)
+    assert job.act().state is RoundState.FINAL
+    job.idle().later(WINDOW)
+    current = job.act()
+    assert (current.state, current.charged) == (RoundState.FINAL, (1,))
+
+
+def test_a_verdict_does_not_disturb_a_frozen_round() -> None:
+    """It would change the revision that members confirm."""
+    job = stopped(aborted(confirm_seconds=60), "a", "b", "c")
+    assert job.act().state is RoundState.FROZEN
+    job.idle().later(WINDOW + 1).idle()
+
+
+def test_the_job_is_not_closed_before_the_verdict() -> None:
+    job = aborted(max_restarts=0).later(WINDOW - 0.1).idle()
+    closed = job.later(0.1).act()
+    assert closed.state is RoundState.CLOSED
+    assert closed.charged == (1,)
+
+
+def test_an_excused_round_does_not_close_the_job() -> None:
+    current = aborted(max_restarts=0).gone("c").act()
+    assert (current.state, current.charged) == (RoundState.JOINABLE, ())
+
+
+def test_a_new_coordinator_gives_the_whole_time_again() -> None:
+    job = aborted().later(WINDOW - 1)
+    job.coordinator.take_over(job.now, ())
+    job.idle().later(WINDOW - 0.1).idle()
+    assert job.later(0.1).act().charged == (1,)
+
+
+# -- the master's port ----------------------------------------------------------------
+
+
+def port_taken(retries: int, charged: tuple[int, ...] = ()) -> Job:
+    """Rank 0 could not bind, after so many rounds in a row in which it couldn't either."""
+    job = gang().round(1, RoundState.FINAL, port_retries=retries, charged=charged)
+    return job.failure("a", kind=PORT).failure("b", kind=ABORT)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+def test_a_taken_port_is_retried_three_times_for_nothing(retries: int) -> None:
+    current = port_taken(retries).act()
+    assert (current.number, current.cause.kind) == (2, CauseKind.MASTER_PORT)
+    assert (current.charged, current.pending) == ((), ())
+    assert current.port_retries == retries + 1
+
+
+def test_the_fourth_time_it_is_a_failure() -> None:
+    current = port_taken(3).act()
+    assert (current.state, current.charged) == (RoundState.JOINABLE, (1,))
+    assert port_taken(3, charged=(7, 8, 9)).act().state is RoundState.CLOSED
+
+
+@pytest.mark.parametrize("trouble", ["loss", "failure"])
+def test_anything_else_in_between_starts_the_count_anew(trouble: str) -> None:
+    job = gang().round(1, RoundState.FINAL, port_retries=2)
+    current = (job.gone("b") if trouble == "loss" else job.failure("b")).act()
+    assert current.port_retries == 0
+
+
+# -- success --------------------------------------------------------------------------
+
+
+def test_the_whole_roster_done_closes_the_job_on_its_round() -> None:
+    job = gang().done("a", "b", "c").gone("a", "b")
+    current = job.act()
+    assert (current.number, current.state) == (1, RoundState.CLOSED)
+    assert current.outcome is not None
+    assert current.outcome.kind is OutcomeKind.SUCCEEDED
+
+
+def test_a_failure_before_the_last_done_takes_the_done_in_again() -> None:
+    job = gang().done("a").change("a", state=MemberState.DONE).failure("b")
+    assert job.act().number == 2
+    stopped(job, "a", "b", "c")
+    assert set(job.act().ids) >= {identity(name) for name in "abc"}

@@ -1,0 +1,486 @@
+"""What the coordinator writes: rounds from their opening to the seal, and fences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
+from elasticjob_rendezvous.core.events import PeerDown, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.kv import Compare, Target
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    History,
+    MemberState,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import seal
+from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
+
+JOINABLE, FROZEN, FINAL, CLOSED = RoundState
+WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
+
+
+def ids(names: str) -> tuple[str, ...]:
+    return tuple(identity(name) for name in names)
+
+
+def confirm(job: Job, *names: str) -> Job:
+    stored = job.view().round
+    assert stored is not None
+    for name in names:
+        job.change(name, confirmed=stored.modified)
+    return job
+
+
+def frozen(*names: str, **bounds: Any) -> Job:
+    """Round 1 has just been frozen with all of these."""
+    job = Job(*names, **{"max_nodes": len(names), **bounds}).round(1)
+    current = job.act()
+    assert (current.state, current.ids) == (FROZEN, ids("".join(names)))
+    job.look()
+    return job
+
+
+# -- every write is fenced ------------------------------------------------------------
+
+
+def joinable() -> Job:
+    return Job("a", "b", max_nodes=2).round(1)
+
+
+def lost() -> Job:
+    job = Job("a", "b", "c", expected=3).sealed("a", "b", "c").idle().later(10)
+    return job.gone("c")
+
+
+def failed() -> Job:
+    return Job("a", "b").sealed("a", "b").failure("b")
+
+
+def confirmed() -> Job:
+    return confirm(frozen("a", "b"), "a", "b")
+
+
+def started() -> Job:
+    job = Job("a", "b", expected=2).sealed("a", "b")
+    return job.put(KEYS.history(1), History(1, job.current().cause, 2))
+
+
+def duplicates() -> Job:
+    return Job("a", "b").round(1).member("b", session="s2")
+
+
+SITUATIONS = {
+    "open": lambda: Job("a", "b"),
+    "freeze": joinable,
+    "seal": confirmed,
+    "loss": lost,
+    "failure": failed,
+    "close": lambda: Job("a").sealed("a").done("a"),
+    "start": started,
+    "duplicate": duplicates,
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_a_deposed_coordinator_changes_nothing(situation: Any) -> None:
+    job = situation()
+    act = job.look()
+    assert act is not None
+    job.gone("a")
+    before = job.etcd.revision
+    assert not job.commit(act.txn).succeeded
+    assert job.etcd.revision == before
+
+
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS.keys())
+def test_a_coordinator_in_office_does(situation: Any) -> None:
+    job = situation()
+    act = job.look()
+    assert act is not None
+    assert act.note
+    assert job.commit(act.txn).succeeded
+
+
+@pytest.mark.parametrize("name", ["open", "freeze", "seal", "loss", "failure", "close"])
+def test_no_round_is_written_over_one_that_was_not_seen(name: str) -> None:
+    job = SITUATIONS[name]()
+    act = job.look()
+    assert act is not None
+    job.round(9)
+    assert not job.commit(act.txn).succeeded
+    assert job.current().number == 9
+
+
+@pytest.mark.parametrize("name", ["open", "freeze", "seal", "loss", "failure", "close"])
+def test_every_round_is_written_on_its_revision_and_ones_own_session(name: str) -> None:
+    job = SITUATIONS[name]()
+    act = job.look()
+    assert act is not None
+    at = job.view().round
+    own = job.stored("a")
+    compares = set(act.txn.compares)
+    assert Compare(KEYS.round, Target.MOD, at.modified if at else 0) in compares
+    assert Compare(own.key, Target.CREATE, own.created) in compares
+
+
+def test_an_own_key_that_merely_changed_does_not_stop_a_coordinator() -> None:
+    job = joinable()
+    act = job.look()
+    assert act is not None
+    job.change("a", known=7)
+    assert job.commit(act.txn).succeeded
+
+
+def test_watchers_are_told_who_acts_and_who_would_next() -> None:
+    job = Job("b", "c", "a", max_nodes=3).round(1)
+    current = job.act()
+    assert (current.coordinator, current.successor) == (identity("b"), identity("c"))
+    assert Job("a", max_nodes=1).act().successor == ""
+    assert current.since_ms == job.clock.utc_ms
+
+
+# -- opening --------------------------------------------------------------------------
+
+
+def test_the_first_round_opens_once_there_are_bounds() -> None:
+    job = Job("a").delete(KEYS.bounds).idle()
+    job.bounds()
+    current = job.act()
+    assert (current.number, current.state, current.cause.kind) == (1, JOINABLE, CauseKind.START)
+    assert current.previous == 0
+
+
+@pytest.mark.parametrize("key", [KEYS.round, KEYS.bounds])
+def test_nothing_is_decided_on_what_cannot_be_read(key: str) -> None:
+    joinable().put(key, ["not a record"]).idle()
+
+
+# -- joinable -------------------------------------------------------------------------
+
+
+def test_the_first_round_waits_for_its_last_call() -> None:
+    job = Job("a", "b", last_call_seconds=30).round(1).idle().later(29.9).idle()
+    assert job.later(0.1).act().ids == ids("ab")
+
+
+def test_the_last_call_begins_when_there_are_enough() -> None:
+    job = Job("a", min_nodes=2, last_call_seconds=30).round(1).idle().later(100).idle()
+    job.member("b").idle().later(29).idle().gone("b").idle().later(5).member("b").idle()
+    job.later(29.9).idle()
+    assert job.later(0.1).act().ids == ids("ab")
+
+
+def test_who_comes_during_the_last_call_is_taken_and_may_end_it() -> None:
+    job = Job("a", "b", expected=3).round(1).idle().later(3).member("c")
+    assert job.act().ids == ids("abc")
+
+
+def recovering(*names: str, **bounds: Any) -> Job:
+    """Round 2 is joinable after a loss of z; all of these ran round 1."""
+    job = Job(*names, "z", **bounds).sealed(*names, "z").gone("z")
+    return job.round(2, cause=job.current().cause, previous=1)
+
+
+def test_a_running_gang_that_forms_again_waits_out_no_last_call() -> None:
+    job = recovering("a", "b", expected=4).change("a", state=WAITING).idle()
+    job.change("b", state=STOPPING).idle().change("b", state=WAITING)
+    assert job.act().ids == ids("ab")
+
+
+def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
+    job = recovering("a", "b", "c", stop_grace_seconds=10, confirm_seconds=5)
+    for name in "ac":
+        job.change(name, state=WAITING)
+    job.idle().later(14.9).idle()
+    job.later(0.1).act()
+    assert job.names() == {"a", "c"}
+    assert job.act().ids == ids("ac")
+
+
+def test_a_leaver_is_waited_for_too() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
+    assert job.gone("b").act().ids == ids("a")
+
+
+def test_a_coordinator_fences_others_and_never_itself() -> None:
+    job = recovering("a", "b").idle().later(15)
+    job.act()
+    assert job.names() == {"a"}
+    job.idle().later(3600).idle()
+    assert job.change("a", state=WAITING).act().ids == ids("a")
+
+
+def test_a_fence_falls_only_on_what_was_judged() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).idle().later(15)
+    act = job.look()
+    assert act is not None
+    job.change("b", state=WAITING)
+    assert not job.commit(act.txn).succeeded
+    assert job.names() == {"a", "b"}
+
+
+def test_duplicates_of_a_member_are_fenced_but_for_the_newest() -> None:
+    job = Job("a", "b").round(1).member("b", session="s2").member("b", session="s3")
+    job.act()
+    assert list(job.view().sessions[identity("b")]) == ["s3"]
+
+
+def test_a_pod_that_took_an_older_ones_name_wins() -> None:
+    job = Job("a", "b").round(1).member("b", id="id-b-again")
+    job.act()
+    assert set(job.view().members()) == {identity("a"), "id-b-again"}
+
+
+def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
+    job = Job("a", max_nodes=1).round(1)
+    own = job.stored("a")
+    job.member("a", session="s2")
+    act = job.coordinator.decide(job.view(), own, job.clock)
+    assert act is None or all(getattr(op, "key", "") != own.key for op in act.txn.success)
+
+
+# -- workers that etcd does not know of -----------------------------------------------
+
+
+def test_who_is_linked_but_unknown_to_etcd_gets_time_to_kill() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
+    job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
+    job.idle().later(0.9).idle()
+    assert job.later(0.1).act().ids == ids("ab")
+
+
+def test_a_link_that_broke_needs_no_time() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
+    job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
+    job.idle()
+    job.coordinator.peers.down(PeerDown(identity("z"), "s1"), job.view(), job.now)
+    assert job.act().ids == ids("ab")
+
+
+def test_no_round_is_frozen_while_an_orphans_workers_live() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
+    job.coordinator.peers.adopt(a_member("z"), 2, job.now, 30)
+    job.idle().later(5).idle()
+    gone = Probed(identity("z"), "s1", Verdict.GONE)
+    job.coordinator.peers.probed(gone, job.view(), job.now, 30)
+    assert job.act().ids == ids("ab")
+
+
+# -- join timeout ---------------------------------------------------------------------
+
+
+def test_a_job_that_never_has_enough_members_times_out() -> None:
+    job = Job("a", min_nodes=2, join_timeout_seconds=600).round(1).idle().later(599).idle()
+    closed = job.later(1).act()
+    assert closed.state is CLOSED
+    assert closed.outcome is not None
+    assert closed.outcome.kind is OutcomeKind.TIMED_OUT
+    assert "1 of at least 2" in closed.outcome.detail
+
+
+def test_time_in_which_nobody_can_come_does_not_count() -> None:
+    job = Job("a", min_nodes=2, expected=1, join_timeout_seconds=600).round(1).idle()
+    job.later(3600).idle().bounds(min_nodes=2, expected=2).idle().later(599).idle()
+    assert job.later(1).act().state is CLOSED
+
+
+def test_a_running_job_does_not_time_out() -> None:
+    Job("a", "b", expected=2).sealed("a", "b").idle().later(1e6).idle()
+
+
+# -- frozen ---------------------------------------------------------------------------
+
+
+def test_all_confirmed_is_final_at_once() -> None:
+    job = confirm(frozen("a", "b"), "a").idle()
+    current = confirm(job, "b").act()
+    assert (current.number, current.state, current.ids) == (1, FINAL, ())
+    assert (current.previous, current.nodes, current.world_size) == (1, 2, 2)
+    assert (current.master_name, current.master_address) == ("a", "host-a")
+    assert current.master_port == 20000
+    assert job.roster(1) == seal(1, [job.stored(name).record for name in "ab"], 0)
+
+
+def test_a_confirmation_of_another_revision_does_not_count() -> None:
+    job = frozen("a", "b")
+    stale = job.view().round
+    assert stale is not None
+    confirm(job, "a").change("b", confirmed=stale.modified - 1).idle()
+    job.change("b", confirmed=stale.modified + 1).idle()
+    assert confirm(job, "b").act().state is FINAL
+
+
+def test_the_silent_are_dropped_after_their_time() -> None:
+    job = confirm(frozen("a", "b", "c", confirm_seconds=5), "a", "c").later(4.9).idle()
+    assert job.later(0.1).act().state is FINAL
+    assert [seat.name for seat in job.roster(1).seats] == ["a", "c"]
+
+
+def test_who_vanished_is_dropped_without_waiting() -> None:
+    job = confirm(frozen("a", "b", "c"), "a", "c").idle().gone("b")
+    assert job.act().state is FINAL
+    assert job.roster(1).world_size == 2
+
+
+def test_who_leaves_instead_of_confirming_is_dropped() -> None:
+    job = confirm(frozen("a", "b"), "a").change("b", state=LEAVING)
+    assert job.act().state is FINAL
+    assert job.roster(1).world_size == 1
+
+
+def test_the_confirmed_make_a_legal_size() -> None:
+    job = confirm(frozen("a", "b", "c", increment=2), "a", "b").later(6)
+    job.act()
+    assert [seat.name for seat in job.roster(1).seats] == ["a"]
+
+
+def test_too_few_confirmations_open_a_new_number() -> None:
+    job = confirm(frozen("a", "b", min_nodes=2), "a").later(6)
+    again = job.act()
+    assert (again.number, again.state, again.ids) == (2, JOINABLE, ())
+    assert (again.cause.kind, again.cause.members) == (CauseKind.UNCONFIRMED, ("b",))
+    assert again.previous == 0
+    assert 1 not in job.view().rosters
+
+
+@pytest.mark.parametrize(("failures", "penalty"), [(1, 15), (2, 30), (3, 60)])
+def test_who_stays_silent_counts_again_after_15_30_60_seconds(failures: int, penalty: int) -> None:
+    job = Job("a", "b", min_nodes=2, max_nodes=2, join_timeout_seconds=1e6).round(1)
+    for _ in range(failures):
+        while job.current().state is not FROZEN:
+            job.later(0 if job.look() else 0.5)
+            if act := job.look():
+                job.commit(act.txn)
+        job.look()
+        confirm(job, "a").later(5).act()
+    job.idle().later(penalty - 0.1).idle()
+    assert job.later(0.1).act().ids == ids("ab")
+
+
+def test_a_number_is_sealed_once() -> None:
+    """Even if somebody else sealed it and the round's own record was lost."""
+    job = confirm(frozen("a", "b"), "a", "b")
+    act = job.look()
+    assert act is not None
+    job.put(KEYS.roster(1), Roster(1, 0, "", 0, ()))
+    assert not job.commit(act.txn).succeeded
+
+
+def test_what_is_ten_rounds_old_is_cleared_away_with_the_seal() -> None:
+    job = Job("a", "b", max_nodes=2)
+    number = 12
+    for old in range(1, number):
+        job.put(KEYS.roster(old), seal(old, [a_member("a")], 0)).failure("a", round=old)
+        job.put(KEYS.history(old), History(old, Round(old, FINAL, job_cause()).cause, 1))
+        job.done("a", round=old)
+    job.round(number, FROZEN, ids=ids("ab"), previous=number - 1)
+    confirm(job, "a", "b").act()
+    view = job.view()
+    kept = set(range(number - KEPT_ROUNDS + 1, number))
+    assert set(view.rosters) == kept | {number}
+    assert set(view.histories) == kept | {number}
+    assert {old for old, found in view.failures.items() if found} == kept
+    assert {old for old, found in view.dones.items() if found} == kept
+
+
+def job_cause() -> Any:
+    return Job("a").round(1).current().cause
+
+
+# -- what a round cost ----------------------------------------------------------------
+
+
+def test_the_history_of_a_recovery() -> None:
+    job = Job("a", "b", "c", expected=2).sealed("a", "b", "c").idle().later(100)
+    job.coordinator.peers.symptoms[identity("c")] = job.now - 0.25
+    job.gone("c").act()
+    job.idle().later(0.5).change("a", state=WAITING).change("b", state=WAITING)
+    assert job.act().state is FROZEN
+    job.look()
+    confirm(job.later(0.125), "a", "b").act()
+    history = job.read(History, KEYS.history(2))
+    assert (history.number, history.cause.kind, history.nodes) == (2, CauseKind.LOSS, 2)
+    assert (history.detect_ms, history.stop_ms, history.join_ms) == (250, 500, 125)
+    assert history.start_ms is None
+    assert history.final_ms == job.clock.utc_ms
+
+
+def test_the_start_is_noted_when_the_slowest_runs() -> None:
+    job = started().change("a", start_ms=300).change("b", state=WAITING, round=0).idle()
+    job.change("b", state=RUNNING, round=1, start_ms=200).act()
+    assert job.read(History, KEYS.history(1)).start_ms == 300
+    job.idle()
+
+
+# -- after a loss of etcd's data ------------------------------------------------------
+
+
+def test_numbers_go_on_after_etcd_lost_its_data() -> None:
+    job = Job("a", "b", keep_alive_seconds=5).change("b", known=7).idle().later(4.9).idle()
+    current = job.later(0.1).act()
+    assert (current.number, current.state, current.previous) == (8, JOINABLE, 7)
+    assert current.cause.kind is CauseKind.DATA_LOST
+
+
+def test_a_remembered_final_round_is_restored_as_it_was() -> None:
+    job = Job("a", "b").change("a", known=7).change("b", known=7)
+    roster = seal(7, [a_member("a"), a_member("b")], 1)
+    final = Round(7, FINAL, job_cause(), previous=7, charged=(2,), nodes=2)
+    job.coordinator.last = (final, roster)
+    restored = job.idle().later(5).act()
+    assert (restored.number, restored.state, restored.charged) == (7, FINAL, (2,))
+    assert job.roster(7) == roster
+
+
+def test_a_memory_older_than_what_others_know_is_not_restored() -> None:
+    job = Job("a", "b").change("a", known=7).change("b", known=9)
+    roster = seal(7, [a_member("a")], 0)
+    job.coordinator.last = (Round(7, FINAL, job_cause()), roster)
+    assert (job.idle().later(5).act().number, job.current().state) == (10, JOINABLE)
+
+
+@pytest.mark.parametrize("state", [JOINABLE, FROZEN, FINAL])
+def test_a_round_that_somebody_outnumbers_is_opened_anew(state: RoundState) -> None:
+    job = Job("a", "b").round(1, state, ids=ids("ab")).change("b", known=7)
+    current = job.act()
+    assert (current.number, current.state, current.ids) == (8, JOINABLE, ())
+    assert (current.cause.kind, current.previous) == (CauseKind.DATA_LOST, 7)
+
+
+@pytest.mark.parametrize(
+    ("state", "number", "anew"),
+    [(JOINABLE, 1, True), (JOINABLE, 0, False), (FROZEN, 1, True), (FINAL, 1, True)],
+)
+def test_a_number_that_was_used_before_is_not_sealed_again(
+    state: RoundState, number: int, anew: bool
+) -> None:
+    """A newcomer opened round 1 in an empty store; then b came back, which ran a round 1."""
+    job = Job("a", "b", expected=3)
+    if state is FINAL:
+        job.sealed("a")
+    else:
+        job.round(1, state, ids=ids("a"))
+    job.change("b", state=RUNNING if anew else WAITING, round=number, known=number)
+    act = job.look()
+    assert (act is not None and "members know" in act.note) is anew
+    if act and anew:
+        job.commit(act.txn)
+        assert (job.current().number, job.current().previous) == (2, 1)
+
+
+def test_a_closed_round_is_outnumbered_by_nobody() -> None:
+    Job("a", "b").round(1, CLOSED).change("b", known=7).idle()
+
+
+# -- after the end --------------------------------------------------------------------
+
+
+def test_a_closed_round_stays_as_it_is() -> None:
+    job = Job("a", "b").sealed("a", "b").round(1, CLOSED).failure("a").gone("b")
+    job.idle().later(1e6).idle()

@@ -1,0 +1,348 @@
+"""What a coordinator sees in a final round, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.finals import LEAVE_COALESCE_SECONDS, FinalLook, look_at_final
+from elasticjob_rendezvous.core.peers import Peers
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass, Mark, MemberState
+from elasticjob_rendezvous.core.timers import Timers
+from tests.unit.rendezvous.builders import Job, identity
+
+RUNNING, LEAVING = MemberState.RUNNING, MemberState.LEAVING
+LEASE = 5.0
+
+
+class Round:
+    """A final round of `seated`, and the coordinator's memory while it looks at it."""
+
+    def __init__(self, seated: str = "abc", **bounds: Any) -> None:
+        self.job = Job(*seated, **{"max_nodes": 8, "expected": len(seated), **bounds})
+        self.job.sealed(*seated)
+        self.peers, self.timers = Peers(), Timers()
+        self.leavers: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.take_over()
+
+    def take_over(self) -> None:
+        self.timers.clear()
+        self.timers.begin_step(self.job.now)
+        self.timers.since("took over")
+        self.look_after(60)
+
+    def look_after(self, seconds: float) -> FinalLook:
+        """Look once more when this much time has passed."""
+        job = self.job.later(seconds)
+        self.timers.begin_step(job.now)
+        view = job.view()
+        assert view.bounds is not None
+        return look_at_final(
+            view, job.roster(1), view.bounds.record, self.peers, self.timers, self.leavers,
+            self.silent,
+        )  # fmt: skip
+
+    def seen(self, after: float = 0.0) -> tuple[CauseKind, tuple[str, ...]] | None:
+        """The cause that it sees."""
+        cause = self.look_after(after).cause
+        return None if cause is None else (cause.kind, cause.members)
+
+    def abort(self, name: str) -> Round:
+        self.job.failure(name, kind=FailureClass.PEER_ABORT)
+        return self
+
+
+def test_a_healthy_round_goes_on() -> None:
+    round = Round()
+    assert round.look_after(3600) == FinalLook()
+    assert round.timers.wake is None
+
+
+# -- success --------------------------------------------------------------------------
+
+
+def test_success_is_the_whole_roster_done() -> None:
+    round = Round("ab")
+    round.job.done("a")
+    assert round.look_after(1) == FinalLook()
+    round.job.done("b")
+    assert round.look_after(1).succeeded
+
+
+def test_done_members_may_vanish_fail_or_leave() -> None:
+    round = Round("ab")
+    round.job.done("a").gone("a")
+    assert round.look_after(60) == FinalLook()
+    round.job.done("b").change("b", state=LEAVING).gone("b")
+    assert round.look_after(0).succeeded
+
+
+def test_dones_of_another_round_do_not_count() -> None:
+    round = Round("ab")
+    round.job.done("a", "b", round=2)
+    assert not round.look_after(1).succeeded
+
+
+# -- failures and losses --------------------------------------------------------------
+
+
+def test_a_failure_opens_the_next_round_at_once() -> None:
+    round = Round()
+    round.job.failure("b", message="boom")
+    look = round.look_after(0.5)
+    assert look.cause is not None
+    assert (look.cause.kind, look.cause.members) == (CauseKind.FAILURE, ("b",))
+    assert "boom" in look.cause.detail
+    assert look.symptom == round.job.now
+
+
+def test_a_failure_after_somebody_was_done_counts() -> None:
+    round = Round("ab")
+    round.job.done("a").failure("b")
+    assert round.seen() == (CauseKind.FAILURE, ("b",))
+
+
+def test_a_port_that_was_taken_is_its_own_cause() -> None:
+    round = Round()
+    round.job.failure("a", kind=FailureClass.MASTER_PORT)
+    round.abort("b")
+    assert round.seen() == (CauseKind.MASTER_PORT, ("a",))
+
+
+def test_a_member_whose_key_is_gone_is_lost() -> None:
+    round = Round()
+    round.job.gone("b")
+    assert round.seen() == (CauseKind.LOSS, ("b",))
+
+
+def test_several_losses_share_a_round() -> None:
+    round = Round()
+    round.job.gone("b", "c")
+    assert round.seen() == (CauseKind.LOSS, ("b", "c"))
+
+
+def test_a_loss_explains_its_peers_aborted_collectives() -> None:
+    round = Round()
+    round.abort("a").job.gone("b")
+    assert round.seen() == (CauseKind.LOSS, ("b",))
+
+
+def test_a_loss_explains_no_error_of_somebody_else() -> None:
+    round = Round()
+    round.job.failure("a").gone("b")
+    assert round.seen() == (CauseKind.FAILURE, ("a",))
+
+
+def test_a_loss_is_dated_from_its_first_symptom() -> None:
+    round = Round()
+    round.peers.symptoms[identity("b")] = round.job.now - 4.0
+    round.job.gone("b")
+    look = round.look_after(1.0)
+    assert look.symptom == round.job.now - 5.0
+
+
+def test_who_stopped_its_workers_itself_is_lost_too() -> None:
+    """It was cut off for longer than its lease, and came back."""
+    round = Round()
+    round.job.change("b", state=MemberState.WAITING, round=1)
+    assert round.seen() == (CauseKind.LOSS, ("b",))
+
+
+def test_who_has_not_started_yet_is_not() -> None:
+    round = Round()
+    round.job.change("b", state=MemberState.WAITING, round=0)
+    assert round.seen(60) is None
+
+
+# -- patience with losses -------------------------------------------------------------
+
+
+def test_after_taking_over_the_roster_has_a_leases_time_to_register_again() -> None:
+    round = Round()
+    round.job.gone("b", "c")
+    round.timers.clear()
+    round.timers.since("took over")
+    assert round.seen() is None
+    round.job.member("b", state=RUNNING, round=1)
+    assert round.seen(LEASE - 0.1) is None
+    assert round.seen(0.1) == (CauseKind.LOSS, ("c",))
+
+
+def test_who_goes_later_has_no_such_time() -> None:
+    round = Round()
+    round.job.gone("b")
+    assert round.seen(1) == (CauseKind.LOSS, ("b",))
+
+
+def test_proof_ends_the_patience() -> None:
+    round = Round()
+    view = round.job.view()
+    round.peers.probed(Probed(identity("b"), "s1", Verdict.GONE), view, round.job.now, 30)
+    round.job.gone("b")
+    round.timers.clear()
+    round.timers.since("took over")
+    assert round.seen() == (CauseKind.LOSS, ("b",))
+
+
+def test_who_is_still_linked_may_register_again() -> None:
+    """An etcd outage may have cost it its lease: a healthy gang goes on."""
+    round = Round()
+    round.peers.up(PeerUp(identity("b"), "s1"), round.job.now)
+    round.job.gone("b")
+    assert round.seen() is None
+    assert round.timers.wake is not None
+    for _ in range(4):
+        round.peers.up(PeerHeard(identity("b"), "s1"), round.job.now)
+        assert round.seen(1) is None
+    round.job.member("b", state=RUNNING, round=1, session="s2")
+    assert round.seen(3600) is None
+
+
+# -- leaving --------------------------------------------------------------------------
+
+
+def test_leaves_that_are_close_share_a_round() -> None:
+    round = Round()
+    round.job.change("b", state=LEAVING, reason="drained")
+    assert round.seen() is None
+    assert round.timers.wake == pytest.approx(round.job.now + LEAVE_COALESCE_SECONDS)
+    round.job.change("a", state=LEAVING, reason="scaled down")
+    look = round.look_after(LEAVE_COALESCE_SECONDS)
+    assert look.cause is not None
+    assert (look.cause.kind, look.cause.members) == (CauseKind.LEAVE, ("a", "b"))
+    assert look.cause.detail == "drained; scaled down"
+    assert look.symptom == pytest.approx(round.job.now - LEAVE_COALESCE_SECONDS)
+
+
+def test_who_said_that_it_leaves_is_never_lost() -> None:
+    round = Round()
+    round.job.change("b", state=LEAVING, reason="drained")
+    assert round.seen() is None
+    round.job.gone("b")
+    look = round.look_after(1)
+    assert look.cause is not None
+    assert (look.cause.kind, look.cause.detail) == (CauseKind.LEAVE, "drained")
+
+
+def test_an_error_goes_before_a_leave() -> None:
+    round = Round()
+    round.job.change("b", state=LEAVING).failure("c")
+    assert round.seen() == (CauseKind.FAILURE, ("c",))
+
+
+def test_a_done_member_that_leaves_moves_nobody() -> None:
+    round = Round()
+    round.job.done("b").change("b", state=LEAVING)
+    assert round.seen(60) is None
+
+
+def test_a_mark_alone_moves_nobody() -> None:
+    """The marked member itself says that it leaves."""
+    round = Round(marks=(Mark(identity("b"), "scaled down"),))
+    assert round.seen(60) is None
+
+
+# -- newcomers ------------------------------------------------------------------------
+
+
+def test_newcomers_settle_before_they_are_taken_in() -> None:
+    round = Round("ab", expected=6)
+    round.job.member("c")
+    assert round.seen() is None
+    assert round.timers.wake == round.job.now + 3.0
+    round.job.later(2).member("d")
+    assert round.seen() is None
+    assert round.seen(1) == (CauseKind.JOIN, ("c", "d"))
+
+
+def test_where_nobody_knows_how_many_will_come_a_quiet_moment_is_enough() -> None:
+    round = Round("ab", expected=None)
+    round.job.member("c")
+    assert round.seen() is None
+    round.job.later(0.5).member("d")
+    assert round.seen() is None
+    assert round.seen(0.5) is None
+    assert round.seen(0.25) == (CauseKind.JOIN, ("c", "d"))
+
+
+def test_settling_ends_when_everybody_wanted_is_there() -> None:
+    round = Round("ab", expected=4)
+    round.job.member("c")
+    assert round.seen() is None
+    round.job.member("d")
+    assert round.seen() == (CauseKind.JOIN, ("c", "d"))
+
+
+def test_a_newcomer_that_went_again_starts_no_round() -> None:
+    round = Round("ab", expected=6)
+    round.job.member("c")
+    assert round.seen() is None
+    round.job.gone("c")
+    assert round.seen(10) is None
+    round.job.member("c", session="s2")
+    assert round.seen() is None  # and settling begins anew
+    assert round.seen(3) == (CauseKind.JOIN, ("c",))
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "bounds"),
+    [
+        ({}, {"max_nodes": 2, "expected": 2}),
+        ({}, {"min_nodes": 2, "increment": 2, "expected": 4}),
+        ({"state": RUNNING, "round": 0}, {"expected": 3}),
+        ({"state": LEAVING}, {"expected": 3}),
+        ({}, {"expected": 3, "marks": (Mark(identity("z"), "scaled down"),)}),
+        ({"sizes": "1:99:1"}, {"expected": 3}),
+    ],
+    ids=["at the maximum", "off the grid", "not waiting", "leaving", "marked", "other sizes"],
+)
+def test_who_is_no_reason_for_a_round(newcomer: dict[str, Any], bounds: dict[str, Any]) -> None:
+    round = Round("ab", **bounds)
+    round.job.member("z", **newcomer)
+    assert round.seen() is None
+    assert round.seen(3600) is None
+
+
+def test_a_newcomer_that_failed_to_confirm_is_no_reason_for_a_round() -> None:
+    round = Round("ab", expected=3)
+    round.job.member("z")
+    round.silent = {identity("z")}
+    assert round.seen(60) is None
+    round.silent = set()
+    assert round.seen() == (CauseKind.JOIN, ("z",))
+
+
+def test_from_the_first_done_on_newcomers_wait_for_ever() -> None:
+    round = Round("ab", expected=3)
+    round.job.done("a").member("z")
+    assert round.seen(3600) is None
+
+
+# -- scaling down ---------------------------------------------------------------------
+
+
+def test_a_smaller_wanted_size_alone_starts_no_round() -> None:
+    round = Round("abc")
+    round.job.bounds(max_nodes=8, expected=2)
+    assert round.seen(3600) is None
+
+
+def test_a_gang_over_its_maximum_has_a_grace_to_shrink() -> None:
+    round = Round("abc")
+    round.job.bounds(max_nodes=2, stop_grace_seconds=10)
+    assert round.seen() is None
+    assert round.seen(9.9) is None
+    assert round.seen(0.1) == (CauseKind.SCALE_DOWN, ())
+
+
+def test_a_maximum_that_was_raised_again_is_forgotten() -> None:
+    round = Round("abc")
+    round.job.bounds(max_nodes=2)
+    assert round.seen(9) is None
+    round.job.bounds(max_nodes=3)
+    assert round.seen(0) is None
+    round.job.bounds(max_nodes=2)
+    assert round.seen(9) is None

@@ -1,0 +1,50 @@
+"""Values that no member of ours would write, but a stranger might: none may end an agent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.records import Bounds, FailureClass
+from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.core.verdicts import describe
+from elasticjob_rendezvous.peers import wire
+from tests.unit.rendezvous.builders import a_failure
+
+
+def test_a_number_too_large_is_malformed() -> None:
+    stored = b'{"minNodes":1,"maxNodes":2,"settleSeconds":' + b"9" * 400 + b"}"
+    with pytest.raises(MalformedRecord, match="too large"):
+        decode(Bounds, "/job/state/bounds", stored)
+
+
+def test_a_failure_without_an_exit_is_described_all_the_same() -> None:
+    kind = FailureClass.LAUNCH_ERROR
+    failure = a_failure("a", kind=kind, exit_code=None, message="no such file: train.py")
+    assert "None" not in describe(failure)
+    assert "no such file: train.py" in describe(failure)
+
+
+@given(st.lists(st.text(), max_size=5))
+@example(["²", "1"])
+def test_any_name_can_be_ordered(names: list[str]) -> None:
+    ordered = sorted(names, key=natural_order)
+    assert sorted(ordered, key=natural_order) == ordered
+
+
+def test_a_strangers_signature_is_no_crash() -> None:
+    assert not wire.verified(b"key", "question", {"hmac": "é"})
+
+
+def test_a_deeply_nested_line_is_a_bad_peer() -> None:
+    async def scenario() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"[" * 3000 + b"\n")
+        with pytest.raises(wire.BadPeer):
+            await wire.read(reader, 5)
+
+    asyncio.run(scenario())

@@ -1,0 +1,403 @@
+"""Links and probes over real loopback connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.launcher.probe import answer as launcher_answer
+from elasticjob_rendezvous.core.events import (
+    Event,
+    Link,
+    LinkDown,
+    LinkHeard,
+    LinkUp,
+    PeerDown,
+    PeerHeard,
+    PeerUp,
+    Probe,
+    Verdict,
+)
+from elasticjob_rendezvous.peers import dial, wire
+from elasticjob_rendezvous.peers.server import PeerServer
+
+KEY = b"the job's key"
+HOST = "127.0.0.1"
+PATIENCE_SECONDS = 10.0
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More beats and dials a second, so that tests wait for less."""
+    monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(dial, "FIRST_REDIAL_SECONDS", 0.02)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence counts for a sixth of the time it does otherwise."""
+    monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
+
+
+class Heard:
+    """Events in the order in which they were posted."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.all: list[Event] = []
+
+    def post(self, event: Event) -> None:
+        self.all.append(event)
+        self._queue.put_nowait(event)
+
+    async def until(self, wanted: Event) -> None:
+        """Wait for this event, passing over others."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self._queue.get() != wanted:
+                pass
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)
+
+
+@contextlib.asynccontextmanager
+async def coordinator(heard: Heard, job_key: bytes = KEY) -> AsyncIterator[tuple[PeerServer, int]]:
+    server = PeerServer("id-a", job_key, heard.post, HOST)
+    try:
+        yield server, await server.start()
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def link_to(
+    port: int, heard: Heard, member: str = "id-a", job_key: bytes = KEY
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Member b's link to the agent at this port."""
+    link = Link(member, "s1", HOST, port)
+    task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", job_key, heard.post))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[int]:
+    """A stranger's server."""
+    closed: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        closed.append(writer)
+        await handler(reader, writer)
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in closed:
+            writer.close()
+
+
+def free_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind((HOST, 0))
+        return int(bound.getsockname()[1])
+
+
+# -- links ----------------------------------------------------------------------------
+
+
+def test_both_ends_know_of_a_link_and_hear_each_other() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (server, port), link_to(port, there):
+            await there.until(LinkUp("id-a", "s1"))
+            await here.until(PeerUp("id-b", "s2"))
+            server.serve(7)
+            await there.until(LinkHeard("id-a", "s1", 7))
+            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerHeard("id-b", "s2"))
+            await there.until(LinkHeard("id-a", "s1", 7))  # again, with the heartbeat
+
+    run(scenario())
+
+
+def test_a_new_link_is_told_the_round_at_once() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (server, port):
+            server.serve(3)
+            async with link_to(port, there):
+                await there.until(LinkHeard("id-a", "s1", 3))
+        assert there.all[:2] == [LinkUp("id-a", "s1"), LinkHeard("id-a", "s1", 3)]
+
+    run(scenario())
+
+
+def test_the_coordinator_learns_at_once_that_a_member_died() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port):
+            async with link_to(port, there):
+                await here.until(PeerUp("id-b", "s2"))
+            await here.until(PeerDown("id-b", "s2"))
+
+    run(scenario())
+
+
+def test_a_member_learns_that_its_coordinator_died_and_dials_again() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with contextlib.AsyncExitStack() as stack:
+            first = contextlib.AsyncExitStack()
+            _, port = await first.enter_async_context(coordinator(here))
+            await stack.enter_async_context(link_to(port, there))
+            await there.until(LinkUp("id-a", "s1"))
+            await first.aclose()
+            await there.until(LinkDown("id-a", "s1", refused=False))
+            await there.until(LinkDown("id-a", "s1", refused=True))
+            again = socket.create_server((HOST, port))
+            connection, _ = await asyncio.to_thread(again.accept)
+            connection.close()
+            again.close()
+            await there.until(LinkDown("id-a", "s1", refused=False))
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_silent_member_is_taken_for_gone() -> None:
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            reader, writer = await introduced(port)
+            await here.until(PeerUp("id-b", "s2"))
+            writer.write(wire.line({}))
+            await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerDown("id-b", "s2"))
+            assert not reader.at_eof() or await reader.read() == b""
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_silent_coordinator_is_taken_for_gone() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        question = await wire.read(reader, PATIENCE_SECONDS)
+        body: wire.Message = {"member": "id-a", "session": "s1", "nonce": wire.nonce()}
+        body["hmac"] = wire.sign(KEY, question["nonce"], body)
+        writer.write(wire.line(body))
+
+    async def scenario() -> None:
+        there = Heard()
+        async with listening(silent) as port, link_to(port, there):
+            await there.until(LinkUp("id-a", "s1"))
+            await there.until(LinkDown("id-a", "s1", refused=False))
+
+    run(scenario())
+
+
+def test_the_newer_of_two_links_of_a_session_counts() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port):
+            _, stale = await introduced(port)
+            await here.until(PeerUp("id-b", "s2"))
+            async with link_to(port, there):
+                await here.until(PeerUp("id-b", "s2"))
+                stale.close()
+                for _ in range(3):
+                    await here.until(PeerHeard("id-b", "s2"))
+                assert PeerDown("id-b", "s2") not in here.all
+            await here.until(PeerDown("id-b", "s2"))
+
+    run(scenario())
+
+
+async def introduced(
+    port: int, job_key: bytes = KEY
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Member b has introduced itself by hand, and says no more."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    me = {"member": "id-b", "session": "s2"}
+    writer.write(wire.line({"nonce": wire.nonce(), "link": me}))
+    said = await wire.read(reader, PATIENCE_SECONDS)
+    writer.write(wire.line({"hmac": wire.sign(job_key, said["nonce"], me)}))
+    return reader, writer
+
+
+# -- strangers ------------------------------------------------------------------------
+
+
+def test_who_does_not_hold_the_key_is_not_linked(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            reader, writer = await introduced(port, job_key=b"another job's key")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert await reader.read() == b""
+            writer.close()
+        assert here.all == []
+
+    run(scenario())
+    assert "does not hold this job's key" in caplog.text
+
+
+def test_a_member_does_not_link_to_another_jobs_agent() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here, b"another job's key") as (_, port), link_to(port, there):
+            await there.until(LinkDown("id-a", "s1", refused=False))
+        assert LinkUp("id-a", "s1") not in there.all
+        assert here.all == []
+
+    run(scenario())
+
+
+def test_a_member_does_not_link_to_another_member() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there, member="id-z"):
+            await there.until(LinkDown("id-z", "s1", refused=False))
+        assert here.all == []
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    "line",
+    [b"GET / HTTP/1.1\r\n", b'{"nonce": "short"}\n', b'{"nonce": 7}\n', b"\n", b"x" * 9000, b""],
+    ids=["http", "short nonce", "no text", "empty", "long", "nothing"],
+)
+def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            await here.until(PeerUp("id-b", "s2"))
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(line)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+            await here.until(PeerHeard("id-b", "s2"))
+        assert LinkDown("id-a", "s1", refused=False) not in there.all
+
+    run(scenario())
+
+
+# -- probes ---------------------------------------------------------------------------
+
+
+async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a") -> Verdict:
+    probed = await dial.ask(Probe(member, "s1", HOST, agent_port, launcher_port), KEY)
+    assert (probed.member, probed.session) == (member, "s1")
+    return probed.verdict
+
+
+def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
+    """A launcher of member a that answers as the real one does."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        question = await wire.read(reader, PATIENCE_SECONDS)
+        facts = {"member": "id-a", "session": "s1", "round": 1, "workers": 0, **body}
+        writer.write(wire.line(launcher_answer(question, job_key, facts)))
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"workers": 2, "agent_attached": False}, Verdict.WORKERS_ALIVE),
+        ({"workers": 0, "agent_attached": False}, Verdict.GONE),
+        ({"workers": 2, "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": 2, "member": "id-z"}, Verdict.GONE),
+        ({"workers": 2, "agent_attached": True, "member": "id-z"}, Verdict.GONE),
+        ({"workers": "two"}, Verdict.GONE),
+    ],
+    ids=["orphan", "no workers", "attached", "other member", "other member attached", "nonsense"],
+)
+def test_what_a_launcher_says(body: dict[str, Any], expected: Verdict) -> None:
+    async def scenario() -> None:
+        async with listening(launcher(**body)) as port:
+            assert await verdict(port) is expected
+
+    run(scenario())
+
+
+def test_a_refused_connection_is_proof() -> None:
+    async def scenario() -> None:
+        assert await verdict(free_port()) is Verdict.GONE
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("job_key", [b"another job's key", b""])
+def test_an_unsigned_answer_proves_nothing(job_key: bytes) -> None:
+    async def scenario() -> None:
+        async with listening(launcher(job_key, workers=0)) as port:
+            assert await verdict(port) is Verdict.UNKNOWN
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("said", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[]\n"])
+def test_silence_and_nonsense_prove_nothing(said: bytes | None) -> None:
+    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if said is not None:
+            writer.write(said)
+        await reader.read()
+
+    async def scenario() -> None:
+        async with listening(stranger) as port:
+            assert await verdict(port) is Verdict.UNKNOWN
+
+    run(scenario())
+
+
+def test_a_dying_process_is_asked_until_it_is_gone() -> None:
+    """It may accept a connection and drop it; the next one is refused."""
+
+    async def scenario() -> None:
+        dropped = asyncio.Event()
+
+        async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            dropped.set()
+
+        server = await asyncio.start_server(drop, HOST, 0)
+        asked = asyncio.create_task(verdict(server.sockets[0].getsockname()[1]))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await dropped.wait()
+            server.close()
+            assert await asked is Verdict.GONE
+
+    run(scenario())
+
+
+def test_without_a_launcher_the_agent_itself_is_asked() -> None:
+    async def scenario() -> None:
+        async with coordinator(Heard()) as (_, port):
+            assert await verdict(0, agent_port=port) is Verdict.AGENT_ALIVE
+            assert await verdict(0, agent_port=port, member="id-z") is Verdict.GONE
+        assert await verdict(0, agent_port=port) is Verdict.GONE
+
+    run(scenario())

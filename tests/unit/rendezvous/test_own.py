@@ -1,0 +1,444 @@
+"""What a member's own key says, and that only its rightful session ever writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.kv import Txn
+from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Done,
+    Failure,
+    FailureClass,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+)
+from tests.unit.rendezvous.builders import KEYS, UTC_MS, Job, a_failure, identity
+
+A, B = identity("a"), identity("b")
+WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
+STOPPED = Outcome(OutcomeKind.STOPPED, "by hand")
+IDLE = Local(ready=True, master_port=20000)
+
+
+def busy(round: int = 1, **local: Any) -> Local:
+    plain = {"ready": True, "workers": Workers.RUNNING, "round": round, "master_port": 20000}
+    return Local(**{**plain, **local})
+
+
+def record(job: Job, name: str = "a") -> Member:
+    return job.stored(name).record
+
+
+# -- what it says ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("local", "leaving", "state"),
+    [
+        (IDLE, "", WAITING),
+        (busy(workers=Workers.STARTING), "", RUNNING),
+        (busy(), "", RUNNING),
+        (busy(workers=Workers.STOPPING), "", STOPPING),
+        (busy(workers=Workers.NONE), "", WAITING),
+        (busy(workers=Workers.NONE, done=True), "", DONE),
+        (IDLE, "drained", LEAVING),
+        (busy(), "drained", LEAVING),
+    ],
+)
+def test_the_state(local: Local, leaving: str, state: MemberState) -> None:
+    job = Job("a").sealed("a", number=1)
+    assert job.own("a", local=local, leaving=leaving).state() is state
+
+
+def test_who_was_done_waits_again_when_the_round_moved_on() -> None:
+    job = Job("a").sealed("a", number=1).round(2)
+    assert job.own("a", local=busy(workers=Workers.NONE, done=True)).state() is WAITING
+
+
+def test_the_record_says_who_and_where() -> None:
+    said = Job("a").own("a", lease=9, known=4, local=busy(3, start_ms=250)).record()
+    assert (said.id, said.session, said.name, said.address) == (A, "s1", "a", "host-a")
+    assert (said.agent_port, said.launcher_port, said.master_port) == (7000, 7001, 20000)
+    assert (said.round, said.lease, said.known, said.start_ms) == (3, 9, 4, 250)
+    assert said.sizes == ""
+    assert Job("a").own("a", bounds=Bounds(1, 4, 3)).record().sizes == "1:4:3"
+
+
+# -- only the rightful session writes -------------------------------------------------
+
+
+def leave(own: Own) -> Txn | None:
+    assert own.stored is not None
+    return own_key.say_leaving(own, own.stored)
+
+
+def close(own: Own) -> Txn | None:
+    assert own.stored is not None
+    return own_key.close(own, own.stored, STOPPED, UTC_MS)
+
+
+def depose(own: Own) -> Txn | None:
+    assert own.stored is not None
+    leader = own.view.member(B)
+    assert leader is not None
+    return own_key.depose(own, own.stored, leader)
+
+
+def resign(own: Own) -> Txn | None:
+    stored = own.view.member(A)
+    assert stored is not None
+    return own_key.move(own, stored)
+
+
+def set_aside(own: Own) -> Txn | None:
+    leader = own.view.member(B)
+    assert own.stored is not None
+    assert leader is not None
+    return own_key.set_aside(own, own.stored, leader)
+
+
+def with_stored(make: Callable[[Own, Any], Txn | None]) -> Callable[[Own], Txn | None]:
+    def write(own: Own) -> Txn | None:
+        assert own.stored is not None
+        return make(own, own.stored)
+
+    return write
+
+
+WRITES: dict[str, tuple[Callable[[Own], Txn | None], dict[str, Any]]] = {
+    "update": (with_stored(own_key.update), {"local": busy()}),
+    "drop": (with_stored(own_key.drop), {}),
+    "say leaving": (leave, {"leaving": "drained"}),
+    "resign": (resign, {"session": "s2"}),
+    "close": (close, {}),
+    "depose": (depose, {}),
+    "set aside": (set_aside, {}),
+    "write bounds": (with_stored(own_key.write_bounds), {"bounds": Bounds(1, 4)}),
+}
+
+
+@pytest.mark.parametrize(("write", "own"), WRITES.values(), ids=WRITES.keys())
+def test_a_fenced_session_writes_nothing(
+    write: Callable[[Own], Txn | None], own: dict[str, Any]
+) -> None:
+    """Fenced after it looked and before it wrote: etcd refuses all of it."""
+    job = Job("b", "a").round(1)
+    if "bounds" in own:
+        job.delete(KEYS.bounds)
+    txn = write(job.own("a", **own))
+    assert txn is not None
+    job.gone("a")
+    before = job.etcd.revision
+    assert not job.commit(txn).succeeded
+    assert job.etcd.revision == before
+
+
+@pytest.mark.parametrize(("write", "own"), WRITES.values(), ids=WRITES.keys())
+def test_a_living_session_does(write: Callable[[Own], Txn | None], own: dict[str, Any]) -> None:
+    job = Job("b", "a").round(1)
+    if "bounds" in own:
+        job.delete(KEYS.bounds)
+    txn = write(job.own("a", **own))
+    assert txn is not None
+    assert job.commit(txn).succeeded
+
+
+@pytest.mark.parametrize("name", ["update", "drop", "say leaving", "resign"])
+def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    txn = write(job.own("a", **own))
+    job.change("a", node="changed by another hand")
+    assert txn is not None
+    assert not job.commit(txn).succeeded
+    assert record(job).node == "changed by another hand"
+
+
+# -- taking a member up ---------------------------------------------------------------
+
+
+def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
+    job = Job("a").round(3)
+    lease = job.etcd.grant(30, 0.0).id
+    own = job.own("b", session="x-1", lease=lease)
+    result = job.commit(own_key.take_up(own, carries=False))
+    assert result.succeeded
+    stored = job.etcd.get(own.key)
+    assert stored is not None
+    assert stored.lease == lease
+    found = {kv.key for _, kvs in result.ranges for kv in kvs}
+    assert {KEYS.round, KEYS.bounds, job.stored("a").key, own.key} <= found
+
+
+def test_a_session_is_never_created_twice() -> None:
+    job = Job("a")
+    assert not job.commit(own_key.take_up(job.own("a"), carries=False)).succeeded
+
+
+def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
+    job = Job("a", "b").sealed("a", "b", number=2)
+    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    assert job.commit(txn).succeeded
+    assert record(job).session == "x-1"
+    assert record(job).state is RUNNING
+    assert job.etcd.get(KEYS.session(A, "s1")) is None
+
+
+@pytest.mark.parametrize("change", ["round", "old session", "old session gone"])
+def test_a_past_counts_only_on_the_round_and_session_that_were_read(change: str) -> None:
+    job = Job("a", "b").sealed("a", "b", number=2)
+    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    match change:
+        case "round":
+            job.round(3)
+        case "old session":
+            job.change("a", state=STOPPING)
+        case "old session gone":
+            job.gone("a")
+    assert not job.commit(txn).succeeded
+    assert job.etcd.get(KEYS.session(A, "x-1")) is None
+
+
+def test_to_resign_is_to_become_the_youngest() -> None:
+    job = Job("a", "b")
+    stored = job.stored("a")
+    txn = own_key.move(job.own("a", session="s2"), stored)
+    assert job.commit(txn).succeeded
+    assert record(job).session == "s2"
+    assert job.stored("a").created > job.stored("b").created
+    assert job.etcd.get(KEYS.session(A, "s1")) is None
+
+
+# -- rounds that were never started ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("state", "local", "ran"),
+    [
+        (RoundState.JOINABLE, IDLE, 3),
+        (RoundState.FROZEN, IDLE, 3),
+        (RoundState.FINAL, IDLE, 0),
+        (RoundState.JOINABLE, busy(3, workers=Workers.STOPPING), 3),
+        (RoundState.JOINABLE, busy(2, workers=Workers.STOPPING), 2),
+    ],
+)
+def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
+    state: RoundState, local: Local, ran: int
+) -> None:
+    """Else the coordinator would wait for workers that there are not."""
+    job = Job("a", "b").sealed("a", "b", number=3).round(4, state, previous=3)
+    assert job.own("a", local=local).record().round == ran
+
+
+# -- updates --------------------------------------------------------------------------
+
+
+def update(job: Job, **own: Any) -> Txn | None:
+    return own_key.update(job.own("a", **own), job.stored("a"))
+
+
+def updated(job: Job, **own: Any) -> Member:
+    txn = update(job, **own)
+    assert txn is not None, "nothing was worth a request"
+    assert job.commit(txn).succeeded
+    return record(job)
+
+
+def test_nothing_new_is_not_written() -> None:
+    job = Job("a").round(1)
+    assert update(job) is None
+    assert update(job, known=5) is None  # worth remembering, not worth a request
+
+
+@pytest.mark.parametrize("workers", [Workers.STARTING, Workers.STOPPING])
+def test_what_is_about_to_change_again_is_not_written(workers: Workers) -> None:
+    job = Job("a").sealed("a", number=1).change("a", state=WAITING, round=0)
+    assert update(job, local=busy(workers=workers)) is None
+
+
+def test_running_is_written() -> None:
+    job = Job("a").sealed("a", number=1).change("a", state=WAITING, round=0)
+    said = updated(job, local=busy(1, start_ms=120))
+    assert (said.state, said.round, said.start_ms) == (RUNNING, 1, 120)
+
+
+def frozen(*ids: str) -> Job:
+    return Job("a", "b").round(1, RoundState.FROZEN, ids=ids)
+
+
+def test_a_frozen_round_is_confirmed_by_its_revision() -> None:
+    job = frozen(A, B)
+    asked = job.view().round
+    assert asked is not None
+    assert updated(job).confirmed == asked.modified
+    assert update(job) is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "own"),
+    [((B,), {}), ((A,), {"lease_holds": False}), ((A,), {"local": Local(master_port=20000)})],
+    ids=["not asked", "lease over", "not ready"],
+)
+def test_what_is_not_confirmed(ids: tuple[str, ...], own: dict[str, Any]) -> None:
+    assert update(frozen(*ids), **own) is None
+
+
+def test_a_confirmation_counts_only_for_the_round_it_was_made_on() -> None:
+    job = frozen(A, B)
+    txn = update(job)
+    assert txn is not None
+    job.round(2)
+    assert not job.commit(txn).succeeded
+
+
+def test_a_failure_goes_with_the_state_in_one_step() -> None:
+    job = Job("a").sealed("a", number=1)
+    failure = a_failure("a")
+    said = updated(job, local=busy(workers=Workers.STOPPING, failure=failure))
+    assert said.state is STOPPING
+    assert job.read(Failure, KEYS.failure(1, A)) == failure
+    assert update(job, local=busy(workers=Workers.STOPPING, failure=failure)) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (1, FailureClass.PEER_ABORT, True),
+        (2, FailureClass.PEER_ABORT, False),
+        (2, FailureClass.USER_ERROR, True),
+        (3, FailureClass.USER_ERROR, False),
+    ],
+)
+def test_an_old_consequence_is_no_news(number: int, kind: FailureClass, told: bool) -> None:
+    job = Job("a").sealed("a", number=1)
+    if number > 1:
+        job.round(number)
+    failure = a_failure("a", kind=kind)
+    txn = update(job, local=busy(workers=Workers.STOPPING, failure=failure))
+    assert (txn is not None) is told
+
+
+def test_success_is_written_with_done_and_once() -> None:
+    job = Job("a").sealed("a", number=1)
+    local = busy(workers=Workers.NONE, done=True)
+    assert updated(job, local=local).state is DONE
+    assert job.read(Done, KEYS.done(1, A)) == Done(1, A, "a")
+    stored = job.etcd.get(KEYS.done(1, A))
+    assert stored is not None
+    assert stored.lease == 0
+    assert update(job, local=local) is None
+
+
+# -- leaving, closing, deposing, bounds -----------------------------------------------
+
+
+def test_leaving_is_said_once_and_with_its_reason() -> None:
+    job = Job("a").sealed("a", number=1)
+    own = job.own("a", local=busy(), leaving="drained")
+    txn = own_key.say_leaving(own, job.stored("a"))
+    assert txn is not None
+    job.commit(txn)
+    assert (record(job).state, record(job).reason) == (LEAVING, "drained")
+    assert own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a")) is None
+
+
+def test_closing_ends_the_round_once() -> None:
+    job = Job("a").round(4, RoundState.FROZEN, ids=(A,))
+    txn = close(job.own("a"))
+    assert txn is not None
+    assert job.commit(txn).succeeded
+    current = job.current()
+    assert (current.number, current.state, current.ids) == (4, RoundState.CLOSED, ())
+    assert current.outcome == STOPPED
+    assert close(job.own("a")) is None
+
+
+def test_nobody_closes_what_has_not_begun_or_moved_on() -> None:
+    assert close(Job("a").own("a")) is None
+    job = Job("a").round(1)
+    txn = close(job.own("a"))
+    assert txn is not None
+    job.round(2)
+    assert not job.commit(txn).succeeded
+
+
+@pytest.mark.parametrize("remove", [depose, set_aside])
+def test_a_coordinator_that_still_writes_is_not_removed(
+    remove: Callable[[Own], Txn | None],
+) -> None:
+    job = Job("b", "a")
+    txn = remove(job.own("a"))
+    assert txn is not None
+    job.change("b", state=RUNNING)
+    assert not job.commit(txn).succeeded
+    assert job.names() == {"a", "b"}
+
+
+def test_a_coordinator_that_is_set_aside_keeps_everything_but_its_seniority() -> None:
+    job = Job()
+    lease = job.etcd.grant(30, 0.0).id
+    job.member("b", lease=lease, state=RUNNING, round=3).member("a")
+    before = record(job, "b")
+    txn = set_aside(job.own("a"))
+    assert txn is not None
+    result = job.commit(txn)
+    assert result.succeeded
+    after = job.stored("b")
+    assert after.created > job.stored("a").created
+    assert replace(after.record, session=before.session) == before
+    stored = job.etcd.get(after.key)
+    assert stored is not None
+    assert stored.lease == lease
+    assert [kv.key for target, kvs in result.ranges if target.limit for kv in kvs] == [
+        job.stored("a").key
+    ]
+
+
+def test_the_first_member_writes_the_bounds_and_no_other_changes_them() -> None:
+    mine, theirs = Bounds(1, 2), Bounds(3, 4)
+    job = Job("a", "b").delete(KEYS.bounds)
+    first = own_key.write_bounds(job.own("a", bounds=mine), job.stored("a"))
+    second = own_key.write_bounds(job.own("b", bounds=theirs), job.stored("b"))
+    assert first is not None
+    assert second is not None
+    assert job.commit(first).succeeded
+    assert not job.commit(second).succeeded
+    assert job.read(Bounds, KEYS.bounds) == mine
+    assert own_key.write_bounds(job.own("b", bounds=theirs), job.stored("b")) is None
+
+
+def test_where_an_operator_writes_the_bounds_no_member_does() -> None:
+    job = Job("a").delete(KEYS.bounds)
+    assert own_key.write_bounds(job.own("a"), job.stored("a")) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "differs"),
+    [
+        (Bounds(1, 4), ""),
+        (Bounds(1, 4, keep_alive_seconds=9), ""),
+        (Bounds(2, 4), "min_nodes=2, but the job has 1"),
+        (Bounds(1, 8), "max_nodes=8, but the job has 4"),
+        (Bounds(1, 4, 3), "increment=3, but the job has 1"),
+    ],
+)
+def test_members_must_be_given_the_same_sizes(mine: Bounds, differs: str) -> None:
+    said = own_key.disagreement(Job("a").own("a", bounds=mine))
+    assert differs in said
+    assert bool(said) is bool(differs)
+
+
+def test_without_sizes_of_its_own_a_member_agrees() -> None:
+    assert own_key.disagreement(Job("a").own("a")) == ""
+    assert own_key.disagreement(Job("a").delete(KEYS.bounds).own("a", bounds=Bounds(9, 9))) == ""
