@@ -112,7 +112,7 @@ class Agent:
             self._carry_out(effect)
         self._count_spins(now)
         self._schedule_wake()
-        self.pod.follow(self.engine.directive)
+        self.pod.follow(self.engine.hand_over())
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

@@ -40,7 +40,7 @@ from elasticjob_agent.hands import (
     Stopped,
     WorkerExited,
 )
-from elasticjob_rendezvous.core.events import Run
+from elasticjob_rendezvous.core.events import Run, Stop
 
 __all__ = ["step", "wake_at"]
 
@@ -61,7 +61,7 @@ def absorb(state: State, event: Event, now: float) -> State:
     """Record what happened."""
     match event:
         case Directed(directive):
-            return _seated(replace(state, directive=directive))
+            return _seated(_voided(replace(state, directive=directive)))
         case FromHands():
             return _heard(state, event, now)
         case LeaveAsked(reason, hurry):
@@ -73,6 +73,19 @@ def absorb(state: State, event: Event, now: float) -> State:
             return state
         case _:
             assert_never(event)
+
+
+def _voided(state: State) -> State:
+    """A round whose end is ordered before we started it counts as one that ran here.
+
+    Only so does the rendezvous know that no worker of it will start any more.
+    """
+    directive, crew = state.directive, state.crew
+    if not isinstance(directive, Stop) or directive.round <= state.round:
+        return state
+    if crew is not None and not crew.empty:
+        return state
+    return replace(state, crew=None, ran=directive.round)
 
 
 def _seated(state: State) -> State:

@@ -20,7 +20,7 @@ from .children import kill_descendants, open_pidfd
 from .connection import Connection
 from .loop import Loop, Timer
 from .output import Output
-from .probe import ProbeServer, answer
+from .probe import ProbeServer, answer, newer_round
 from .requests import Attach, Release, Signal, Start, Stop, request
 from .server import AgentServer
 from .settings import Settings, worker_environment
@@ -194,6 +194,10 @@ class Launcher:
             self._tell({"type": "log_trouble", "message": message})
 
     def _probed(self, question: dict[str, Any]) -> dict[str, Any]:
+        running = self._workers.running_round
+        newest = newer_round(question, self._attach.job_key)
+        if self._agent is None and running is not None and running < newest:
+            self._workers.stop(running, 0.0)
         body = {
             "member": self._attach.member,
             "session": self._attach.session,

@@ -1,7 +1,8 @@
 """The launcher's answer to other nodes: are this member's workers alive, and its agent?
 
 A prober sends one JSON line, {"nonce": hex}, and gets one line back, signed with the job's key so
-that no stranger at this address can speak for the member.
+that no stranger at this address can speak for the member. With a signed "round" beside the nonce
+it also tells the newest round it knows of: a launcher that has lost its agent ends older workers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ def signature(job_key: bytes, nonce: str, body: dict[str, Any]) -> str:
     """Hex HMAC-SHA256 over the nonce, as sent, and the canonical JSON of `body` without "hmac"."""
     unsigned = {name: value for name, value in body.items() if name != "hmac"}
     return hmac.new(job_key, nonce.encode() + canonical(unsigned), hashlib.sha256).hexdigest()
+
+
+def newer_round(question: dict[str, Any], job_key: bytes) -> int:
+    """The newest round number that a prober of this job knows of; 0 if it told none."""
+    number, nonce, given = (question.get(name) for name in ("round", "nonce", "hmac"))
+    if not isinstance(number, int) or isinstance(number, bool) or not job_key:
+        return 0
+    if not isinstance(nonce, str) or not isinstance(given, str) or not given.isascii():
+        return 0
+    signed = hmac.compare_digest(given, signature(job_key, nonce, {"round": number}))
+    return number if signed else 0
 
 
 def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,14 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 class MalformedRecord(ValueError):
@@ -43,7 +51,14 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
         return typing.cast(Record, read(document))
     except MalformedRecord:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise MalformedRecord(key, f"{type(error).__name__}: {error}") from error
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from elasticjob_rendezvous.core import census, verdicts
+from elasticjob_rendezvous.core import absence, census, verdicts
+from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
@@ -39,6 +40,8 @@ from elasticjob_rendezvous.core.view import Versioned, View
 KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
 FENCES_PER_TXN = 50
+KILL_SECONDS = 1.0
+"""How long a member that is linked, but unknown to etcd, gets to kill its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class Coordinator:
         """
         self.timers.clear()
         self.timers.begin_step(now)
-        self.peers.begin(proven_gone)
+        self.peers.begin(proven_gone, now)
         self.leavers.clear()
         self.split.clear()
         self.active = True
@@ -93,7 +96,7 @@ class Coordinator:
         if view.bounds is None or self.keys.round in view.malformed:
             return None
         bounds = view.bounds.record
-        self.timers.since("took over")
+        self.timers.since(absence.TOOK_OVER)
         fences = self._duplicates(view) + gone_keys(self.peers, view.members())
         fences = [fence for fence in fences if fence.key != own.key]
         if fences:
@@ -154,17 +157,40 @@ class Coordinator:
         return self._write(view, own, clock, again, (), f"round {known + 1} opens: data lost")
 
     def _overtaken(self, view: View, own: Versioned[Member], clock: Clock) -> Act | None:
-        """After a loss of etcd's data somebody may know higher numbers than this round's."""
+        """After a loss of etcd's data somebody may know this number, or higher ones."""
         assert view.round is not None
         current = view.round.record
-        known = max(member.record.known for member in view.members().values())
-        open_to_change = current.state in (RoundState.JOINABLE, RoundState.FINAL)
-        if known <= current.number or not open_to_change:
+        if current.state is RoundState.CLOSED:
             return None
-        number = known + 1
-        cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {known}")
-        again = replace(current, number=number, state=RoundState.JOINABLE, cause=cause)
+        members = [versioned.record for versioned in view.members().values()]
+        known = max(member.known for member in members)
+        used = [member.round for member in members if self._used_before(view, member)]
+        top = max([known, *used])
+        if top <= current.number and not used:
+            return None
+        number = max(top, current.number) + 1
+        cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
+        again = replace(
+            current,
+            number=number,
+            state=RoundState.JOINABLE,
+            ids=(),
+            cause=cause,
+            previous=number - 1,
+        )
         return self._write(view, own, clock, again, (), f"round {number} opens: {cause.detail}")
+
+    def _used_before(self, view: View, member: Member) -> bool:
+        """Whether `member` ran a round of this number that is not the one we know."""
+        assert view.round is not None
+        current = view.round.record
+        if member.round < current.number:
+            return False
+        if current.state in (RoundState.JOINABLE, RoundState.FROZEN):
+            return True
+        roster = view.rosters.get(current.number)
+        ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
+        return ran and roster is not None and roster.seat(member.id) is None
 
     def _joinable(
         self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
@@ -184,6 +210,8 @@ class Coordinator:
             if late:
                 return self._fence(view, own, late, "its workers did not stop in time")
             return None
+        if self._still_writing(roster, members, bounds, opened):
+            return None
         self.timers.since(("stopped", current.number))
         call = ("last call", current.number)
         enough = legal_size(bounds, len(count.waiting)) > 0
@@ -196,6 +224,30 @@ class Coordinator:
         frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids)
         note = f"round {current.number} is frozen with {len(choice.ids)} members"
         return self._write(view, own, clock, frozen, (), note)
+
+    def _still_writing(
+        self,
+        roster: Roster | None,
+        members: Members,
+        bounds: Bounds,
+        opened: tuple[object, ...],
+    ) -> bool:
+        """Whether workers of the last roster may run though their member's key is gone.
+
+        A member that etcd lost but whose link lives has just been told to kill its
+        workers; a launcher without its agent kills them at its next probe.
+        """
+        now = self.timers.now
+        if self.peers.orphans:
+            return True
+        absent = [seat.id for seat in roster.seats if seat.id not in members] if roster else []
+        # All are asked, not only the first: each sets its own alarm.
+        gone = [absence.is_over(id, bounds, self.peers, self.timers) for id in absent]
+        if not all(gone):
+            return True
+        lingering = [id for id in absent if self.peers.alive(id, now)]
+        waits = [self.timers.over((*opened, id), KILL_SECONDS) for id in lingering]
+        return not all(waits)
 
     def _join_timeout(
         self,

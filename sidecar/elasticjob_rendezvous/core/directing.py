@@ -31,12 +31,17 @@ from elasticjob_rendezvous.core.records import (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in."""
+    """What the directive rests on beside our own key's facts.
+
+    `safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in.
+    `late`: our workers were told to stop long ago: there is no grace left for them.
+    """
 
     own: Own
     bounds: Bounds | None
     safe: bool
     remembered: Roster | None
+    late: bool = False
 
     @property
     def grace_seconds(self) -> float:
@@ -67,14 +72,14 @@ def direct(facts: Facts) -> Directive:
 def _with_workers(facts: Facts, current: Round | None) -> Directive:
     own = facts.own
     local = own.local
-    if own.leaving:
-        cause = Cause(CauseKind.LEAVE, (own.config.identity.name,), own.leaving)
-        return Stop(local.round, False, cause, facts.grace_seconds)
     if not facts.safe:
         cause = Cause(CauseKind.LOSS, (), "cut off from etcd for longer than the lease")
         return Stop(local.round, True, cause, 0.0)
+    if own.leaving and not facts.late:
+        cause = Cause(CauseKind.LEAVE, (own.config.identity.name,), own.leaving)
+        return Stop(local.round, False, cause, facts.grace_seconds)
     if current is not None and current.number > local.round:
-        kill = current.cause.kind in URGENT
+        kill = current.cause.kind in URGENT or facts.late
         return Stop(local.round, kill, current.cause, 0.0 if kill else facts.grace_seconds)
     if local.failure is not None:
         cause = Cause(CauseKind.FAILURE, (local.failure.name,), local.failure.message)

@@ -13,6 +13,8 @@ This file is the order of things; what they are stands beside it: `own` (our key
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.coordinator import Coordinator
@@ -46,6 +48,7 @@ from elasticjob_rendezvous.core.events import (
     ReadDone,
     Refused,
     RequestFailed,
+    Run,
     Serve,
     Started,
     StoreRefused,
@@ -115,13 +118,18 @@ class Engine:
         self._busy_note = ""
         self._asked_under = 0
         self._asked_revision = 0
-        self._roster_asked = 0
+        self._answered: set[str] = set()
         self._doubt = True
+        self._looked_at = 0.0
         self._retry_at = 0.0
         self._backoff = FIRST_BACKOFF_SECONDS
         # this member's life
         self._started_at = 0.0
         self._sessions = 0
+        self._told = False
+        self._promised = 0
+        self._found_round = 0
+        self._over_since: float | None = None
         self._leaving_since: float | None = None
         self._left = False
         self._refused = ""
@@ -146,6 +154,25 @@ class Engine:
         self.directive = self._direct()
         return self._effects
 
+    def hand_over(self) -> Directive:
+        """The directive, as it is taken by the agent: from now on it may be obeyed.
+
+        Workers ordered by a `Run` that was handed over count as starting until the agent
+        says otherwise: answering a later `Stop`, it names their round even if it never
+        started them.
+        """
+        if isinstance(self.directive, Run):
+            self._promised = max(self._promised, self.directive.roster.number)
+            self.local = self._with_promise(self.local)
+        return self.directive
+
+    def _with_promise(self, local: Local) -> Local:
+        if self._promised <= local.round or local.workers is not Workers.NONE:
+            return local
+        return replace(
+            local, workers=Workers.STARTING, round=self._promised, failure=None, done=False
+        )
+
     # -- taking events in -----------------------------------------------------------
 
     def _take(self, event: Event) -> None:
@@ -158,7 +185,10 @@ class Engine:
             case Tick():
                 pass
             case LocalChanged(local):
-                self.local = local
+                if not self._told and local.workers is not Workers.NONE:
+                    self._found_round = local.round
+                self._told = True
+                self.local = self._with_promise(local)
             case Close(outcome):
                 self._close = outcome
             case Granted() | KeptAlive() | LeaseGone() | StoreRefused():
@@ -183,6 +213,7 @@ class Engine:
             case WatchBroken(generation, _):
                 if self.watches.broke(generation, now + self._pause()):
                     self._doubt = True
+                    self._backoff = min(self._backoff * 2, LAST_BACKOFF_SECONDS)
             case _:
                 self._take_peer(event)
 
@@ -246,7 +277,9 @@ class Engine:
             self._rebuild()
         self.view.cluster_id = event.cluster_id
         self.view.absorb(event.revision, event.ranges)
+        self._looked_at = self._clock.now
         self.leadership.found(event.revision, event.ranges)
+        self._answered |= {target.key for target, _ in event.ranges}
         whole = isinstance(read, Read) and any(r.covers(self.keys.bounds) for r in read.ranges)
         if whole and self.watches.kept(self._asked_under):
             self._doubt = False
@@ -267,6 +300,7 @@ class Engine:
             return
         self.view.cluster_id = result.cluster_id
         self.view.wrote(write.txn, result)
+        self._looked_at = self._clock.now
         found = self.leadership.found(result.revision, result.ranges)
         if found and self.watches.kept(self._asked_under):
             self._doubt = False
@@ -289,6 +323,7 @@ class Engine:
         """Etcd lost its data: what we know of it is void; our memory of the rounds is not."""
         self._note("etcd lost its data: registering anew", warning=True)
         self.view = View(self.keys)
+        self._answered.clear()
         self.lease.forget()
         self._effects += self.watches.drop()
         self._forget_session()
@@ -324,6 +359,7 @@ class Engine:
             self._leaving_since = now
         self._renew()
         self._tend_roles()
+        self._vouch()
         if self._busy is not None or not self._alarm.passed(self._retry_at, now):
             return
         request = self._next_request()
@@ -348,7 +384,7 @@ class Engine:
         registered = bool(self.session) and self._own().stored is not None
         leads = registered and self.leadership.key == self._own().key
         if leads and not self.coordinator.active:
-            self.coordinator.take_over(self._clock.now, self.leadership.proven_gone)
+            self._take_over()
             self._effects += self.leadership.unlink()
             self._note(f"{self.config.identity.name} coordinates")
         self._tend_watches()
@@ -358,6 +394,18 @@ class Engine:
             self._tend_peers()
         else:
             self._effects += self.leadership.tend(self.view, self._clock.now, self._doubt)
+
+    def _take_over(self) -> None:
+        """We coordinate from now on, and look after a predecessor that left workers behind."""
+        now = self._clock.now
+        self.coordinator.take_over(now, self.leadership.proven_gone)
+        number = self.view.round.record.number if self.view.round else 0
+        for id, session in list(self.leadership.orphaned):
+            member = self.view.member(id)
+            if member is not None and member.record.session.rstrip("~") == session:
+                self._effects += self.coordinator.peers.adopt(
+                    member.record, number, now, self.config.orphan_seconds
+                )
 
     def _tend_watches(self) -> None:
         now = self._clock.now
@@ -379,12 +427,21 @@ class Engine:
 
     def _tend_peers(self) -> None:
         every = self.lease.ttl_seconds / 3
-        effects, wake = self.coordinator.peers.tend(self.view, self._clock.now, every)
+        me = self.config.identity.id
+        effects, wake = self.coordinator.peers.tend(self.view, me, self._clock.now, every)
         self._effects += effects
         self._alarm.set(wake)
-        if self.view.round is None:
+
+    def _vouch(self) -> None:
+        """Tell those who link to us which round we know of, for as long as we can tell.
+
+        Past our lease without the whole gang we must assume that there is a newer one.
+        """
+        if self.view.round is None or not (self.coordinator.active or self._served >= 0):
             return
-        number = self.view.round.record.number + (0 if self._safe() else 1)
+        number = self.view.round.record.number
+        if not self.lease.holds(self._clock.now) and not self._gang_proves_safe(number):
+            number += 1
         if number != self._served:
             self._served = number
             self._effects.append(Serve(number))
@@ -400,6 +457,8 @@ class Engine:
         if not self.watches.ready:
             return None
         if self._doubt or self.leadership.look_due(self._clock.now, self._alarm):
+            return self._look(own)
+        if self._idle_too_long():
             return self._look(own)
         if (missing := self._missing()) is not None:
             return missing
@@ -445,6 +504,13 @@ class Engine:
             return Read((Range(self.config.prefix, prefix=True),))
         return Read((*own.look, own.folder))
 
+    def _idle_too_long(self) -> bool:
+        """Whether we have waited for so long that our key may have been taken from us."""
+        now = self._clock.now
+        if self.coordinator.active or self.local.workers is not Workers.NONE:
+            return False
+        return self._alarm.passed(self._looked_at + 2 * self._keep_alive_seconds(), now)
+
     def _missing(self) -> Read | None:
         """The roster of a final round, or the failures that closed the job."""
         if self.view.round is None or self.coordinator.active:
@@ -452,14 +518,13 @@ class Engine:
         current = self.view.round.record
         number = current.number
         final = current.state is RoundState.FINAL
-        if final and number not in self.view.rosters and self._roster_asked != number:
-            self._roster_asked = number
-            return Read((Range(self.keys.roster(number)),))
+        roster = Range(self.keys.roster(number))
+        if final and number not in self.view.rosters and roster.key not in self._answered:
+            return Read((roster,))
         failed = current.outcome is not None and current.outcome.kind is OutcomeKind.FAILED
-        if failed and current.charged and current.charged[-1] not in self.view.failures:
-            last = current.charged[-1]
-            self.view.failures[last] = {}
-            return Read((Range(self.keys.failures(last), prefix=True),))
+        if failed and current.charged:
+            failures = Range(self.keys.failures(current.charged[-1]), prefix=True)
+            return Read((failures,)) if failures.key not in self._answered else None
         return None
 
     def _own_write(self, own: Own, stored: Versioned[Member]) -> Txn | None:
@@ -471,7 +536,7 @@ class Engine:
         ):
             return txn
         if own.leaving:
-            return self._leave(own, stored)
+            return own_key.report(own, stored) or self._leave(own, stored)
         if self.coordinator.active and (txn := own_key.write_bounds(own, stored)):
             return txn
         return own_key.update(own, stored)
@@ -501,8 +566,12 @@ class Engine:
             leader = self.leadership.to_depose(self.view, now, self._alarm)
             if leader is None:
                 return None
-            self._busy_note = f"the coordinator {leader.record.name} is gone: its key is deleted"
-            return Write(own_key.depose(own, stored, leader))
+            name = leader.record.name
+            if (leader.record.id, leader.record.session) in self.leadership.proven_gone:
+                self._busy_note = f"the coordinator {name} is gone: its key is deleted"
+                return Write(own_key.depose(own, stored, leader))
+            self._busy_note = f"the coordinator {name} lost its agent: it is set aside"
+            return Write(own_key.set_aside(own, stored, leader))
         if self.lease.holds(now):
             act = self.coordinator.decide(self.view, stored, self._clock)
             if act is not None:
@@ -522,7 +591,29 @@ class Engine:
         if self._left or self._gave_up_leaving():
             return Left()
         remembered = self._last[1] if self._last else None
-        return direct(Facts(self._own(), self._bounds(), self._safe(), remembered))
+        own, bounds = self._own(), self._bounds()
+        return direct(Facts(own, bounds, self._safe(), remembered, self._is_late(bounds)))
+
+    def _is_late(self, bounds: Bounds | None) -> bool:
+        """Whether our workers should long have stopped.
+
+        So it is when we found them running at our start though their round was over, and
+        when the grace has passed since we saw it end.
+        """
+        number = self.local.round
+        at = self.view.round.record if self.view.round else None
+        if at is None or self.local.workers is Workers.NONE:
+            return False
+        if at.number <= number:
+            self._found_round = 0
+            self._over_since = None
+            return False
+        if self._found_round == number:
+            return True
+        if self._over_since is None:
+            self._over_since = self._clock.now
+        grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
+        return self._alarm.passed(self._over_since + grace_seconds, self._clock.now)
 
     def _gave_up_leaving(self) -> bool:
         """We leave, our workers have stopped, and etcd does not answer."""
@@ -539,11 +630,14 @@ class Engine:
             self._alarm.set(self.lease.deadline)
             return True
         self._alarm.set(now + 0.25)
-        number = self.local.round
+        return self._gang_proves_safe(self.local.round)
+
+    def _gang_proves_safe(self, number: int) -> bool:
+        """Whether links, or etcd's own absence, prove that no newer round than this runs."""
         known = self._last is not None and self._last[1].number == number
         roster = self._last[1] if known and self._last else None
         done = self.view.dones.get(number, {})
-        peers = self.coordinator.peers
+        peers, now = self.coordinator.peers, self._clock.now
         return self.safety.may_run(number, roster, done, self.leadership, peers, now)
 
     # -- small facts ----------------------------------------------------------------

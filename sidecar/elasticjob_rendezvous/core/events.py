@@ -352,13 +352,18 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a member's launcher (or agent) whether it lives; answered by `Probed`."""
+    """Ask a member's launcher (or agent) whether it lives; answered by `Probed`.
+
+    `round` is the newest number that is known: a launcher that has lost its agent
+    ends the workers of an older one.
+    """
 
     member: str
     session: str
     address: str
     agent_port: int
     launcher_port: int
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)

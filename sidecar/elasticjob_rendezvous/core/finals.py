@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core import absence, verdicts
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
     Failure,
+    Member,
     MemberState,
     Roster,
     Seat,
@@ -20,6 +21,7 @@ from elasticjob_rendezvous.core.roster import legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
+QUIET_PART = 4
 LEAVE_COALESCE_SECONDS = 0.2
 """Leaves this close to each other share a round."""
 
@@ -57,7 +59,7 @@ def look_at_final(
         if last is not None and last.state is MemberState.LEAVING:
             leavers[seat.id] = last.reason
     pending = [seat for seat in roster.seats if seat.id not in done]
-    lost = _lost(view, pending, bounds, peers, timers, leavers)
+    lost, unproven = _lost(view, number, pending, bounds, peers, timers, leavers)
     failures = list(view.failures.get(number, {}).values())
     if failures and (verdicts.speaks_for_itself(failures) or not lost):
         return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
@@ -75,7 +77,7 @@ def look_at_final(
         reasons = {leavers[seat.id] for seat in leaving}
         detail = "; ".join(sorted(reasons - {""}))
         return FinalLook(cause=Cause(CauseKind.LEAVE, names, detail), symptom=first)
-    if done:
+    if done or unproven:
         return FinalLook()
     return _resize(view, roster, bounds, timers, silent)
 
@@ -89,34 +91,39 @@ def _failure(failures: list[Failure]) -> Cause:
 
 def _lost(
     view: View,
+    number: int,
     seats: list[Seat],
     bounds: Bounds,
     peers: Peers,
     timers: Timers,
     leavers: Container[str],
-) -> list[Seat]:
-    """Members whose key is gone though they neither left nor were done.
+) -> tuple[list[Seat], bool]:
+    """Members that are gone though they neither left nor were done.
 
-    After a change of coordinator, and while a link to the member is alive, the
-    member has a lease's time to register again: an etcd outage may have cost it
-    its lease, and a healthy gang must not stop for that.
+    And whether any other is absent without proof, so that nothing planned may begin.
     """
-    lost = []
+    lost, unproven = [], False
     for seat in seats:
-        if view.member(seat.id) is not None:
-            timers.forget(("absent", seat.id))
-            continue
-        if seat.id in leavers:
-            continue
-        proven = any(id == seat.id for id, _ in peers.gone)
-        since = timers.since(("absent", seat.id))
-        took_over = timers.known("took over") or 0.0
-        patience = 0.0
-        if since <= took_over or peers.alive(seat.id, timers.now):
-            patience = bounds.keep_alive_seconds
-        if proven or timers.passed(since + patience):
-            lost.append(seat)
-    return lost
+        member = view.member(seat.id)
+        if member is not None:
+            absence.ended(seat.id, timers)
+            if _stopped_by_itself(member.record, view, number):
+                lost.append(seat)
+        elif seat.id not in leavers:
+            if absence.is_over(seat.id, bounds, peers, timers):
+                lost.append(seat)
+            else:
+                unproven = True
+    return lost, unproven
+
+
+def _stopped_by_itself(member: Member, view: View, number: int) -> bool:
+    """Whether its workers of this round ended without success or failure: it was cut off.
+
+    One that waits with an older number has only not started yet.
+    """
+    waits = member.state is MemberState.WAITING and member.round >= number
+    return waits and member.id not in view.failures.get(number, {})
 
 
 def _resize(
@@ -145,7 +152,13 @@ def _resize(
         timers.forget(settling)
         return FinalLook()
     first = timers.since(settling)
-    if size + len(new) < bounds.wanted and not timers.passed(first + bounds.settle_seconds):
-        return FinalLook()
+    if size + len(new) < bounds.wanted:
+        settled = timers.passed(first + bounds.settle_seconds)
+        if bounds.expected is None and not settled:
+            # Nobody knows how many will come: a quiet moment after the last one is enough.
+            latest = timers.since((settling, len(new)))
+            settled = timers.passed(latest + bounds.settle_seconds / QUIET_PART)
+        if not settled:
+            return FinalLook()
     names = tuple(member.name for member in new[:16])
     return FinalLook(cause=Cause(CauseKind.JOIN, names), symptom=first)

@@ -36,7 +36,9 @@ class Leadership:
         key: the coordinator's session key; empty when unknown.
         seen_at: the store revision at which that was read.
         link: whom we link to.
-        heard: when that link was last heard, and the round number it told.
+        heard: when that link was last heard, and the round number it told (0: none yet).
+        proven_gone, orphaned: coordinators whose agent a probe found dead, without and
+            with living workers -> when.
     """
 
     me: str
@@ -48,6 +50,7 @@ class Leadership:
     look_at: float | None = None
     _suspected: set[Session] = field(default_factory=set)
     proven_gone: dict[Session, float] = field(default_factory=dict)
+    orphaned: dict[Session, float] = field(default_factory=dict)
 
     def found(self, revision: int, ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...]) -> bool:
         """Take from a read who coordinates, if the read asked for that."""
@@ -98,6 +101,7 @@ class Leadership:
         session = (event.member, event.session)
         self._suspected.discard(session)
         self.proven_gone.pop(session, None)
+        self.orphaned.pop(session, None)
         if session == self.link:
             self.heard = (now, 0)
 
@@ -117,21 +121,28 @@ class Leadership:
         if (leader.record.id, leader.record.session) != session:
             return []
         self._suspected.add(session)
-        return [probe(leader.record)]
+        number = view.round.record.number if view.round else 0
+        return [probe(leader.record, number)]
 
     def probed(self, event: Probed, now: float) -> None:
         session = (event.member, event.session)
         if event.verdict is Verdict.GONE:
+            self.orphaned.pop(session, None)
             self.proven_gone.setdefault(session, now)
+            return
+        self._suspected.discard(session)
+        if event.verdict is Verdict.WORKERS_ALIVE:
+            self.orphaned.setdefault(session, now)
         else:
-            self._suspected.discard(session)
+            self.orphaned.pop(session, None)
 
     def to_depose(self, view: View, now: float, alarm: Alarm) -> Versioned[Member] | None:
-        """The coordinator's session, if it is proven gone and it is on us to delete it."""
+        """The coordinator's session, if its agent is proven dead and it is on us to act."""
         leader = self.leader(view)
         if leader is None:
             return None
-        proven = self.proven_gone.get((leader.record.id, leader.record.session))
+        session = (leader.record.id, leader.record.session)
+        proven = self.proven_gone.get(session, self.orphaned.get(session))
         if proven is None:
             return None
         due = proven if self._named(view) else proven + self._delay()
@@ -144,7 +155,7 @@ class Leadership:
         if self.link is None or self.heard is None:
             return False
         at, number = self.heard
-        return now - at < LINK_SILENCE_SECONDS and number <= round
+        return now - at < LINK_SILENCE_SECONDS and 0 < number <= round
 
     def tells_newer(self, round: int) -> bool:
         return self.heard is not None and self.heard[1] > round

@@ -72,6 +72,21 @@ class Own:
         moved_on = at is not None and at.record.number > self.local.round
         return MemberState.DONE if self.local.done and not moved_on else MemberState.WAITING
 
+    def _ran(self) -> int:
+        """The highest round of which a worker ran here, or could have but never will.
+
+        Whoever reads that a newer round is open starts no worker of the one before.
+        """
+        at = self.view.round
+        if at is None or self.local.workers is not Workers.NONE:
+            return self.local.round
+        if at.record.state not in (RoundState.JOINABLE, RoundState.FROZEN):
+            return self.local.round
+        previous = at.record.previous
+        roster = self.view.rosters.get(previous)
+        stranger = roster is not None and roster.seat(self.config.identity.id) is None
+        return self.local.round if stranger else max(self.local.round, previous)
+
     def record(self) -> Member:
         """What our key should say, but for `confirmed`."""
         identity, local = self.config.identity, self.local
@@ -86,7 +101,7 @@ class Own:
             role=identity.role,
             node=identity.node,
             state=self.state(),
-            round=local.round,
+            round=self._ran(),
             master_port=local.master_port,
             lease=self.lease,
             known=self.known,
@@ -159,6 +174,12 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
     return Txn(tuple(compares), (put, *ops), (Range(own.view.keys.round), own.folder))
 
 
+def report(own: Own, stored: Versioned[Member]) -> Txn | None:
+    """Say that and how we failed, if that is still to be said."""
+    failure = own.local.failure
+    return update(own, stored) if failure and _is_news(own.view, failure) else None
+
+
 def _is_news(view: View, failure: Failure) -> bool:
     """Whether to report it still: a mere consequence is no news in a newer round."""
     if failure.member in view.failures.get(failure.round, {}):
@@ -223,6 +244,23 @@ def close(own: Own, stored: Versioned[Member], outcome: Outcome, utc_ms: int) ->
         ),
         (Put(key, encode(closed)),),
         (Range(key),),
+    )
+
+
+def set_aside(own: Own, stored: Versioned[Member], leader: Versioned[Member]) -> Txn:
+    """A coordinator without its agent keeps its place in the round, but coordinates no more.
+
+    Its key comes back as the youngest on the same lease, which we keep from then on.
+    """
+    record = replace(leader.record, session=leader.record.session + "~")
+    key = own.view.keys.session(record.id, record.session)
+    return Txn(
+        (
+            Compare(leader.key, Target.MOD, leader.modified),
+            Compare(stored.key, Target.CREATE, stored.created),
+        ),
+        (Delete(leader.key), Put(key, encode(record), record.lease), *own.look),
+        own.look,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.events import (
     Effect,
     KeepAlive,
@@ -26,16 +27,24 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
 STRAY_PROBE_SECONDS = 0.3
+ROLL_CALL_SECONDS = 1.0
 LINK_SILENCE_SECONDS = 3.0
-"""A link over which nothing was heard for this long counts as cut."""
+"""A link over which nothing was heard for this long vouches for nothing any more."""
+COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
+"""The other side of the same link may have heard us up to a heartbeat later: until then it
+may trust us, and we count it as alive."""
 
 Session = tuple[str, str]
 
 
 @dataclass(slots=True)
 class _Orphan:
+    """Workers without an agent; `told` is the newest round number their launcher knows of."""
+
+    record: Member
     until: float
     next_probe: float
+    told: int
 
 
 @dataclass(slots=True)
@@ -57,21 +66,23 @@ class Peers:
     symptoms: dict[str, float] = field(default_factory=dict)
     orphans: dict[Session, _Orphan] = field(default_factory=dict)
     strays: dict[Session, float] = field(default_factory=dict)
+    roll_call_at: float | None = None
 
-    def begin(self, proven_gone: Iterable[Session]) -> None:
-        """A new coordinatorship: forget suspicions, keep the links and the proofs."""
+    def begin(self, proven_gone: Iterable[Session], now: float) -> None:
+        """A new coordinatorship: forget suspicions, keep the links, proofs and orphans."""
         self.gone = set(proven_gone)
         self.silent.clear()
         self.symptoms.clear()
-        self.orphans.clear()
         self.strays.clear()
+        self.roll_call_at = now + ROLL_CALL_SECONDS
 
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
         self.linked[event.member, event.session] = now
         self.silent.pop(event.member, None)
         if isinstance(event, PeerUp):
             self.symptoms.pop(event.member, None)
-            self.orphans.pop((event.member, event.session), None)
+            for session in [s for s in self.orphans if s[0] == event.member]:
+                del self.orphans[session]
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
         """A link closed: probe the member unless it said that it leaves, or linked anew."""
@@ -83,13 +94,14 @@ class Peers:
         if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):
             return []
         self.symptoms.setdefault(event.member, now)
-        return [probe(member.record)]
+        return [probe(member.record, _number(view))]
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
+        if event.verdict in (Verdict.GONE, Verdict.UNKNOWN):
+            self.orphans.pop(session, None)
         if event.verdict is Verdict.GONE:
             self.gone.add(session)
-            self.orphans.pop(session, None)
         member = view.member(event.member)
         if member is None or member.record.session != event.session:
             return []
@@ -97,16 +109,8 @@ class Peers:
         match event.verdict:
             case Verdict.GONE:
                 return [Note(f"{name} is gone: nobody answers at its address")]
-            case Verdict.WORKERS_ALIVE if session not in self.linked:
-                known = self.orphans.get(session)
-                until = known.until if known else now + orphan_seconds
-                self.orphans[session] = _Orphan(until, now + ORPHAN_PROBE_SECONDS)
-                if known:
-                    return []
-                return [
-                    KeepAlive(member.record.lease),
-                    Note(f"{name} lost its agent; its workers train on", warning=True),
-                ]
+            case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
+                return self.adopt(member.record, _number(view), now, orphan_seconds)
             case Verdict.AGENT_ALIVE if session not in self.linked:
                 self.strays[session] = now + STRAY_PROBE_SECONDS
             case Verdict.UNKNOWN:
@@ -114,34 +118,78 @@ class Peers:
                 return [Note(f"{name} does not answer; its lease decides", warning=True)]
         return []
 
-    def tend(self, view: View, now: float, keep_every: float) -> tuple[list[Effect], float | None]:
-        """Keep orphans' leases and look after them; returns effects and when to come back."""
+    def adopt(self, member: Member, number: int, now: float, orphan_seconds: float) -> list[Effect]:
+        """Look after a member's workers until its agent comes back, for a while."""
+        session = (member.id, member.session)
+        if session in self.orphans:
+            return []
+        every = ORPHAN_PROBE_SECONDS
+        self.orphans[session] = _Orphan(member, now + orphan_seconds, now + every, number)
+        note = Note(f"{member.name} lost its agent; its workers train on", warning=True)
+        return [KeepAlive(member.lease), note]
+
+    def tend(
+        self, view: View, own: str, now: float, keep_every: float
+    ) -> tuple[list[Effect], float | None]:
+        """Look after strays and orphans; returns effects and when to come back."""
+        alarm = Alarm()
+        effects = self._call_roll(view, own, now, alarm)
+        effects += self._tend_strays(view, now, alarm)
+        effects += self._tend_orphans(view, now, keep_every, alarm)
+        return effects, alarm.at
+
+    def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
+        """Once, soon after we took over: probe the members with workers that did not link."""
+        if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
+            return []
+        self.roll_call_at = None
+        return [
+            probe(versioned.record, _number(view))
+            for id, versioned in view.members().items()
+            if id != own
+            and versioned.record.state is MemberState.RUNNING
+            and not self.alive(id, now)
+            and (id, versioned.record.session) not in self.orphans
+        ]
+
+    def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         effects: list[Effect] = []
-        wake: float | None = None
         for session, next_probe in list(self.strays.items()):
             member = view.member(session[0])
             if member is None or member.record.session != session[1] or session in self.linked:
                 del self.strays[session]
-            elif now >= next_probe:
+            elif alarm.passed(next_probe, now):
                 del self.strays[session]
-                effects.append(probe(member.record))
-            else:
-                wake = min(wake or next_probe, next_probe)
+                effects.append(probe(member.record, _number(view)))
+        return effects
+
+    def _tend_orphans(
+        self, view: View, now: float, keep_every: float, alarm: Alarm
+    ) -> list[Effect]:
+        """Keep an orphan's lease while it has one, and ask its launcher again and again.
+
+        A newer round is told at once: the launcher ends workers that are older.
+        """
+        effects: list[Effect] = []
+        number = _number(view)
         for session, orphan in list(self.orphans.items()):
             member = view.member(session[0])
-            if member is None or member.record.session != session[1] or now >= orphan.until:
+            came_back = member is not None and member.record.session != session[1]
+            if came_back or alarm.passed(orphan.until, now):
                 del self.orphans[session]
-                continue
-            if now >= orphan.next_probe:
+            elif number > orphan.told or alarm.passed(orphan.next_probe, now):
+                orphan.told = number
                 orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
-                effects += [KeepAlive(member.record.lease), probe(member.record)]
-            wake = min(wake or orphan.next_probe, orphan.next_probe)
-        return effects, wake
+                alarm.set(orphan.next_probe)
+                effects.append(probe(orphan.record, number))
+                if member is not None:
+                    effects.append(KeepAlive(orphan.record.lease))
+        return effects
 
     def alive(self, member: str, now: float) -> bool:
-        """Whether a link to some session of `member` was heard lately."""
+        """Whether `member` may still trust its link to us."""
         return any(
-            id == member and now - heard < LINK_SILENCE_SECONDS
+            id == member and now - heard < COUNTS_AS_ALIVE_SECONDS
             for (id, _), heard in self.linked.items()
         )
 
@@ -164,8 +212,19 @@ class Peers:
         return min(seen, default=None)
 
 
-def probe(member: Member) -> Probe:
-    return Probe(member.id, member.session, member.address, member.agent_port, member.launcher_port)
+def probe(member: Member, round: int) -> Probe:
+    return Probe(
+        member.id,
+        member.session,
+        member.address,
+        member.agent_port,
+        member.launcher_port,
+        round,
+    )
+
+
+def _number(view: View) -> int:
+    return view.round.record.number if view.round else 0
 
 
 def gone_keys(peers: Peers, members: Mapping[str, Versioned[Member]]) -> list[Versioned[Member]]:

@@ -23,7 +23,7 @@ def legal_size(bounds: Bounds, available: int) -> int:
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key in which `pod-2` comes before `pod-10`."""
     return tuple(
-        (0, int(part), part) if part.isdigit() else (1, 0, part)
+        (0, int(part), part) if part.isdecimal() else (1, 0, part)
         for part in re.split(r"(\d+)", name)
         if part
     )

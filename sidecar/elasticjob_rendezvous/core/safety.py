@@ -16,8 +16,8 @@ from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
-"""How long a linked gang's members may take to register again one by one after an
-outage: less than the keep-alive time a new coordinator grants them."""
+"""How long the members of a gang that was whole, or that etcd has just forgotten, may take
+to register again one by one: less than the keep-alive time a new coordinator grants."""
 
 
 @dataclass(slots=True)
@@ -37,8 +37,9 @@ class Safety:
         now: float,
     ) -> bool:
         """Judge workers of `round`, seated by `roster` if that is known."""
-        linked = leadership.vouches(round, now)
-        if linked or self._gang_is_whole(roster, done, leadership.me, peers, now):
+        if leadership.vouches(round, now):
+            return True
+        if self._gang_is_whole(roster, done, leadership.me, peers, now):
             self.proven_at = now
             return True
         if leadership.tells_newer(round):

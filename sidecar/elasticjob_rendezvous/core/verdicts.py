@@ -42,14 +42,16 @@ def culprit(failures: Iterable[Failure]) -> Failure | None:
 
 def describe(failure: Failure) -> str:
     """One line for people."""
-    how = (
-        f"signal {failure.signal}"
-        if failure.signal is not None
-        else f"exit code {failure.exit_code}"
-    )
+    who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
+    if failure.signal is not None:
+        how = f"ended with signal {failure.signal}"
+    elif failure.exit_code is not None:
+        how = f"ended with exit code {failure.exit_code}"
+    else:
+        how = "failed"
     first_line = failure.message.strip().splitlines()[0][:160] if failure.message.strip() else ""
     said = f": {first_line}" if first_line else ""
-    return f"rank {failure.rank} on {failure.name} ended with {how}{said}"
+    return f"{who} on {failure.name} {how}{said}"
 
 
 def spent(charged: Iterable[int], bounds: Bounds) -> bool:

@@ -115,10 +115,10 @@ class RendezvousMember:
         """The current directive, then each change. Raises what the driver died of."""
         last: Directive | None = None
         while True:
-            current = self.directive
-            if current != last:
-                last = current
-                yield current
+            if self.directive != last:
+                assert self._engine is not None, "enter the context first"
+                last = self._engine.hand_over()
+                yield last
                 continue
             if self._run is not None and self._run.done():
                 self._run.result()

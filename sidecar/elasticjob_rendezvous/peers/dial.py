@@ -123,7 +123,9 @@ async def _ask_once(probe: Probe, job_key: bytes) -> Verdict:
     try:
         async with _connection(probe.address, port) as (reader, writer):
             question = wire.nonce()
-            writer.write(wire.line({"nonce": question}))
+            body: wire.Message = {"round": probe.round}
+            asked = {"nonce": question, "hmac": wire.sign(job_key, question, body), **body}
+            writer.write(wire.line(asked))
             answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
         return _judge(probe, job_key, question, answer)
     except ConnectionRefusedError:

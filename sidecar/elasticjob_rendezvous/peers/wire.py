@@ -1,8 +1,9 @@
 """What agents say to each other over TCP: JSON lines, signed with the job's key.
 
-A prober sends `{"nonce": n}` and gets one signed line, the launcher's answer to probes
-having the same form. A member that links adds its name, proves the key in a second
-line, and then both sides send heartbeats:
+A prober sends `{"nonce": n, "round": 7, "hmac"}` and gets one signed line; launchers answer
+probes in the same form. The signed round number is the newest one that the prober knows: a
+launcher without an agent ends the workers of an older one. A member that links adds its
+name, proves the key in a second line, and then both sides send heartbeats:
 
     member       {"nonce": n, "link": {"member", "session"}}
     coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
@@ -45,7 +46,9 @@ def sign(job_key: bytes, question: str, body: Message) -> str:
 
 def verified(job_key: bytes, question: str, body: Message) -> bool:
     given = body.get("hmac")
-    return isinstance(given, str) and hmac.compare_digest(given, sign(job_key, question, body))
+    if not isinstance(given, str) or not given.isascii():
+        return False
+    return hmac.compare_digest(given, sign(job_key, question, body))
 
 
 def line(message: Message) -> bytes:
@@ -63,7 +66,7 @@ async def read(reader: asyncio.StreamReader, seconds: float) -> Message:
             raise BadPeer("a line is too long") from error
     try:
         message = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadPeer(f"not JSON: {raw[:40]!r}") from error
     if not isinstance(message, dict):
         raise BadPeer(f"not an object: {raw[:40]!r}")
