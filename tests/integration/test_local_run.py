@@ -207,7 +207,7 @@ def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
     output, _ = runner.communicate(timeout=20)
     assert runner.returncode == 1
     assert "the process that guards this job's processes was killed" in output
-    until(lambda: not rig.processes(), "every process to be gone", 10)
+    rig.nothing_left()
 
 
 def test_training_outlives_its_etcd(rig: LocalRig) -> None:
