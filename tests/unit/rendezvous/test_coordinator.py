@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
-from elasticjob_rendezvous.core.events import PeerDown, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
     CauseKind,
@@ -183,7 +183,9 @@ def test_who_comes_during_the_last_call_is_taken_and_may_end_it() -> None:
 
 def recovering(*names: str, **bounds: Any) -> Job:
     """Round 2 is joinable after a loss of z; all of these ran round 1."""
-    job = Job(*names, "z", **bounds).sealed(*names, "z").gone("z")
+    job = Job(*names, "z", **bounds).sealed(*names, "z")
+    job.look()
+    job.later(60).gone("z")
     return job.round(2, cause=job.current().cause, previous=1)
 
 
@@ -248,10 +250,21 @@ def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
 # -- workers that etcd does not know of -----------------------------------------------
 
 
-def test_who_is_linked_but_unknown_to_etcd_gets_time_to_kill() -> None:
-    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
+def test_who_is_linked_but_unknown_to_etcd_may_come_back_or_kill_its_workers() -> None:
+    job = recovering("a", "b", keep_alive_seconds=5)
+    job.change("a", state=WAITING).change("b", state=WAITING)
     job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
-    job.idle().later(0.9).idle()
+    for _ in range(6):
+        job.coordinator.peers.up(PeerHeard(identity("z"), "s1"), job.now)
+        job.idle().later(1)
+    assert job.act().ids == ids("ab")
+
+
+def test_who_is_gone_after_a_change_of_coordinator_may_register_again() -> None:
+    job = recovering("a", "b", keep_alive_seconds=5)
+    job.change("a", state=WAITING).change("b", state=WAITING)
+    job.coordinator.take_over(job.now, ())
+    job.idle().later(4.9).idle()
     assert job.later(0.1).act().ids == ids("ab")
 
 

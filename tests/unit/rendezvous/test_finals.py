@@ -171,6 +171,15 @@ def test_after_taking_over_the_roster_has_a_leases_time_to_register_again() -> N
     assert round.seen(0.1) == (CauseKind.LOSS, ("c",))
 
 
+def test_nothing_planned_begins_while_somebody_may_register_again() -> None:
+    round = Round("ab", expected=3)
+    round.job.gone("b").member("c")
+    round.timers.clear()
+    round.timers.since("took over")
+    assert round.seen() is None
+    assert round.seen(LEASE) == (CauseKind.LOSS, ("b",))
+
+
 def test_who_goes_later_has_no_such_time() -> None:
     round = Round()
     round.job.gone("b")

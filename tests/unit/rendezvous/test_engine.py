@@ -1,0 +1,441 @@
+"""The order in which one member does things, and what it does when etcd fails it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.events import (
+    Changed,
+    Clock,
+    Close,
+    Event,
+    Finish,
+    Grant,
+    Granted,
+    KeepAlive,
+    LeaseGone,
+    Left,
+    LinkHeard,
+    LocalChanged,
+    Read,
+    Refused,
+    RequestFailed,
+    Run,
+    Serve,
+    Started,
+    Stop,
+    StoreRefused,
+    Tick,
+    TxnAmbiguous,
+    Unwatch,
+    Watch,
+    WatchBroken,
+    WatchOpened,
+    Workers,
+    Write,
+)
+from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Mark,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+)
+from tests.sim.simetcd import SimEtcd
+from tests.unit.rendezvous.builders import KEYS, START, a_round, identity
+from tests.unit.rendezvous.node import READY, Node
+
+LEASE = 5.0
+PATIENCE = 60.0
+
+
+def alone(**config: Any) -> Node:
+    """A member that is its whole job, in its first final round."""
+    return Node(SimEtcd(), "a", bounds=Bounds(1, 1), **config).start()
+
+
+def running(node: Node) -> Node:
+    """Its workers run."""
+    assert isinstance(node.directive, Run)
+    number = node.directive.roster.number
+    return node.hear(
+        LocalChanged(replace(READY, workers=Workers.RUNNING, round=number, master_port=20001))
+    )
+
+
+def key_of(node: Node) -> str:
+    return KEYS.session(identity(node.name), node.engine.session)
+
+
+# -- the beginning --------------------------------------------------------------------
+
+
+def test_a_lone_member_goes_from_nothing_to_a_final_round() -> None:
+    node = alone()
+    assert isinstance(node.directive, Run)
+    assert node.directive.roster.number == 1
+    assert node.directive.roster.world_size == 1
+
+
+def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
+    node = Node(SimEtcd(), "a")
+    node.held = True
+    effects = node.engine.step(Started(), Clock(node.now, 0)) + node.engine.step(
+        LocalChanged(READY), Clock(node.now, 0)
+    )
+    (watch,) = [effect for effect in effects if isinstance(effect, Watch)]
+    assert watch.revision == 0
+    (grant,) = [effect for effect in effects if isinstance(effect, Grant)]
+    assert grant.ttl_seconds == LEASE
+    effects = node.engine.step(Granted(7, START + LEASE), Clock(node.now, 0))
+    assert not [effect for effect in effects if isinstance(effect, Read | Write)]
+    effects = node.engine.step(WatchOpened(watch.generation, 1), Clock(node.now, 0))
+    assert [type(effect) for effect in effects if isinstance(effect, Read | Write)] == [Write]
+
+
+def test_nobody_registers_before_it_can_start_workers() -> None:
+    node = Node(SimEtcd(), "a").start(replace(READY, ready=False)).later(PATIENCE)
+    assert not node.made(Write)
+    assert not node.made(Grant)
+    node.hear(LocalChanged(READY))
+    assert node.engine.session
+    assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
+
+
+def test_requests_go_one_at_a_time() -> None:
+    node = Node(SimEtcd(), "a").start()  # `Node` fails on a second one
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=1)))
+    assert node.request is not None
+    node.hear(LocalChanged(replace(READY, master_port=2))).hear(Tick())
+    node.held = False
+    node.hear(Tick())
+    member = node.engine.view.member(identity("a"))
+    assert member is not None
+    assert member.record.master_port == 2
+
+
+# -- etcd fails -----------------------------------------------------------------------
+
+
+def test_before_the_first_answer_a_hopeless_error_is_the_end() -> None:
+    node = Node(SimEtcd(), "a")
+    node.held = True
+    node.start().fail(RequestFailed("permission denied", terminal=True))
+    assert node.directive == Refused("permission denied")
+
+
+def test_before_the_first_answer_patience_is_limited() -> None:
+    node = Node(SimEtcd(), "a", connect_seconds=10.0)
+    node.held = True
+    node.start()
+    while node.now < START + 9.0:
+        node.fail(RequestFailed("connection refused"))
+        assert not isinstance(node.directive, Refused)
+        wait(node)
+    node.now = START + 10.0
+    node.fail(RequestFailed("connection refused"))
+    assert isinstance(node.directive, Refused)
+    assert "no answer for 10 s: connection refused" in node.directive.reason
+
+
+def wait(node: Node) -> float:
+    """Wait until the engine asks again; returns for how long."""
+    since = node.now
+    for _ in range(20):
+        if node.request is not None:
+            return node.now - since
+        assert node.engine.wake_at is not None, "it would never ask again"
+        node.now = max(node.now, node.engine.wake_at)
+        node.hear(Tick())
+    raise AssertionError("it never asks again")
+
+
+def test_after_the_first_answer_nothing_is_hopeless() -> None:
+    node = alone()
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=5)))
+    node.fail(RequestFailed("permission denied", terminal=True))
+    assert not isinstance(node.directive, Refused)
+
+
+def test_it_backs_off_more_and_more_and_calms_down() -> None:
+    node = alone()
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=5)))
+    pauses = []
+    for _ in range(8):
+        node.fail(RequestFailed("unavailable"))
+        pauses.append(wait(node))
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < 0.2
+    assert 0.5 < pauses[-1] <= 2.0
+    node.held = False
+    node.hear(Tick())
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=6))).fail(RequestFailed("unavailable"))
+    assert wait(node) == pytest.approx(pauses[0])
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_ambiguous_write_is_resolved_by_reading(applied: bool) -> None:
+    node = alone()
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=5)))
+    assert isinstance(node.request, Write)
+    revision = node.etcd.revision
+    if applied:
+        node.outcome()
+    else:
+        node.request = None
+    node.hear(TxnAmbiguous())
+    wait(node)
+    assert isinstance(node.request, Read)
+    node.held = False
+    node.hear(Tick())
+    assert node.etcd.revision == revision + 1
+    member = node.engine.view.member(identity("a"))
+    assert member is not None
+    assert member.record.master_port == 5
+
+
+def test_a_broken_watch_is_opened_again_and_everything_read_anew() -> None:
+    node = alone()
+    generation = node.made(Watch)[-1].generation
+    node.hear(WatchBroken(generation, "compacted"))
+    reads = len(node.made(Read))
+    node.etcd.txn(Txn((), (Put(KEYS.bounds, encode(Bounds(1, 9))),)))
+    node.later(1.0)
+    assert node.made(Watch)[-1].generation > generation
+    assert len(node.made(Read)) > reads
+    assert node.engine.view.bounds is not None
+    assert node.engine.view.bounds.record.max_nodes == 9
+
+
+# -- the lease ------------------------------------------------------------------------
+
+
+def test_an_idle_member_asks_etcd_for_little_more_than_its_lease() -> None:
+    node = running(alone())
+    before = len(node.requests)
+    node.later(60.0)
+    assert len(node.requests) - before == 0
+    assert 30 <= len(node.made(KeepAlive)) <= 42
+
+
+def test_a_lost_lease_is_a_new_session_on_a_new_lease() -> None:
+    node = running(alone())
+    session, lease = node.engine.session, node.engine.lease.id
+    node.etcd.revoke(lease)
+    node.hear(LeaseGone(lease))
+    assert node.engine.session not in ("", session)
+    assert node.engine.lease.id != lease
+    assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
+    assert isinstance(node.directive, Run)
+
+
+def test_a_session_that_was_fenced_does_not_write_again() -> None:
+    node = alone()
+    fenced = key_of(node)
+    node.etcd.txn(Txn((), (Delete(fenced),)))
+    node.hear(Tick())
+    keys = [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
+    assert fenced not in keys
+    assert keys == [key_of(node)]
+
+
+def test_past_its_lease_a_member_starts_nothing() -> None:
+    node = alone()
+    assert isinstance(node.directive, Run)
+    node.held = True
+    node.later(LEASE + 1)
+    assert not isinstance(node.directive, Run)
+
+
+def test_past_its_lease_a_lone_member_kills_its_workers() -> None:
+    node = running(alone())
+    node.held = True
+    node.later(LEASE - 1)
+    assert isinstance(node.directive, Run)
+    node.later(4)
+    assert isinstance(node.directive, Stop)
+    assert node.directive.kill
+
+
+def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
+    node = running(alone())
+    node.held = True
+    for _ in range(20):
+        node.later(1).hear(StoreRefused())
+    assert isinstance(node.directive, Run)
+
+
+# -- a gang ---------------------------------------------------------------------------
+
+
+def pair() -> tuple[Node, Node]:
+    """a coordinates, b follows; both run round 1."""
+    etcd = SimEtcd()
+    nodes = [Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab"]
+    settle(*nodes)
+    for node in nodes:
+        running(node)
+    settle(*nodes)
+    return nodes[0], nodes[1]
+
+
+def settle(*nodes: Node) -> None:
+    """Let news go round until nobody has any."""
+    for _ in range(10):
+        for node in nodes:
+            node.hear(Tick())
+
+
+def test_two_members_form_a_round() -> None:
+    a, b = pair()
+    assert isinstance(a.directive, Run)
+    assert isinstance(b.directive, Run)
+    assert a.directive.roster == b.directive.roster
+    assert [seat.name for seat in a.directive.roster.seats] == ["a", "b"]
+    assert (a.engine.coordinator.active, b.engine.coordinator.active) == (True, False)
+
+
+def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None:
+    _, b = pair()
+    b.held = True
+    session = b.engine.leadership.link
+    assert session is not None
+    for _ in range(20):
+        b.later(1).hear(LinkHeard(*session, round=1))
+    assert isinstance(b.directive, Run)
+    b.hear(LinkHeard(*session, round=2))
+    assert isinstance(b.directive, Stop)
+    assert b.directive.kill
+
+
+def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
+    a, _ = pair()
+    assert a.made(Serve)[-1] == Serve(1)
+    a.held = True
+    a.later(LEASE + 3)
+    assert a.made(Serve)[-1] == Serve(2)
+    assert isinstance(a.directive, Stop)
+
+
+def test_when_the_coordinator_goes_the_other_takes_over() -> None:
+    a, b = pair()
+    a.etcd.txn(Txn((), (Delete(key_of(a)),)))
+    b.hear(Tick()).later(1)
+    assert b.engine.coordinator.active
+
+
+# -- leaving and closing --------------------------------------------------------------
+
+
+def test_an_idle_member_that_leaves_deletes_its_key_and_is_gone() -> None:
+    node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
+    node.hear(LocalChanged(replace(READY, leaving="drained")))
+    assert node.directive == Left()
+    assert node.etcd.range(Range(KEYS.members, True)).kvs == ()
+
+
+def test_a_member_that_leaves_says_so_first_and_goes_when_its_workers_ended() -> None:
+    _, b = pair()
+    busy = replace(READY, workers=Workers.RUNNING, round=1, leaving="drained")
+    b.hear(LocalChanged(busy))
+    order = b.directive
+    assert isinstance(order, Stop)
+    assert not order.kill
+    member = b.engine.view.member(identity("b"))
+    assert member is not None
+    assert (member.record.state, member.record.reason) == (MemberState.LEAVING, "drained")
+    b.hear(LocalChanged(replace(busy, workers=Workers.NONE)))
+    assert b.directive == Left()
+
+
+def test_a_coordinator_that_leaves_resigns_first() -> None:
+    a, b = pair()
+    session = a.engine.session
+    a.hear(LocalChanged(replace(READY, workers=Workers.RUNNING, round=1, leaving="drained")))
+    assert a.engine.session != session
+    assert not a.engine.coordinator.active
+    b.hear(Tick()).later(1)
+    assert b.engine.coordinator.active
+
+
+def test_the_operators_mark_is_a_leave() -> None:
+    node = Node(SimEtcd(), "a", bounds=None)
+    bounds = Bounds(2, 2)
+    node.etcd.txn(Txn((), (Put(KEYS.bounds, encode(bounds)),)))
+    node.start()
+    marked = replace(bounds, marks=(Mark(identity("a"), "scaled down"),))
+    node.etcd.txn(Txn((), (Put(KEYS.bounds, encode(marked)),)))
+    node.hear(Tick())
+    assert node.directive == Left()
+
+
+def test_who_leaves_while_etcd_is_silent_waits_only_so_long() -> None:
+    node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
+    node.held = True
+    node.hear(LocalChanged(replace(READY, leaving="drained")))
+    node.later(2.9)
+    assert node.directive != Left()
+    node.later(0.2)
+    assert node.directive == Left()
+
+
+def test_closing_ends_it_for_everybody() -> None:
+    a, b = pair()
+    outcome = Outcome(OutcomeKind.STOPPED, "by hand")
+    b.hear(Close(outcome))
+    settle(a, b)
+    for node in (a, b):
+        assert isinstance(node.directive, Finish)
+        assert node.directive.outcome == outcome
+        node.hear(LocalChanged(replace(READY, workers=Workers.NONE, round=1)))
+    assert a.etcd.range(Range(KEYS.members, True)).kvs == ()
+
+
+def test_a_member_with_other_sizes_is_refused_and_leaves_nothing_behind() -> None:
+    a = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
+    stranger = Node(a.etcd, "b", bounds=Bounds(2, 3)).start()
+    settle(a, stranger)
+    assert isinstance(stranger.directive, Refused)
+    assert "max_nodes=3, but the job has 2" in stranger.directive.reason
+    assert len(a.etcd.range(Range(KEYS.members, True)).kvs) == 1
+
+
+# -- data loss ------------------------------------------------------------------------
+
+
+def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> None:
+    node = running(alone())
+    old = node.made(Watch)
+    node.etcd.wipe()
+    directives = []
+    for _ in range(100):
+        node.later(0.25)
+        directives.append(node.directive)
+    assert not [directive for directive in directives if isinstance(directive, Stop | Finish)]
+    assert isinstance(node.directive, Run)
+    assert node.directive.roster.number == 1
+    assert Unwatch(old[-1].generation) in node.said
+    assert node.engine.view.round is not None
+    assert node.engine.view.round.record.state is RoundState.FINAL
+
+
+def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
+    node = alone()
+    generation = node.made(Watch)[-1].generation
+    stale: Event = Changed(
+        generation + 7, 10_000, (KeyValue(KEYS.round, encode(a_round(99)), 1, 10_000),)
+    )
+    node.hear(stale)
+    assert node.engine.view.round is not None
+    assert node.engine.view.round.record.number == 1
