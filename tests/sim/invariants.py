@@ -149,11 +149,23 @@ class Checker:
             self.need(old, "one sealed membership", f"roster {number} was deleted too early")
             return
         roster = decode(Roster, change.key, change.after.value)
+        if self._sealed_by_strangers(roster):
+            self.sealed[number] = roster
         known = self.sealed.setdefault(number, roster)
         self.need(roster == known, "one sealed membership", f"{known} became {roster}")
         self.need(change.before is None, "one sealed membership", f"{number} was written again")
         self.need(roster.number == number, "one sealed membership", f"{number}: {roster}")
         self._check_ranks(roster)
+
+    def _sealed_by_strangers(self, roster: Roster) -> bool:
+        """Whether etcd lost its data, and this is by newcomers who can't know of the past.
+
+        On a cluster the operator gives them another prefix then.
+        """
+        known = self.sealed.get(roster.number)
+        if known is None or not self.world.truth.robbed:
+            return False
+        return not {seat.id for seat in known.seats} & {seat.id for seat in roster.seats}
 
     def _check_ranks(self, roster: Roster) -> None:
         ranks: list[int] = []
@@ -311,9 +323,9 @@ class Checker:
         self.need(roster.seat(pod.id) is not None, "starts seated", f"{pod.name}: {roster}")
         self.world.note(pod.name, "starts workers of", number)
         for other in self.world.pods:
-            if other is pod or not other.workers_alive or other.round == number:
+            if other is pod or not other.workers_alive or other.roster == roster:
                 continue
-            older_here = other.round > number
+            older_here = other.round > number and not self._excused(pod)
             if older_here or not self._excused(other):
                 self.fail(
                     "no two rounds write",
@@ -348,6 +360,17 @@ class Checker:
 
     # -- the end --------------------------------------------------------------------
 
+    def steady(self) -> bool:
+        """Whether nothing more can be expected: the job has trained for long, or is over."""
+        world, current = self.world, self._round
+        if current is not None and current.state is RoundState.CLOSED:
+            return not world.alive()
+        lease = max(2.0, world.plan.bounds.keep_alive_seconds)
+        calm = world.now - max(world.plan.quiet_at, self.final_at or 0.0) > lease + 2.0
+        endless = world.plan.work_seconds is None
+        pending = current is not None and bool(current.pending)
+        return calm and endless and not pending and not self._shortcoming()
+
     def settled(self) -> None:
         """Faults ended long enough ago: the job trains, or is rightly over."""
         world = self.world
@@ -356,25 +379,32 @@ class Checker:
                 late = [pod.name for pod in world.alive() if pod.agent is not None]
                 self.need(not late, "everybody ends", f"{late} still there after the close")
             return
-        live = [pod for pod in world.alive() if not pod.leaving and pod.ready]
-        marked = {mark.member for mark in world.controller.bounds.marks}
-        live = [pod for pod in live if pod.id not in marked]
-        bounds = world.controller.bounds
-        if not legal_size(bounds, len(live)):
+        if not legal_size(world.controller.bounds, len(self._useful())):
             return
+        turned = self.final_at is not None and self.final_at >= world.plan.quiet_at
+        recent = world.now - (self.final_at or 0.0) <= 3.0 + world.plan.start_seconds
+        shortcoming = self._shortcoming()
+        final = self._round is not None and self._round.state is RoundState.FINAL
+        if shortcoming and not (turned and (recent or not final)):
+            self.fail("liveness", f"{shortcoming}: {self._round}")
+
+    def _useful(self) -> list[Pod]:
+        """Pods that are there to stay and could train."""
+        marked = {mark.member for mark in self.world.controller.bounds.marks}
+        pods = [pod for pod in self.world.alive() if not pod.leaving and pod.ready]
+        return [pod for pod in pods if pod.id not in marked]
+
+    def _shortcoming(self) -> str:
+        """What keeps the job from training; empty when it trains."""
+        useful = {pod.id: pod for pod in self._useful()}
         current = self._round
-        quiet_at = world.plan.quiet_at
-        is_final = current is not None and current.state is RoundState.FINAL
-        turned = self.final_at is not None and self.final_at >= quiet_at
-        self.need(is_final or turned, "liveness", f"{len(live)} members, but {current}")
-        if not is_final or current is None:
-            return
+        if current is None or current.state is not RoundState.FINAL:
+            return f"{len(useful)} members, but no final round"
         roster = self.sealed[current.number]
-        settled = world.now - (self.final_at or 0.0) > 3.0 + world.plan.start_seconds
-        by_id = {pod.id: pod for pod in live}
-        for seat in roster.seats if settled else ():
-            pod = by_id.get(seat.id)
-            self.need(pod is not None, "liveness", f"{seat.name} is seated but gone: {current}")
-            assert pod is not None
-            runs = pod.round == roster.number and (pod.done or pod.phase in ALIVE)
-            self.need(runs, "liveness", f"{seat.name} does not run round {roster.number}")
+        for seat in roster.seats:
+            pod = useful.get(seat.id)
+            if pod is None:
+                return f"{seat.name} is seated but gone"
+            if pod.round != roster.number or not (pod.done or pod.phase in ALIVE):
+                return f"{seat.name} does not run round {roster.number}"
+        return ""

@@ -97,7 +97,11 @@ class Switchboard:
             if pod.agent.paused and not effect.launcher_port:
                 return Verdict.UNKNOWN
             return Verdict.AGENT_ALIVE
-        return Verdict.WORKERS_ALIVE if pod.workers_alive else Verdict.GONE
+        if not pod.workers_alive:
+            return Verdict.GONE
+        if pod.round < effect.round:
+            pod.end_orphans()
+        return Verdict.WORKERS_ALIVE
 
     # -- dialling -------------------------------------------------------------------
 

@@ -127,6 +127,10 @@ class Pod:
         if self.alive and self.agent is None and self.agents == agents and self.workers_alive:
             self._workers_gone(None)
 
+    def end_orphans(self) -> None:
+        """A prober told the launcher, which has no agent, of a newer round."""
+        self._stop(kill=True, grace=0.0)
+
     def die(self, silent: bool = False) -> None:
         """Agent, launcher and workers end at once; `silent`: the machine lost power."""
         if not self.alive:
@@ -154,7 +158,9 @@ class Pod:
             case Run(roster=roster):
                 self._run(roster)
             case Stop(round=round, kill=kill, grace_seconds=grace):
-                if self.round <= round:
+                if self.phase is Workers.NONE and self.round < round:
+                    self._never_started(round)
+                elif self.round <= round:
                     self._stop(kill, grace)
             case Left() | Refused():
                 self._stop(kill=True, grace=0.0)
@@ -162,6 +168,12 @@ class Pod:
             case Finish(grace_seconds=grace):
                 self._stop(kill=False, grace=grace)
                 self._exit_when_stopped(directive)
+
+    def _never_started(self, round: int) -> None:
+        """A round that was to run here was over before its workers came up."""
+        self.round, self.roster = round, None
+        self.failure, self.done = None, False
+        self.changed()
 
     def _exit_when_stopped(self, directive: Directive) -> None:
         if self.phase is not Workers.NONE or not self.alive:
