@@ -29,10 +29,11 @@ def directed(
     local: Local = IDLE,
     *,
     safe: bool = True,
+    late: bool = False,
     remembered: Roster | None = None,
     **own: Any,
 ) -> Directive:
-    return direct(Facts(job.own("a", local=local, **own), BOUNDS, safe, remembered))
+    return direct(Facts(job.own("a", local=local, **own), BOUNDS, safe, remembered, late))
 
 
 def final(*names: str, number: int = 2) -> Job:
@@ -124,6 +125,20 @@ def test_a_failure_here_ends_the_siblings_at_once() -> None:
 def test_who_leaves_lets_its_workers_end() -> None:
     order = directed(final("a", "b"), running(), leaving="drained")
     assert order == Stop(2, False, Cause(CauseKind.LEAVE, ("a",), "drained"), 10.0)
+
+
+@pytest.mark.parametrize("leaving", ["", "drained"])
+def test_workers_that_should_long_have_stopped_get_no_more_grace(leaving: str) -> None:
+    job = final("a", "b").round(3, cause=Cause(CauseKind.JOIN, ("b",)))
+    order = directed(job, running(), late=True, leaving=leaving)
+    assert isinstance(order, Stop)
+    assert (order.kill, order.grace_seconds) == (True, 0.0)
+
+
+def test_who_leaves_while_cut_off_kills_its_workers() -> None:
+    order = directed(final("a", "b"), running(), safe=False, leaving="drained")
+    assert isinstance(order, Stop)
+    assert order.kill
 
 
 def test_without_etcd_the_remembered_roster_serves() -> None:

@@ -41,6 +41,8 @@ from elasticjob_rendezvous.core.events import (
 from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn
 from elasticjob_rendezvous.core.records import (
     Bounds,
+    Cause,
+    CauseKind,
     Mark,
     MemberState,
     Outcome,
@@ -333,6 +335,78 @@ def test_when_the_coordinator_goes_the_other_takes_over() -> None:
     a.etcd.txn(Txn((), (Delete(key_of(a)),)))
     b.hear(Tick()).later(1)
     assert b.engine.coordinator.active
+
+
+# -- orders that were handed over -------------------------------------------------------
+
+
+def reopened(etcd: SimEtcd, cause: CauseKind = CauseKind.JOIN) -> None:
+    """The coordinator opened round 2."""
+    again = a_round(2, previous=1, cause=Cause(cause))
+    etcd.txn(Txn((), (Put(KEYS.round, encode(again)),)))
+
+
+def said_to_have_run(node: Node) -> int:
+    member = node.engine.view.member(identity(node.name))
+    assert member is not None
+    return member.record.round
+
+
+def followers() -> tuple[Node, Node]:
+    """Round 1 is final, and nobody has started."""
+    etcd = SimEtcd()
+    nodes = [Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab"]
+    settle(*nodes)
+    return nodes[0], nodes[1]
+
+
+def test_an_order_that_nobody_took_is_forgotten() -> None:
+    _, b = followers()
+    assert isinstance(b.directive, Run)
+    reopened(b.etcd)
+    b.hear(Tick())
+    assert not isinstance(b.directive, Run | Stop)
+    assert said_to_have_run(b) == 1
+
+
+def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() -> None:
+    """Else the next round could start beside workers that are just being started."""
+    _, b = followers()
+    assert isinstance(b.engine.hand_over(), Run)
+    reopened(b.etcd)
+    b.hear(Tick())
+    assert isinstance(b.directive, Stop)
+    assert b.directive.round == 1
+    assert said_to_have_run(b) == 0
+    b.hear(LocalChanged(READY))  # said before the order reached it
+    assert isinstance(b.directive, Stop)
+    b.hear(LocalChanged(replace(READY, round=1)))
+    assert said_to_have_run(b) == 1
+    assert not isinstance(b.directive, Stop)
+
+
+def test_workers_that_ignore_the_end_of_their_round_are_killed_after_the_grace() -> None:
+    _, b = pair()
+    reopened(b.etcd)
+    b.hear(Tick())
+    assert isinstance(b.directive, Stop)
+    assert not b.directive.kill
+    for _ in range(9):
+        b.later(1)
+    assert not b.directive.kill
+    b.later(1.1)
+    assert isinstance(b.directive, Stop)
+    assert b.directive.kill
+
+
+def test_workers_found_running_after_their_round_was_over_are_killed_at_once() -> None:
+    """Their agent was away; the others have waited for long enough."""
+    a, _ = pair()
+    reopened(a.etcd)
+    again = Node(a.etcd, "b", bounds=Bounds(2, 2), orphan_seconds=30.0)
+    again.start(replace(READY, workers=Workers.RUNNING, round=1))
+    assert isinstance(again.directive, Stop)
+    assert again.directive.kill
 
 
 # -- leaving and closing --------------------------------------------------------------

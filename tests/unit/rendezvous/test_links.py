@@ -83,7 +83,7 @@ async def link_to(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Member b's link to the agent at this port."""
     link = Link(member, "s1", HOST, port)
-    task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", job_key, heard.post))
+    task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", job_key, heard.post, 0.0))
     try:
         yield task
     finally:
