@@ -57,7 +57,12 @@ Key = tuple[Backend, int]
 
 
 def measure(
-    backends: Sequence[Backend], sizes: Sequence[int], repeat: int, limit_seconds: float, logs: Path
+    backends: Sequence[Backend],
+    sizes: Sequence[int],
+    repeat: int,
+    limit_seconds: float,
+    logs: Path,
+    with_making: bool,
 ) -> dict[Key, Measured]:
     """Every case, backends interleaved so that a slow minute of the machine hits all of them."""
     table = {(b, n): Measured(b, n) for n in sizes for b in backends}
@@ -70,7 +75,9 @@ def measure(
             log.unlink(missing_ok=True)
             try:
                 with arena(backend, members) as place:
-                    run = run_case(members, place.make, place.requests, limit_seconds, log)
+                    run = run_case(
+                        members, place.make, place.requests, limit_seconds, log, with_making
+                    )
             except (CaseFailed, EtcdFailed, ProgramMissing) as failure:
                 cell.error = str(failure)
                 print(f"failed: {failure}", flush=True)
@@ -103,6 +110,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without-ours", action="store_true", help="measure the peers alone")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--limit-seconds", type=float, default=120.0, help="of one case")
+    parser.add_argument(
+        "--with-making",
+        action="store_true",
+        help="time making the handlers (connecting to the server) too, for all backends",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
@@ -116,8 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     facts = machine_facts()
     preload()
-    table = measure(backends, options.sizes, options.repeat, options.limit_seconds, logs)
-    content = {"benchmark": "rendezvous", "machine": facts, **summary(table)}
+    with_making = options.with_making
+    table = measure(
+        backends, options.sizes, options.repeat, options.limit_seconds, logs, with_making
+    )
+    timed = "making the handler and next_rendezvous" if with_making else "next_rendezvous"
+    content = {"benchmark": "rendezvous", "timed": timed, "machine": facts, **summary(table)}
     (options.output / "rendezvous.json").write_text(json.dumps(content, indent=2) + "\n")
     plot_rendezvous([cell.to_json() for cell in table.values()], options.output / "rendezvous.png")
     print(f"written: {options.output / 'rendezvous.json'} and rendezvous.png")

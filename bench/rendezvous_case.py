@@ -30,7 +30,7 @@ class Handler(Protocol):
     def next_rendezvous(self) -> Info: ...
 
 
-# Called in the member's own process with its index; making the handler is part of what is timed.
+# Called in the member's own process with its index.
 HandlerFactory = Callable[[int], Handler]
 
 
@@ -74,9 +74,12 @@ def run_case(
     requests: Callable[[], Counter[str]] | None,
     limit_seconds: float,
     log: Path,
+    with_making: bool = False,
 ) -> CaseResult:
     """Fork the members, release them, and wait until each has its rank.
 
+    What is timed is `next_rendezvous` of handlers that have been made and are connected;
+    `with_making` times making them too.
     Raises CaseFailed after the limit or at a member's first error, WrongRendezvous for bad ranks.
     """
     start_read, start_write = os.pipe()
@@ -87,7 +90,7 @@ def run_case(
             pid = os.fork()
             if pid == 0:
                 os.close(start_write)
-                _member(index, make, start_read, report_write, log)
+                _member(index, make, start_read, report_write, log, with_making)
             pids.append(pid)
         lines = _Lines(report_read, time.monotonic() + limit_seconds)
         lines.take(members)  # each says that it is there
@@ -111,18 +114,21 @@ def run_case(
     return CaseResult(wall, sum(report.cpu_seconds for report in reports), spent)
 
 
-def _member(index: int, make: HandlerFactory, start: int, report: int, log: Path) -> None:
+def _member(
+    index: int, make: HandlerFactory, start: int, report: int, log: Path, with_making: bool
+) -> None:
     """The whole life of a member's process; it never returns."""
     with suppress(BaseException):  # a forked child must not unwind into its parent's frames
         die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        os.write(report, b"{}\n")
-        os.read(start, 1)
-        began_cpu = time.process_time()
         try:
-            info = make(index).next_rendezvous()
+            handler = None if with_making else make(index)
+            os.write(report, b"{}\n")
+            os.read(start, 1)
+            began_cpu = time.process_time()
+            info = (handler or make(index)).next_rendezvous()
             outcome: dict[str, object] = {
                 "rank": info.rank,
                 "world": info.world_size,

@@ -361,7 +361,7 @@ def _requests(server: EtcdServer) -> float:
     )
 
 
-@pytest.mark.parametrize("size", [4, 24])
+@pytest.mark.parametrize("size", [16, 48])
 def test_a_round_costs_at_most_eight_requests_a_member(
     start_etcd: StartEtcd, prefix: str, size: int
 ) -> None:

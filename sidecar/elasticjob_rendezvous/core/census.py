@@ -17,7 +17,7 @@ class Census:
     """The members of a joinable round, sorted by what they can do.
 
     Args:
-        waiting: could be frozen now, in rank order.
+        waiting: could be frozen now, in no particular order.
         unstopped: workers of an older round may still run here.
         survivors: of the last roster, present and not about to leave.
         live: present and not about to leave.
@@ -27,16 +27,6 @@ class Census:
     unstopped: tuple[Member, ...]
     survivors: frozenset[str]
     live: frozenset[str]
-
-
-def stopped(member: Member, previous: int, roster: Roster | None) -> bool:
-    """Whether no worker of a round up to `previous` runs at this member."""
-    if member.state is MemberState.DONE:
-        return True
-    if member.state is not MemberState.WAITING:
-        return False
-    seated = roster is not None and roster.seat(member.id) is not None
-    return member.round >= previous or not seated
 
 
 def take(
@@ -49,6 +39,7 @@ def take(
     """Sort the members. `silenced` ids failed to confirm lately and do not count."""
     seated = {seat.id for seat in roster.seats} if roster else set()
     marked = {mark.member for mark in bounds.marks}
+    sizes = bounds.sizes
     waiting, unstopped, live = [], [], set()
     for id, versioned in members.items():
         member = versioned.record
@@ -56,12 +47,13 @@ def take(
         if not goes:
             live.add(id)
         if member.state is MemberState.WAITING and (member.round >= previous or id not in seated):
-            if not goes and id not in silenced and bounds.agrees(member):
+            agrees = not member.sizes or member.sizes == sizes
+            if not goes and id not in silenced and agrees:
                 waiting.append(member)
         elif member.state is not MemberState.DONE:
             unstopped.append(member)
     return Census(
-        tuple(by_name(waiting)),
+        tuple(waiting),
         tuple(unstopped),
         frozenset(seated & live),
         frozenset(live),
@@ -93,16 +85,12 @@ def choose(census: Census, bounds: Bounds, previous: int, last_call_over: bool) 
     target = legal_size(bounds, len(census.waiting))
     if target < bounds.min_nodes or target == 0:
         return Wait(f"{len(census.waiting)} of at least {bounds.min_nodes} members are waiting")
-    ids = [member.id for member in census.waiting]
+    waiting = {member.id for member in census.waiting}
+    recovering = previous > 0 and len(waiting & census.survivors) >= bounds.min_nodes
+    complete = len(waiting) >= bounds.wanted or (recovering and census.survivors <= waiting)
+    if not complete and not last_call_over:
+        return Wait(f"{len(waiting)} of {bounds.wanted} wanted members are waiting", True)
+    ids = [member.id for member in by_name(census.waiting)]
     if len(ids) > target:
         ids.sort(key=lambda id: id not in census.survivors)
-    chosen = Freeze(tuple(ids[:target]))
-    waiting = set(ids)
-    if len(waiting) >= bounds.wanted:
-        return chosen
-    recovering = previous > 0 and len(waiting & census.survivors) >= bounds.min_nodes
-    if recovering and census.survivors <= waiting:
-        return chosen
-    if last_call_over:
-        return chosen
-    return Wait(f"{len(waiting)} of {bounds.wanted} wanted members are waiting", last_call=True)
+    return Freeze(tuple(ids[:target]))

@@ -199,7 +199,11 @@ class Coordinator:
         current = view.round.record
         roster = view.rosters.get(current.previous)
         members = view.members()
-        count = census.take(members, current.previous, roster, bounds, self._silent_now())
+        silent = self._silent_now()
+        count = census.take(members, current.previous, roster, bounds, silent)
+        if silent and legal_size(bounds, len(count.waiting)) == 0:
+            # Without them there is no round at all: then they may be asked again.
+            count = census.take(members, current.previous, roster, bounds, ())
         opened = ("state", current.number, current.state)
         if count.unstopped:
             patience = bounds.stop_grace_seconds + bounds.confirm_seconds

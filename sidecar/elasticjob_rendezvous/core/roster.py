@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 from elasticjob_rendezvous.core.records import Bounds, Member, Roster, Seat
 
@@ -20,6 +21,7 @@ def legal_size(bounds: Bounds, available: int) -> int:
     return top - (top - bounds.min_nodes) % bounds.increment
 
 
+@lru_cache(maxsize=4096)
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key in which `pod-2` comes before `pod-10`."""
     return tuple(

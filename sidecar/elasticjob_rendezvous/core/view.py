@@ -60,6 +60,7 @@ class View:
         self.failures: dict[int, dict[str, Failure]] = {}
         self.dones: dict[int, dict[str, Done]] = {}
         self.departed: dict[str, Member] = {}
+        self._members: dict[str, Versioned[Member]] | None = None
         self._newest: dict[str, int] = {}
         self._present: set[str] = set()
 
@@ -126,14 +127,16 @@ class View:
         return max(sessions.values(), key=lambda session: session.created)
 
     def members(self) -> dict[str, Versioned[Member]]:
-        """The valid session of each member."""
-        return {
-            id: next(iter(sessions.values()))
-            if len(sessions) == 1
-            else max(sessions.values(), key=lambda session: session.created)
-            for id, sessions in self.sessions.items()
-            if sessions
-        }
+        """The valid session of each member; not to be changed by the caller."""
+        if self._members is None:
+            self._members = {
+                id: next(iter(sessions.values()))
+                if len(sessions) == 1
+                else max(sessions.values(), key=lambda session: session.created)
+                for id, sessions in self.sessions.items()
+                if sessions
+            }
+        return self._members
 
     def lowest(self) -> Versioned[Member] | None:
         """The coordinator's session: the one created first, of those known here."""
@@ -190,6 +193,7 @@ class View:
             case ("members", id, session):
                 self.sessions.setdefault(id, {})[session] = versioned(Member)
                 self.departed.pop(id, None)
+                self._members = None
             case ("roster", number) if number.isdigit():
                 self.rosters[int(number)] = decode(Roster, kv.key, kv.value)
             case ("history", number) if number.isdigit():
@@ -207,6 +211,7 @@ class View:
             case ("bounds",):
                 self.bounds = None
             case ("members", id, session):
+                self._members = None
                 last = self.sessions.get(id, {}).pop(session, None)
                 if not self.sessions.get(id):
                     self.sessions.pop(id, None)

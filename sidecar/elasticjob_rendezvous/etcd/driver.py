@@ -53,6 +53,8 @@ from elasticjob_rendezvous.peers.server import PeerServer
 
 log = logging.getLogger(__name__)
 
+LINK_DELAY_SECONDS = 0.2
+
 
 def system_clock() -> Clock:
     return Clock(time.monotonic(), time.time_ns() // 1_000_000)
@@ -112,6 +114,8 @@ class Driver:
                 first = await self._events.get()
         except TimeoutError:
             return [Tick()]
+        if isinstance(first, Changed):
+            await asyncio.sleep(0)  # what arrives together is judged together
         return self._drain([first])
 
     def _drain(self, events: list[Event]) -> list[Event]:
@@ -262,8 +266,9 @@ class Driver:
         if link is not None:
             identity = self._engine.config.identity
             session = self._engine.session
+            delay = LINK_DELAY_SECONDS * (0.5 + self._engine.config.jitter)
             self._link = self._spawn(
-                dial.hold_link(link, identity.id, session, self._job_key, self.post)
+                dial.hold_link(link, identity.id, session, self._job_key, self.post, delay)
             )
 
     async def _probe(self, probe: Probe) -> None:

@@ -56,11 +56,13 @@ log = logging.getLogger(__name__)
 
 BACKEND = "elasticjob"
 SHUTDOWN_SECONDS = 10.0
+CONNECT_PATIENCE_SECONDS = 2.0
+"""How long making a handler waits for etcd; after that `next_rendezvous` says what is wrong."""
 T = TypeVar("T")
 
 
 class EtcdV3RendezvousHandler(RendezvousHandler):
-    """See `api.RendezvousHandler`. Made by `create_handler`."""
+    """See `api.RendezvousHandler`. Made by `create_handler`; connects when it is made."""
 
     def __init__(self, settings: MemberSettings, run_id: str, timeout_seconds: float) -> None:
         self._settings = settings
@@ -73,6 +75,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._stop: asyncio.Event | None = None
         self._port: socket.socket | None = None
         self._left = False
+        self._start()
 
     # -- the API --------------------------------------------------------------------
 
@@ -208,6 +211,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             self._stop = asyncio.Event()
             async with RendezvousMember(self._settings) as member:
                 self._member = member
+                await member.wait_connected(CONNECT_PATIENCE_SECONDS)
                 ready.set()
                 await self._stop.wait()
 

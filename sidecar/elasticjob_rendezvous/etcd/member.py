@@ -131,6 +131,16 @@ class RendezvousMember:
         assert self._engine is not None, "enter the context first"
         return self._engine.directive
 
+    async def wait_connected(self, seconds: float) -> bool:
+        """Wait until etcd has answered for the first time; False after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._engine is None or not self._engine.watches.ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+                return True
+        return False
+
     @property
     def coordinates(self) -> bool:
         """Whether this member coordinates at present."""

@@ -40,9 +40,19 @@ async def _connection(
 
 
 async def hold_link(
-    link: Link, member: str, session: str, job_key: bytes, post: Callable[[Event], None]
+    link: Link,
+    member: str,
+    session: str,
+    job_key: bytes,
+    post: Callable[[Event], None],
+    delay_seconds: float,
 ) -> None:
-    """Keep a link to `link`'s agent until cancelled, dialling again whenever it breaks."""
+    """Keep a link to `link`'s agent until cancelled, dialling again whenever it breaks.
+
+    The first dial waits for `delay_seconds`: a thousand members must not greet their new
+    coordinator in the very moment in which it forms a round.
+    """
+    await asyncio.sleep(delay_seconds)
     pause = FIRST_REDIAL_SECONDS
     while True:
         refused = False
