@@ -58,6 +58,7 @@ class LocalRun:
         self._began = time.monotonic()
         self._book = RoundBook(time.time_ns() // 1_000_000)
         self._troubles: set[str] = set()
+        self._tails: dict[str, Tail] = {}
         self._interrupted = False
         self._kubelet: Kubelet | None = None
         self._loop: Loop | None = None
@@ -114,6 +115,7 @@ class LocalRun:
             try:
                 with self._signals():
                     await loop.run()
+                self._show_output()  # the last words
             finally:
                 verbs.ended.set()
                 server.close()
@@ -168,12 +170,15 @@ class LocalRun:
 
     async def _follow_output(self) -> None:
         """Show what the containers write, if that was asked for; until cancelled."""
-        tails: dict[str, Tail] = {}
         while self._console_logs:
-            for pod in pods(self._folder.logs):
-                for line in tails.setdefault(pod, Tail(self._folder.logs / pod / TRAINER)).lines():
-                    self._view.output(pod, line)
+            self._show_output()
             await asyncio.sleep(OUTPUT_SECONDS)
+
+    def _show_output(self) -> None:
+        for pod in pods(self._folder.logs) if self._console_logs else ():
+            tail = self._tails.setdefault(pod, Tail(self._folder.logs / pod / TRAINER))
+            for line in tail.lines():
+                self._view.output(pod, line)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

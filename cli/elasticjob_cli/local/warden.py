@@ -28,6 +28,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+CHUNKS = 16
+"""Reads of 64 KiB, a full pipe each, before it is another container's turn."""
+
 LOG_BYTES = 16 << 20
 """A container log that grows past this is moved to `.1`, as a kubelet rotates it."""
 
@@ -95,22 +98,28 @@ class ContainerLog:
         self.path = Path(path)
         self.pipe = pipe
         self.trouble = ""
+        self.closed = False
         self._file: int | None = None
         self._size = 0
 
     def pump(self) -> bool:
-        """Move what the pipe holds to the file; false when the pipe has ended."""
-        try:
-            content = os.read(self.pipe, 65536)
-        except BlockingIOError:
-            return True
-        except OSError:
-            content = b""
-        if content:
+        """Move what the pipe holds now to the file; false when the pipe has ended."""
+        for _ in range(CHUNKS):
+            if self.closed:
+                return False
+            try:
+                content = os.read(self.pipe, 65536)
+            except BlockingIOError:
+                return True
+            except OSError:
+                content = b""
+            if not content:
+                return False
             self._write(content)
-        return bool(content)
+        return True
 
     def close(self) -> None:
+        self.closed = True
         os.close(self.pipe)
         if self._file is not None:
             os.close(self._file)
@@ -143,7 +152,7 @@ class Warden:
         self.run_dir = run_dir
         self.pid = os.getpid()
         self.pids: dict[str, int] = {}
-        self.children: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        self.children: dict[int, tuple[str, subprocess.Popen[bytes], ContainerLog]] = {}
         self.reported: set[str] = set()
         self.selector = selectors.DefaultSelector()
         self.received = b""
@@ -212,11 +221,11 @@ class Warden:
             self.say(event="refused", id=name, message=str(error))
             return
         self.pids[name] = process.pid
-        self.children[process.pid] = (name, process)
         assert process.stdout is not None
         log = ContainerLog(command["log"], os.dup(process.stdout.fileno()))
         process.stdout.close()
         os.set_blocking(log.pipe, False)
+        self.children[process.pid] = (name, process, log)
         self.selector.register(log.pipe, selectors.EVENT_READ, log)
         self.say(event="started", id=name, pid=process.pid)
 
@@ -235,8 +244,9 @@ class Warden:
                 return
             if pid == 0:
                 return
-            name, process = self.children.pop(pid, ("", None))
-            if process is not None:  # else an orphan that we inherited
+            if pid in self.children:  # else an orphan that we inherited
+                name, process, log = self.children.pop(pid)
+                log.pump()  # an end is told after the last words
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self.pids.pop(name, None)
                 code = process.returncode
