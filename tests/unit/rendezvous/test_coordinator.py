@@ -364,16 +364,30 @@ def test_too_few_confirmations_open_a_new_number() -> None:
 
 @pytest.mark.parametrize(("failures", "penalty"), [(1, 15), (2, 30), (3, 60)])
 def test_who_stays_silent_counts_again_after_15_30_60_seconds(failures: int, penalty: int) -> None:
-    job = Job("a", "b", min_nodes=2, max_nodes=2, join_timeout_seconds=1e6).round(1)
-    for _ in range(failures):
-        while job.current().state is not FROZEN:
-            job.later(0 if job.look() else 0.5)
-            if act := job.look():
-                job.commit(act.txn)
-        job.look()
-        confirm(job, "a").later(5).act()
-    job.idle().later(penalty - 0.1).idle()
-    assert job.later(0.1).act().ids == ids("ab")
+    """`b` never confirms: `a` runs alone until `b` counts as a newcomer again."""
+    job = Job("a", "b", expected=2, keep_alive_seconds=100.0).round(1)
+    for turn in range(1, failures + 1):
+        assert job.act().ids == ids("ab")
+        confirm(job, "a").idle().later(5)
+        assert job.act().state is FINAL
+        waits = [15, 30, 60][turn - 1]
+        job.change("a", state=MemberState.RUNNING, round=turn, confirmed=0, start_ms=1)
+        job.act()  # the start is recorded
+        job.later(waits - 0.1).idle()
+        if turn < failures:
+            assert job.later(0.1).act().cause.kind is CauseKind.JOIN
+            job.change("a", state=MemberState.WAITING, round=turn)
+    assert penalty == waits
+    assert job.later(0.1).act().cause.kind is CauseKind.JOIN
+
+
+def test_without_the_silent_there_is_no_round_so_they_are_asked_again() -> None:
+    job = Job("a", "b", min_nodes=2, max_nodes=2, expected=2).round(1)
+    job.act()
+    confirm(job, "a").idle().later(5)
+    again = job.act()
+    assert (again.number, again.state) == (2, JOINABLE)
+    assert job.act().ids == ids("ab")
 
 
 def test_a_number_is_sealed_once() -> None:
