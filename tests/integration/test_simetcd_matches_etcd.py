@@ -144,9 +144,7 @@ class Pair:
 
     def result(self, result: TxnResult, side: int) -> object:
         offset = self.begin - 1 if side == 0 else 0
-        ranges = [
-            (target, [self.kv(kv, side) for kv in found]) for target, found in result.ranges
-        ]
+        ranges = [(target, [self.kv(kv, side) for kv in found]) for target, found in result.ranges]
         return result.succeeded, result.revision - offset, ranges
 
     # -- steps ----------------------------------------------------------------------
@@ -254,5 +252,3 @@ def test_compacted_revisions_can_not_be_watched(newest_etcd: EtcdServer, prefix:
             ]
 
     asyncio.run(main())
-
-

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import Counter
 
-from tests.sim.run import lines, report, simulate
+from tests.sim.run import lines, simulate
 
 
 def main() -> int:

@@ -15,7 +15,9 @@ from elasticjob_rendezvous.core.events import (
     Effect,
     Event,
     Grant,
+    Granted,
     KeepAlive,
+    KeptAlive,
     Link,
     Local,
     LocalChanged,
@@ -107,6 +109,8 @@ class Agent:
         now = self.clock()
         utc_ms = UTC_START_MS + int(world.now * 1000) + self.pod.utc_skew_ms
         effects = self.engine.step(event, Clock(now, utc_ms))
+        if isinstance(event, Granted | KeptAlive):
+            world.checker.promised(self)
         for effect in effects:
             world.note(self.pod.name, "->", effect)
             self._carry_out(effect)

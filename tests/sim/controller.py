@@ -111,5 +111,3 @@ class Controller:
 
     def _closed(self) -> bool:
         return self.world.checker.closed_at is not None
-
-

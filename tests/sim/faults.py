@@ -63,6 +63,8 @@ class Faults:
             pod.die()
             self.world.controller.gone(pod, forget=False)
             return
+        if pod.frozen:
+            return  # the launcher thaws with it, unaware: two faults in one
         pod.kill_agent()
         self.world.at(down_seconds, pod.start_agent)
 
@@ -266,4 +268,3 @@ class Faults:
             if pod.frozen or (pod.agent is not None and pod.agent.paused):
                 self._thaw(pod)
             pod.start_agent()
-

@@ -27,6 +27,7 @@ from tests.sim import verdicts
 from tests.sim.controller import OPERATOR
 
 if TYPE_CHECKING:
+    from tests.sim.agent import Agent
     from tests.sim.node import Pod
     from tests.sim.simetcd import Change
     from tests.sim.world import World
@@ -104,6 +105,13 @@ class Checker:
         for change in changes:
             if change.key == self.world.keys.round:
                 self._round_changed(change, origin)
+        for change in changes:
+            match self.world.keys.parts(change.key):
+                case ("roster", number) if change.after is not None:
+                    current = self._round
+                    sealed = current is not None and current.state is RoundState.FINAL
+                    sealed = sealed and current is not None and current.number == int(number)
+                    self.need(sealed, "roster with final", f"{change.key} came before its round")
 
     def _check_fence(self, changes: tuple[Change, ...], origin: str) -> None:
         """Only a session whose key exists (or is created here) has its writes accepted."""
@@ -210,14 +218,13 @@ class Checker:
 
     def _check_first(self, after: Round) -> None:
         """A round where there was none: the job's first, or after etcd lost its data."""
-        restored = after.state is RoundState.FINAL and after.number == self.highest
         members = [decode(Member, kv.key, kv.value) for kv in self.sessions()]
         newest = max((member.known for member in members), default=0)
+        last = max(self.sealed, default=0)
+        restored = after.state is RoundState.FINAL and newest <= after.number == last
         fresh = after.state is RoundState.JOINABLE and after.number > newest
-        self.highest = after.number if fresh else self.highest
-        self.need(
-            restored or fresh, "numbers grow", f"{after} after number {self.highest}"
-        )
+        self.highest = after.number
+        self.need(restored or fresh, "numbers grow", f"{after} after number {self.highest}")
 
     def _check_transition(self, before: Round, after: Round) -> None:
         moved = before.state is not after.state
@@ -294,8 +301,7 @@ class Checker:
                 for times in self.world.truth.departures.values()
             )
             grows = any(
-                legal_size(bounds, present + died) > before.nodes
-                for bounds in self.recent_bounds()
+                legal_size(bounds, present + died) > before.nodes for bounds in self.recent_bounds()
             )
             self.need(grows, "surplus waits", f"{cause} reopened a round of {before.nodes}")
 
@@ -333,15 +339,22 @@ class Checker:
                     f"{other.round} are {other.phase} on {other.name}",
                 )
 
+    def promised(self, agent: Agent) -> None:
+        """An agent never believes its lease to last longer than etcd lets it."""
+        lease = agent.engine.lease
+        expires = self.world.etcd.expires(lease.id)
+        deadline = lease.deadline - agent.pod.clock_offset
+        if expires is not None:
+            late = deadline > expires + 1e-6
+            self.need(not late, "deadlines", f"{agent.pod.name}: {deadline} after {expires}")
+
     def look_again(self, at: float) -> None:
         """When an excuse ends, nothing of an older round may still run."""
         self.world.at(max(0.0, at - self.world.now) + 0.001, self._sweep)
 
     def _sweep(self) -> None:
         running = [pod for pod in self.world.pods if pod.workers_alive]
-        newest = max(
-            (pod.round for pod in running if pod.phase is not Workers.STOPPING), default=0
-        )
+        newest = max((pod.round for pod in running if pod.phase is not Workers.STOPPING), default=0)
         for pod in running:
             if pod.round < newest and not self._excused(pod):
                 self.fail(
@@ -352,7 +365,24 @@ class Checker:
 
     def _excused(self, pod: Pod) -> bool:
         """Workers that can't know, or can't write: see `Faults` for each excuse."""
-        return pod.frozen or self.world.now < pod.excused_until
+        if pod.frozen or self.world.now < pod.excused_until:
+            return True
+        return self._outlives_etcd(pod)
+
+    def _outlives_etcd(self, pod: Pod) -> bool:
+        """A whole gang that is cut off from etcd trains on, whatever newcomers do there."""
+        if pod.roster is None:
+            return False
+        seats = {seat.id for seat in pod.roster.seats}
+        gang = [other for other in self.world.pods if other.id in seats]
+        network = self.world.network
+        return all(
+            other.workers_alive
+            and other.round == pod.round
+            and not network.reaches_etcd(other.id)
+            and network.joined(other.id, pod.id)
+            for other in gang
+        )
 
     def exits(self, pod: Pod, directive: Directive) -> None:
         if isinstance(directive, Refused):

@@ -34,6 +34,7 @@ from elasticjob_rendezvous.core.events import (
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Txn, TxnResult
 from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round, RoundState
 from elasticjob_rendezvous.core.safety import Safety
+from elasticjob_rendezvous.core.view import View
 from tests.sim.world import EngineFactory
 
 Plant = Callable[[], AbstractContextManager[EngineFactory]]
@@ -41,18 +42,26 @@ Plant = Callable[[], AbstractContextManager[EngineFactory]]
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`plant()` gives, for the time of its block, an engine with the bug."""
+    """`plant()` gives, for the time of its block, an engine with the bug.
+
+    `profile` is the kind of run to look for it in.
+    """
 
     name: str
+    profile: str
     plant: Plant
 
 
 BUGS: list[Bug] = []
 
 
-def bug(change: Callable[[], Iterator[EngineFactory]]) -> None:
+def bug(profile: str) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
     """Add one to the catalogue; its docstring says what is wrong."""
-    BUGS.append(Bug(change.__name__.replace("_", "-"), contextmanager(change)))
+
+    def add(change: Callable[[], Iterator[EngineFactory]]) -> None:
+        BUGS.append(Bug(change.__name__.replace("_", "-"), profile, contextmanager(change)))
+
+    return add
 
 
 class Writes(Engine):
@@ -90,7 +99,7 @@ class Takes(Engine):
 # -- writes -------------------------------------------------------------------------
 
 
-@bug
+@bug("chaos")
 def fence_left_out() -> Iterator[EngineFactory]:
     """The coordinator writes the round without comparing anything."""
 
@@ -101,7 +110,7 @@ def fence_left_out() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("etcd-trouble")
 def own_key_written_blindly() -> Iterator[EngineFactory]:
     """A member writes its own key without comparing: a fenced session comes back."""
 
@@ -114,7 +123,7 @@ def own_key_written_blindly() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("chaos")
 def late_revocation() -> Iterator[EngineFactory]:
     """To fence one session, all sessions of the member are deleted, an adopter's too."""
 
@@ -125,8 +134,9 @@ def late_revocation() -> Iterator[EngineFactory]:
             fenced = set()
             for op in txn.success:
                 foreign = isinstance(op, Delete) and op.key.startswith(self.keys.members)
-                if foreign and not op.key.startswith(own):
-                    folder = op.key.rsplit("/", 1)[0] + "/"
+                folder = op.key.rsplit("/", 1)[0] + "/"
+                moves = any(isinstance(o, Put) and o.key.startswith(folder) for o in txn.success)
+                if foreign and not moves and not op.key.startswith(own):
                     fenced.add(op.key)
                     ops.append(Delete(folder, prefix=True))
                 else:
@@ -137,7 +147,7 @@ def late_revocation() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("churn")
 def number_used_twice() -> Iterator[EngineFactory]:
     """A round that is opened again keeps its number."""
 
@@ -158,7 +168,7 @@ def number_used_twice() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("quiet")
 def roster_before_final() -> Iterator[EngineFactory]:
     """The roster is written with `frozen`, before anybody confirmed."""
 
@@ -175,7 +185,7 @@ def roster_before_final() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("quiet")
 def starts_on_frozen() -> Iterator[EngineFactory]:
     """Workers start once their member has confirmed; who else did is not awaited."""
 
@@ -195,7 +205,7 @@ def starts_on_frozen() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("etcd-trouble")
 def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
     """A transaction of unknown outcome is believed to have been applied."""
 
@@ -209,7 +219,7 @@ def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("etcd-trouble")
 def lost_data_unnoticed() -> Iterator[EngineFactory]:
     """The cluster's id is not looked at: what etcd forgot is still believed."""
 
@@ -220,7 +230,7 @@ def lost_data_unnoticed() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("etcd-trouble")
 def broken_watch_ignored() -> Iterator[EngineFactory]:
     """A watch that broke is taken for one that is merely quiet."""
 
@@ -234,7 +244,7 @@ def broken_watch_ignored() -> Iterator[EngineFactory]:
 # -- the coordinator's rules --------------------------------------------------------
 
 
-@bug
+@bug("partition")
 def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
     """A probe that nobody answered is taken for a proof of death."""
 
@@ -247,11 +257,11 @@ def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("pause")
 def old_confirmation_counts() -> Iterator[EngineFactory]:
     """Whoever ever confirmed a frozen round counts as having confirmed this one."""
 
-    def lie(view: Any, id: str, original: Any = coordinator.View.member) -> Any:
+    def lie(view: Any, id: str, original: Any = View.member) -> Any:
         found = original(view, id)
         at = view.round
         if found is None or not found.record.confirmed or at is None:
@@ -261,14 +271,14 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
     frozen = coordinator.Coordinator._frozen
 
     def planted(*args: Any) -> Any:
-        with patch.object(coordinator.View, "member", lie):
+        with patch.object(View, "member", lie):
             return frozen(*args)
 
     with patch.object(coordinator.Coordinator, "_frozen", planted):
         yield Engine
 
 
-@bug
+@bug("churn")
 def final_beside_old_workers() -> Iterator[EngineFactory]:
     """The next round does not wait until the last one's workers have stopped."""
     take = census.take
@@ -282,14 +292,14 @@ def final_beside_old_workers() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("churn")
 def aborts_charged_at_once() -> Iterator[EngineFactory]:
     """An aborted collective costs a restart without waiting for a loss that explains it."""
     with patch.object(verdicts, "speaks_for_itself", lambda failures: bool(list(failures))):
         yield Engine
 
 
-@bug
+@bug("churn")
 def verdict_without_window() -> Iterator[EngineFactory]:
     """The verdict on an aborted collective comes after a tenth of its time."""
     window = verdicts.window_seconds
@@ -297,7 +307,14 @@ def verdict_without_window() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("churn")
+def budget_off_by_one() -> Iterator[EngineFactory]:
+    """The job fails with the last restart it was granted."""
+    with patch.object(verdicts, "spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts):
+        yield Engine
+
+
+@bug("finishing")
 def done_member_missed() -> Iterator[EngineFactory]:
     """A member that was done and went counts as lost."""
     look = finals.look_at_final
@@ -305,17 +322,18 @@ def done_member_missed() -> Iterator[EngineFactory]:
     def planted(view: Any, seated: Roster, *rest: Any) -> finals.FinalLook:
         found = look(view, seated, *rest)
         done = view.dones.get(seated.number, {})
-        missing = [seat.name for seat in seated.seats if view.member(seat.id) is None]
-        missed = [seat.id in done and seat.name in missing for seat in seated.seats]
-        if found.cause is None and not found.succeeded and any(missed):
-            return replace(found, cause=Cause(CauseKind.LOSS, tuple(missing)))
+        missed = tuple(
+            seat.name for seat in seated.seats if seat.id in done and view.member(seat.id) is None
+        )
+        if found.cause is None and not found.succeeded and missed:
+            return replace(found, cause=Cause(CauseKind.LOSS, missed))
         return found
 
     with patch.object(coordinator, "look_at_final", planted):
         yield Engine
 
 
-@bug
+@bug("finishing")
 def success_at_first_done() -> Iterator[EngineFactory]:
     """The job succeeds with the first member that is done."""
     look = finals.look_at_final
@@ -329,7 +347,7 @@ def success_at_first_done() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("finishing")
 def newcomers_after_done() -> Iterator[EngineFactory]:
     """Newcomers open a round although a member is done already."""
     look = finals.look_at_final
@@ -348,14 +366,14 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("scale")
 def surplus_opens_rounds() -> Iterator[EngineFactory]:
     """A member that has no place opens a round all the same."""
     with patch.object(finals, "legal_size", lambda bounds, available: available):
         yield Engine
 
 
-@bug
+@bug("scale")
 def increment_forgotten() -> Iterator[EngineFactory]:
     """Any size between the least and the most is taken."""
 
@@ -367,7 +385,7 @@ def increment_forgotten() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("quiet")
 def ranks_by_arrival() -> Iterator[EngineFactory]:
     """Ranks follow the order in which members came, not their names."""
     with patch.object(roster, "by_name", lambda members: list(members)[::-1]):
@@ -377,7 +395,7 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 # -- the member's rules -------------------------------------------------------------
 
 
-@bug
+@bug("partition")
 def deadline_from_the_answer() -> Iterator[EngineFactory]:
     """A lease counts from when the answer came, not from when it was asked for."""
 
@@ -391,14 +409,14 @@ def deadline_from_the_answer() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug
+@bug("partition")
 def runs_past_its_lease() -> Iterator[EngineFactory]:
     """A member that is cut off trains on for as long as it likes."""
     with patch.object(Safety, "may_run", lambda *_: True):
         yield Engine
 
 
-@bug
+@bug("pause")
 def starts_past_its_lease() -> Iterator[EngineFactory]:
     """Workers start without a look at the lease."""
     start = directing._may_start
@@ -410,7 +428,7 @@ def starts_past_its_lease() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug
+@bug("chaos")
 def fence_on_a_guess() -> Iterator[EngineFactory]:
     """Sessions are fenced by name, whatever was written to them since they were judged."""
 

@@ -14,9 +14,12 @@ Profile = Callable[[Random], Plan]
 
 def plan(seed: int) -> Plan:
     """The plan of one seed; its profile goes round with the seed."""
-    names = sorted(PROFILES)
-    rng = Random(f"plan {seed}")
-    return PROFILES[names[seed % len(names)]](rng)
+    return PROFILES[profile(seed)](Random(f"plan {seed}"))
+
+
+def profile(seed: int) -> str:
+    """Which kind of run a seed is."""
+    return sorted(PROFILES)[seed % len(PROFILES)]
 
 
 def _bounds(rng: Random, most: int = 5) -> Bounds:
@@ -109,9 +112,7 @@ def _quiet(rng: Random) -> Plan:
     return _base(rng, "quiet")
 
 
-def _disturbed(
-    rng: Random, profile: str, kinds: tuple[Kind, ...], most: int, end: float
-) -> Plan:
+def _disturbed(rng: Random, profile: str, kinds: tuple[Kind, ...], most: int, end: float) -> Plan:
     base = _base(rng, profile)
     actions = _actions(rng, rng.randint(1, most), kinds, 0.2, end)
     if rng.random() < 0.3:  # while the first round forms
@@ -140,15 +141,22 @@ def _partition(rng: Random) -> Plan:
 
 
 def _pause(rng: Random) -> Plan:
-    return _disturbed(rng, "pause", STILL + CHURN[:1], 3, 14.0)
+    return _disturbed(rng, "pause", STILL + CHURN[:1] + CUTS[2:3], 3, 14.0)
 
 
 def _finishing(rng: Random) -> Plan:
     base = _disturbed(rng, "finishing", CHURN + SCALE + STILL, 3, 12.0)
+    if rng.random() < 0.5:  # nothing but newcomers and deaths, and room for both
+        bounds = replace(base.bounds, max_nodes=base.bounds.max_nodes + 2)
+        kinds = (("join", 0.0, 0.0), ("join", 0.0, 0.0), ("crash", 0.0, 0.0))
+        actions = _actions(rng, 2, kinds, 1.0, 12.0)
+        base = replace(
+            base, bounds=bounds, strikes=kinds, strike_share=0.3, actions=actions, replaces=False
+        )
     return replace(
         base,
         work_seconds=rng.choice((1.0, 3.0, 6.0)),
-        finish_skew_seconds=rng.choice((0.05, 0.5, 4.0)),
+        finish_skew_seconds=rng.choice((0.05, 1.0, 4.0)),
         late_error_share=rng.choice((0.0, 0.0, 0.3)),
     )
 

@@ -222,8 +222,10 @@ class SimEtcd:
             self.revoke(lease)
         return late
 
-    def leases(self) -> tuple[int, ...]:
-        return tuple(self._leases)
+    def expires(self, lease: int) -> float | None:
+        """When a lease runs out; None when there is none."""
+        held = self._leases.get(lease)
+        return None if held is None else held.expires
 
     # -- watches --------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The simulation finds each bug of the catalogue, and blames the bug: without it the seed is clean."""
+"""The simulation finds each bug of the catalogue; without the bug the same seed is clean."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.sim.planted import BUGS, Bug
 from tests.sim.run import simulate
+from tests.sim.schedule import profile
 
 MOST_SEEDS = 2_000
 
@@ -14,6 +15,8 @@ MOST_SEEDS = 2_000
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug) -> None:
     for seed in range(MOST_SEEDS):
+        if profile(seed) != bug.profile:
+            continue
         with bug.plant() as engine:
             violation = simulate(seed, engine).violation
         if violation is not None and simulate(seed).violation is None:

@@ -68,7 +68,7 @@ class World:
         self.pods: list[Pod] = []
         self.agents: dict[str, Agent] = {}
         self.pods_by_address: dict[str, Pod] = {}
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = 0
         self._ports = 20_000
         self._expiry_at: float | None = None
@@ -76,7 +76,7 @@ class World:
 
     # -- time -----------------------------------------------------------------------
 
-    def at(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+    def at(self, delay: float, call: Callable[..., object], *args: Any) -> None:
         """Call after `delay` virtual seconds."""
         self._sequence += 1
         heapq.heappush(self._heap, (self.now + delay, self._sequence, call, args))
