@@ -110,7 +110,7 @@ class Agent:
         utc_ms = UTC_START_MS + int(world.now * 1000) + self.pod.utc_skew_ms
         effects = self.engine.step(event, Clock(now, utc_ms))
         if isinstance(event, Granted | KeptAlive):
-            world.checker.promised(self)
+            world.running.promised(self)
         for effect in effects:
             world.note(self.pod.name, "->", effect)
             self._carry_out(effect)

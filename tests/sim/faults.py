@@ -122,7 +122,7 @@ class Faults:
 
     def _resumed(self, pod: Pod) -> None:
         pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
-        self.world.checker.look_again(pod.excused_until)
+        self.world.running.look_again(pod.excused_until)
         self.world.note("fault", "goes on", pod.name)
         if pod.agent is not None:
             pod.agent.resume()
@@ -213,7 +213,7 @@ class Faults:
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
             if pod.agent is not None and world.rng.random() < 0.5:
                 pod.agent.wire.watches.break_all("connection lost")
-        world.checker.look_again(world.now + self._lease_seconds())
+        world.running.look_again(world.now + self._lease_seconds())
         world.etcd.wipe()
         world.checker.wiped()
         world.controller.wiped()
@@ -225,7 +225,7 @@ class Faults:
         found = [kv for kv in world.checker.sessions_of(pod.id) if kv.lease]
         if found:
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
-            world.checker.look_again(pod.excused_until)
+            world.running.look_again(pod.excused_until)
             world.etcd.revoke(found[0].lease)
 
     def delete_key(self, pod: Pod, _: float) -> None:
@@ -234,7 +234,7 @@ class Faults:
         if world.etcd_up and world.plan.operator:
             world.truth.trouble()
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
-            world.checker.look_again(pod.excused_until)
+            world.running.look_again(pod.excused_until)
             world.controller.forget(pod)
 
     def compact(self, _pod: Pod, _: float) -> None:

@@ -1,6 +1,7 @@
-"""The promises of the protocol, checked on every commit, start, exit and at the end.
+"""What the store may be told: the protocol's promises, checked on every commit.
 
-Owns the record of what was sealed, confirmed and fenced. What each check allows for
+Owns the record of what was sealed, confirmed and fenced; `running` and `liveness` check
+the rest of the promises. What each check allows for
 (a bound changed a moment ago, a machine that stood still) is said where it is allowed.
 """
 
@@ -10,7 +11,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.events import Directive, Refused, Workers
 from elasticjob_rendezvous.core.kv import KeyValue, Range
 from elasticjob_rendezvous.core.records import (
     NEXT_STATES,
@@ -27,14 +27,11 @@ from tests.sim import verdicts
 from tests.sim.controller import OPERATOR
 
 if TYPE_CHECKING:
-    from tests.sim.agent import Agent
-    from tests.sim.node import Pod
     from tests.sim.simetcd import Change
     from tests.sim.world import World
 
 BOUNDS_MEMORY_SECONDS = 15.0
 NOTICE_SECONDS = 0.6
-ALIVE = (Workers.STARTING, Workers.RUNNING, Workers.STOPPING)
 TROUBLE_MEMORY_SECONDS = 8.0
 
 
@@ -53,7 +50,7 @@ class Checker:
     highest: the highest round number ever written.
     closed_at: when the round was closed, or None.
     final_at: when a round last became final.
-    finals: how many times one did.
+    final_numbers: all that ever did.
     """
 
     def __init__(self, world: World) -> None:
@@ -318,123 +315,3 @@ class Checker:
     def wiped(self) -> None:
         """etcd lost its data: sessions are over, numbers and rosters are not."""
         self._frozen = None
-
-    # -- workers --------------------------------------------------------------------
-
-    def starts(self, pod: Pod, roster: Roster) -> None:
-        """Workers start: on a final round, in its one roster, and beside no other round's."""
-        number = roster.number
-        self.need(number in self.final_numbers, "starts on final", f"{pod.name}: {roster}")
-        self.need(self.sealed.get(number) == roster, "starts on final", f"{pod.name}: {roster}")
-        self.need(roster.seat(pod.id) is not None, "starts seated", f"{pod.name}: {roster}")
-        self.world.note(pod.name, "starts workers of", number)
-        for other in self.world.pods:
-            if other is pod or not other.workers_alive or other.roster == roster:
-                continue
-            older_here = other.round > number and not self._excused(pod)
-            if older_here or not self._excused(other):
-                self.fail(
-                    "no two rounds write",
-                    f"{pod.name} starts round {number} while workers of round "
-                    f"{other.round} are {other.phase} on {other.name}",
-                )
-
-    def promised(self, agent: Agent) -> None:
-        """An agent never believes its lease to last longer than etcd lets it."""
-        lease = agent.engine.lease
-        expires = self.world.etcd.expires(lease.id)
-        deadline = lease.deadline - agent.pod.clock_offset
-        if expires is not None:
-            late = deadline > expires + 1e-6
-            self.need(not late, "deadlines", f"{agent.pod.name}: {deadline} after {expires}")
-
-    def look_again(self, at: float) -> None:
-        """When an excuse ends, nothing of an older round may still run."""
-        self.world.at(max(0.0, at - self.world.now) + 0.001, self._sweep)
-
-    def _sweep(self) -> None:
-        running = [pod for pod in self.world.pods if pod.workers_alive]
-        newest = max((pod.round for pod in running if pod.phase is not Workers.STOPPING), default=0)
-        for pod in running:
-            if pod.round < newest and not self._excused(pod):
-                self.fail(
-                    "no two rounds write",
-                    f"workers of round {pod.round} are still {pod.phase} on {pod.name} "
-                    f"while round {newest} runs",
-                )
-
-    def _excused(self, pod: Pod) -> bool:
-        """Workers that can't know, or can't write: see `Faults` for each excuse."""
-        if pod.frozen or self.world.now < pod.excused_until:
-            return True
-        return self._outlives_etcd(pod)
-
-    def _outlives_etcd(self, pod: Pod) -> bool:
-        """A whole gang that is cut off from etcd trains on, whatever newcomers do there."""
-        if pod.roster is None:
-            return False
-        seats = {seat.id for seat in pod.roster.seats}
-        gang = [other for other in self.world.pods if other.id in seats]
-        network = self.world.network
-        return all(
-            other.workers_alive
-            and other.round == pod.round
-            and not network.reaches_etcd(other.id)
-            and network.joined(other.id, pod.id)
-            for other in gang
-        )
-
-    def exits(self, pod: Pod, directive: Directive) -> None:
-        if isinstance(directive, Refused):
-            self.fail("nobody is refused", f"{pod.name}: {directive.reason}")
-
-    # -- the end --------------------------------------------------------------------
-
-    def steady(self) -> bool:
-        """Whether nothing more can be expected: the job has trained for long, or is over."""
-        world, current = self.world, self._round
-        if current is not None and current.state is RoundState.CLOSED:
-            return not world.alive()
-        lease = max(2.0, world.plan.bounds.keep_alive_seconds)
-        calm = world.now - max(world.plan.quiet_at, self.final_at or 0.0) > lease + 2.0
-        endless = world.plan.work_seconds is None
-        pending = current is not None and bool(current.pending)
-        return calm and endless and not pending and not self._shortcoming()
-
-    def settled(self) -> None:
-        """Faults ended long enough ago: the job trains, or is rightly over."""
-        world = self.world
-        if self.closed_at is not None:
-            if world.now - self.closed_at > world.plan.recovery_seconds:
-                late = [pod.name for pod in world.alive() if pod.agent is not None]
-                self.need(not late, "everybody ends", f"{late} still there after the close")
-            return
-        if not legal_size(world.controller.bounds, len(self._useful())):
-            return
-        turned = self.final_at is not None and self.final_at >= world.plan.quiet_at
-        recent = world.now - (self.final_at or 0.0) <= 3.0 + world.plan.start_seconds
-        shortcoming = self._shortcoming()
-        final = self._round is not None and self._round.state is RoundState.FINAL
-        if shortcoming and not (turned and (recent or not final)):
-            self.fail("liveness", f"{shortcoming}: {self._round}")
-
-    def _useful(self) -> list[Pod]:
-        """Pods that are there to stay and could train."""
-        marked = {mark.member for mark in self.world.controller.bounds.marks}
-        pods = [pod for pod in self.world.alive() if not pod.leaving and pod.ready]
-        return [pod for pod in pods if pod.id not in marked]
-
-    def _shortcoming(self) -> str:
-        """What keeps the job from training; empty when it trains."""
-        useful = {pod.id: pod for pod in self._useful()}
-        current = self._round
-        if current is None or current.state is not RoundState.FINAL:
-            return f"{len(useful)} members, but no final round"
-        roster = self.sealed[current.number]
-        for seat in roster.seats:
-            pod = useful.get(seat.id)
-            if pod is None:
-                return f"{seat.name} is seated but gone"
-            if pod.round != roster.number or not (pod.done or pod.phase in ALIVE):
-                return f"{seat.name} does not run round {roster.number}"
-        return ""

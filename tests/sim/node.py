@@ -181,7 +181,7 @@ class Pod:
         self.world.note(self.name, "exits", directive)
         if isinstance(directive, Finish):
             self.outcome = directive
-        self.world.checker.exits(self, directive)
+        self.world.running.exits(self, directive)
         self.world.at(0.0, self._exit)
 
     def _exit(self) -> None:
@@ -202,7 +202,7 @@ class Pod:
         self.failure, self.done, self.hung = None, False, False
         self.phase = Workers.STARTING
         self._stop_token += 1
-        self.world.checker.starts(self, roster)
+        self.world.running.starts(self, roster)
         delay = self.world.plan.start_seconds * (0.2 + self.world.rng.random())
         self.start_ms = int(delay * 1000)
         self.world.at(delay, self._started, self._stop_token)

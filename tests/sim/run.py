@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from elasticjob_rendezvous.core.engine import Engine
-from tests.sim import schedule
+from tests.sim import liveness, schedule
 from tests.sim.invariants import Violation
 from tests.sim.plan import Plan
 from tests.sim.world import EngineFactory, Line, Result, World
@@ -39,9 +39,9 @@ def _run(world: World, plan: Plan) -> None:
     world.at(plan.quiet_at, world.faults.heal_everything)
     end = plan.quiet_at + plan.recovery_seconds
     world.run(plan.quiet_at)
-    while world.now < end and not world.checker.steady():
+    while world.now < end and not liveness.steady(world):
         world.run(min(end, world.now + 1.0))
-    world.checker.settled()
+    liveness.settled(world)
 
 
 def lines(trace: list[Line]) -> list[str]:

@@ -24,6 +24,7 @@ from tests.sim.links import Switchboard
 from tests.sim.network import Delays, Network
 from tests.sim.node import Pod
 from tests.sim.plan import Plan
+from tests.sim.running import Running
 from tests.sim.simetcd import EXPIRY_CHECK_SECONDS, SimEtcd
 from tests.sim.truth import Truth
 
@@ -57,6 +58,7 @@ class World:
         self.keys = Keys(PREFIX)
         self.network = Network(self.rng, Delays(slow=plan.slow_seconds))
         self.checker = Checker(self)
+        self.running = Running(self, self.checker)
         self.truth = Truth(self)
         self.etcd = SimEtcd(self.checker.committed)
         self.etcd_up = True

@@ -1,0 +1,67 @@
+"""Whether the job trains once the faults have ended, or is rightly over. Only looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.roster import legal_size
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+ALIVE = (Workers.STARTING, Workers.RUNNING, Workers.STOPPING)
+
+
+def steady(world: World) -> bool:
+    """Whether nothing more can be expected: the job has trained for long, or is over."""
+    current = world.checker.round
+    if current is not None and current.state is RoundState.CLOSED:
+        return not world.alive()
+    lease = max(2.0, world.plan.bounds.keep_alive_seconds)
+    calm = world.now - max(world.plan.quiet_at, world.checker.final_at or 0.0) > lease + 2.0
+    endless = world.plan.work_seconds is None
+    pending = current is not None and bool(current.pending)
+    return calm and endless and not pending and not _shortcoming(world)
+
+
+def settled(world: World) -> None:
+    """Faults ended long enough ago: the job trains, or is rightly over."""
+    if world.checker.closed_at is not None:
+        if world.now - world.checker.closed_at > world.plan.recovery_seconds:
+            late = [pod.name for pod in world.alive() if pod.agent is not None]
+            world.checker.need(not late, "everybody ends", f"{late} still there after the close")
+        return
+    if not legal_size(world.controller.bounds, len(_useful(world))):
+        return
+    turned = world.checker.final_at is not None and world.checker.final_at >= world.plan.quiet_at
+    recent = world.now - (world.checker.final_at or 0.0) <= 3.0 + world.plan.start_seconds
+    shortcoming = _shortcoming(world)
+    final = world.checker.round is not None and world.checker.round.state is RoundState.FINAL
+    if shortcoming and not (turned and (recent or not final)):
+        world.checker.fail("liveness", f"{shortcoming}: {world.checker.round}")
+
+
+def _useful(world: World) -> list[Pod]:
+    """Pods that are there to stay and could train."""
+    marked = {mark.member for mark in world.controller.bounds.marks}
+    pods = [pod for pod in world.alive() if not pod.leaving and pod.ready]
+    return [pod for pod in pods if pod.id not in marked]
+
+
+def _shortcoming(world: World) -> str:
+    """What keeps the job from training; empty when it trains."""
+    useful = {pod.id: pod for pod in _useful(world)}
+    current = world.checker.round
+    if current is None or current.state is not RoundState.FINAL:
+        return f"{len(useful)} members, but no final round"
+    roster = world.checker.sealed[current.number]
+    for seat in roster.seats:
+        pod = useful.get(seat.id)
+        if pod is None:
+            return f"{seat.name} is seated but gone"
+        if pod.round != roster.number or not (pod.done or pod.phase in ALIVE):
+            return f"{seat.name} does not run round {roster.number}"
+    return ""

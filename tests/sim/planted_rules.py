@@ -1,0 +1,227 @@
+"""Planted bugs in the rules of coordinator and member; see `planting`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from elasticjob_rendezvous.core import census, coordinator, directing, finals, roster, verdicts
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Clock,
+    Event,
+    Granted,
+    KeptAlive,
+    Probed,
+    Verdict,
+)
+from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round
+from elasticjob_rendezvous.core.safety import Safety
+from elasticjob_rendezvous.core.view import View
+from tests.sim.planting import Takes, Writes, bug
+from tests.sim.world import EngineFactory
+
+# -- the coordinator's rules --------------------------------------------------------
+
+
+@bug("partition")
+def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
+    """A probe that nobody answered is taken for a proof of death."""
+
+    class Planted(Takes):
+        def misread(self, event: Event, clock: Clock) -> Event:
+            if isinstance(event, Probed) and event.verdict is Verdict.UNKNOWN:
+                return replace(event, verdict=Verdict.GONE)
+            return event
+
+    yield Planted
+
+
+@bug("pause")
+def old_confirmation_counts() -> Iterator[EngineFactory]:
+    """Whoever ever confirmed a frozen round counts as having confirmed this one."""
+
+    def lie(view: Any, id: str, original: Any = View.member) -> Any:
+        found = original(view, id)
+        at = view.round
+        if found is None or not found.record.confirmed or at is None:
+            return found
+        return replace(found, record=replace(found.record, confirmed=at.modified))
+
+    frozen = coordinator.Coordinator._frozen
+
+    def planted(*args: Any) -> Any:
+        with patch.object(View, "member", lie):
+            return frozen(*args)
+
+    with patch.object(coordinator.Coordinator, "_frozen", planted):
+        yield Engine
+
+
+@bug("churn")
+def final_beside_old_workers() -> Iterator[EngineFactory]:
+    """The next round does not wait until the last one's workers have stopped."""
+    take = census.take
+
+    def planted(*args: Any) -> census.Census:
+        count = take(*args)
+        waiting = {member.id for member in count.waiting}
+        return replace(count, unstopped=(), survivors=count.survivors & waiting)
+
+    with patch.object(census, "take", planted):
+        yield Engine
+
+
+@bug("churn")
+def aborts_charged_at_once() -> Iterator[EngineFactory]:
+    """An aborted collective costs a restart without waiting for a loss that explains it."""
+    with patch.object(verdicts, "speaks_for_itself", lambda failures: bool(list(failures))):
+        yield Engine
+
+
+@bug("churn")
+def verdict_without_window() -> Iterator[EngineFactory]:
+    """The verdict on an aborted collective comes after a tenth of its time."""
+    window = verdicts.window_seconds
+    with patch.object(verdicts, "window_seconds", lambda bounds: window(bounds) / 10):
+        yield Engine
+
+
+@bug("churn")
+def budget_off_by_one() -> Iterator[EngineFactory]:
+    """The job fails with the last restart it was granted."""
+    with patch.object(verdicts, "spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts):
+        yield Engine
+
+
+@bug("finishing")
+def done_member_missed() -> Iterator[EngineFactory]:
+    """A member that was done and went counts as lost."""
+    look = finals.look_at_final
+
+    def planted(view: Any, seated: Roster, *rest: Any) -> finals.FinalLook:
+        found = look(view, seated, *rest)
+        done = view.dones.get(seated.number, {})
+        missed = tuple(
+            seat.name for seat in seated.seats if seat.id in done and view.member(seat.id) is None
+        )
+        if found.cause is None and not found.succeeded and missed:
+            return replace(found, cause=Cause(CauseKind.LOSS, missed))
+        return found
+
+    with patch.object(coordinator, "look_at_final", planted):
+        yield Engine
+
+
+@bug("finishing")
+def success_at_first_done() -> Iterator[EngineFactory]:
+    """The job succeeds with the first member that is done."""
+    look = finals.look_at_final
+
+    def planted(view: Any, seated: Roster, *rest: Any) -> finals.FinalLook:
+        if view.dones.get(seated.number):
+            return finals.FinalLook(succeeded=True)
+        return look(view, seated, *rest)
+
+    with patch.object(coordinator, "look_at_final", planted):
+        yield Engine
+
+
+@bug("finishing")
+def newcomers_after_done() -> Iterator[EngineFactory]:
+    """Newcomers open a round although a member is done already."""
+    look = finals.look_at_final
+
+    def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> finals.FinalLook:
+        found = look(view, seated, bounds, *rest)
+        ids = {seat.id for seat in seated.seats}
+        new = [m.record.name for id, m in view.members().items() if id not in ids]
+        room = len(ids) < bounds.max_nodes and bounds.increment == 1
+        waits = not (found.succeeded or found.cause) and view.dones.get(seated.number)
+        if waits and new and room:
+            return replace(found, cause=Cause(CauseKind.JOIN, tuple(new)))
+        return found
+
+    with patch.object(coordinator, "look_at_final", planted):
+        yield Engine
+
+
+@bug("scale")
+def surplus_opens_rounds() -> Iterator[EngineFactory]:
+    """A member that has no place opens a round all the same."""
+    with patch.object(finals, "legal_size", lambda bounds, available: available):
+        yield Engine
+
+
+@bug("scale")
+def increment_forgotten() -> Iterator[EngineFactory]:
+    """Any size between the least and the most is taken."""
+
+    def planted(bounds: Bounds, available: int) -> int:
+        top = min(available, bounds.max_nodes)
+        return top if top >= bounds.min_nodes else 0
+
+    with patch.object(census, "legal_size", planted):
+        yield Engine
+
+
+@bug("quiet")
+def ranks_by_arrival() -> Iterator[EngineFactory]:
+    """Ranks follow the order in which members came, not their names."""
+    with patch.object(roster, "by_name", lambda members: list(members)[::-1]):
+        yield Engine
+
+
+# -- the member's rules -------------------------------------------------------------
+
+
+@bug("partition")
+def deadline_from_the_answer() -> Iterator[EngineFactory]:
+    """A lease counts from when the answer came, not from when it was asked for."""
+
+    class Planted(Takes):
+        def misread(self, event: Event, clock: Clock) -> Event:
+            if isinstance(event, Granted | KeptAlive):
+                ttl = self.lease.ttl_seconds
+                return replace(event, deadline=clock.now + ttl)
+            return event
+
+    yield Planted
+
+
+@bug("partition")
+def runs_past_its_lease() -> Iterator[EngineFactory]:
+    """A member that is cut off trains on for as long as it likes."""
+    with patch.object(Safety, "may_run", lambda *_: True):
+        yield Engine
+
+
+@bug("pause")
+def starts_past_its_lease() -> Iterator[EngineFactory]:
+    """Workers start without a look at the lease."""
+    start = directing._may_start
+
+    def planted(own: Any, current: Round) -> bool:
+        return start(replace(own, lease_holds=True), current)
+
+    with patch.object(directing, "_may_start", planted):
+        yield Engine
+
+
+@bug("finishing")
+def fence_on_a_guess() -> Iterator[EngineFactory]:
+    """Sessions are fenced by name, whatever was written to them since they were judged."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            deleted = {op.key for op in txn.success if isinstance(op, Delete)}
+
+            def kept(compare: Compare) -> bool:
+                return compare.key not in deleted
+
+            return replace(txn, compares=tuple(filter(kept, txn.compares)))
+
+    yield Planted

@@ -1,0 +1,167 @@
+"""Planted bugs in what is written and how answers are read; see `planting`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_rendezvous.core import roster
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Changed,
+    Clock,
+    Directive,
+    Event,
+    Run,
+    TxnAmbiguous,
+    TxnDone,
+    WatchBroken,
+)
+from elasticjob_rendezvous.core.kv import Delete, Op, Put, Txn, TxnResult
+from elasticjob_rendezvous.core.records import RoundState
+from tests.sim.planting import Takes, Writes, bug
+from tests.sim.world import EngineFactory
+
+
+@bug("chaos")
+def fence_left_out() -> Iterator[EngineFactory]:
+    """The coordinator writes the round without comparing anything."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            return replace(txn, compares=()) if self.puts_round(txn) else txn
+
+    yield Planted
+
+
+@bug("etcd-trouble")
+def own_key_written_blindly() -> Iterator[EngineFactory]:
+    """A member writes its own key without comparing: a fenced session comes back."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            own = self.keys.session(self.config.identity.id, self.session)
+            mine = any(isinstance(op, Put) and op.key == own for op in txn.success)
+            return replace(txn, compares=()) if mine else txn
+
+    yield Planted
+
+
+@bug("chaos")
+def late_revocation() -> Iterator[EngineFactory]:
+    """To fence one session, all sessions of the member are deleted, an adopter's too."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            own = self.keys.sessions(self.config.identity.id)
+            ops: list[Op] = []
+            fenced = set()
+            for op in txn.success:
+                foreign = isinstance(op, Delete) and op.key.startswith(self.keys.members)
+                folder = op.key.rsplit("/", 1)[0] + "/"
+                moves = any(isinstance(o, Put) and o.key.startswith(folder) for o in txn.success)
+                if foreign and not moves and not op.key.startswith(own):
+                    fenced.add(op.key)
+                    ops.append(Delete(folder, prefix=True))
+                else:
+                    ops.append(op)
+            kept = tuple(compare for compare in txn.compares if compare.key not in fenced)
+            return replace(txn, compares=kept, success=tuple(ops))
+
+    yield Planted
+
+
+@bug("churn")
+def number_used_twice() -> Iterator[EngineFactory]:
+    """A round that is opened again keeps its number."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            new, old = self.puts_round(txn), self.view.round
+            if new is None or old is None or new.number == old.record.number:
+                return txn
+            again = encode(replace(new, number=old.record.number))
+            ops = tuple(
+                replace(op, value=again)
+                if isinstance(op, Put) and op.key == self.keys.round
+                else op
+                for op in txn.success
+            )
+            return replace(txn, success=ops)
+
+    yield Planted
+
+
+@bug("quiet")
+def roster_before_final() -> Iterator[EngineFactory]:
+    """The roster is written with `frozen`, before anybody confirmed."""
+
+    class Planted(Writes):
+        def change(self, txn: Txn) -> Txn:
+            new = self.puts_round(txn)
+            if new is None or new.state is not RoundState.FROZEN:
+                return txn
+            members = self.view.members()
+            asked = [members[id].record for id in new.ids if id in members]
+            early = Put(self.keys.roster(new.number), encode(roster.seal(new.number, asked, 0)))
+            return replace(txn, success=(*txn.success, early))
+
+    yield Planted
+
+
+@bug("quiet")
+def starts_on_frozen() -> Iterator[EngineFactory]:
+    """Workers start once their member has confirmed; who else did is not awaited."""
+
+    class Planted(Engine):
+        def _direct(self) -> Directive:
+            directive = super()._direct()
+            at = self.view.round
+            members = self.view.members()
+            if at is None or at.record.state is not RoundState.FROZEN or isinstance(directive, Run):
+                return directive
+            me = members.get(self.config.identity.id)
+            if me is None or me.record.confirmed != at.modified:
+                return directive
+            asked = [members[id].record for id in at.record.ids if id in members]
+            return Run(roster.seal(at.record.number, asked, 0), self.config.identity.id)
+
+    yield Planted
+
+
+@bug("etcd-trouble")
+def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
+    """A transaction of unknown outcome is believed to have been applied."""
+
+    class Planted(Takes):
+        def misread(self, event: Event, clock: Clock) -> Event:
+            if not isinstance(event, TxnAmbiguous):
+                return event
+            revision = self.view.revision + 1
+            return TxnDone(TxnResult(True, revision, self.view.cluster_id))
+
+    yield Planted
+
+
+@bug("etcd-trouble")
+def lost_data_unnoticed() -> Iterator[EngineFactory]:
+    """The cluster's id is not looked at: what etcd forgot is still believed."""
+
+    class Planted(Engine):
+        def _data_lost(self, *_: Any) -> bool:
+            return False
+
+    yield Planted
+
+
+@bug("etcd-trouble")
+def broken_watch_ignored() -> Iterator[EngineFactory]:
+    """A watch that broke is taken for one that is merely quiet."""
+
+    class Planted(Takes):
+        def misread(self, event: Event, clock: Clock) -> Event:
+            return Changed(0, 0, ()) if isinstance(event, WatchBroken) else event
+
+    yield Planted

@@ -1,0 +1,82 @@
+"""Bugs put into the real engine on purpose, to show that the simulation finds such bugs.
+
+Each is a small change at the engine's edge (an event or an effect on its way) or to one
+of its rules, made for the time of a `with` block. Owns the way to plant; the bugs are in
+`planted_writes` and `planted_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Clock,
+    Effect,
+    Event,
+    Write,
+)
+from elasticjob_rendezvous.core.kv import Put, Txn
+from elasticjob_rendezvous.core.records import Round
+from tests.sim.world import EngineFactory
+
+Plant = Callable[[], AbstractContextManager[EngineFactory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`plant()` gives, for the time of its block, an engine with the bug.
+
+    `profile` is the kind of run to look for it in.
+    """
+
+    name: str
+    profile: str
+    plant: Plant
+
+
+BUGS: list[Bug] = []
+
+
+def bug(profile: str) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
+    """Add one to the catalogue; its docstring says what is wrong."""
+
+    def add(change: Callable[[], Iterator[EngineFactory]]) -> None:
+        BUGS.append(Bug(change.__name__.replace("_", "-"), profile, contextmanager(change)))
+
+    return add
+
+
+class Writes(Engine):
+    """An engine whose transactions are changed on their way out."""
+
+    def change(self, txn: Txn) -> Txn:
+        raise NotImplementedError
+
+    def step(self, event: Event, clock: Clock) -> list[Effect]:
+        effects = super().step(event, clock)
+        for index, effect in enumerate(effects):
+            if isinstance(effect, Write):
+                effects[index] = Write(self.change(effect.txn))
+                self._busy = effects[index]  # type: ignore[assignment]
+        return effects
+
+    def puts_round(self, txn: Txn) -> Round | None:
+        """The round that a transaction writes, if it does."""
+        for op in txn.success:
+            if isinstance(op, Put) and op.key == self.keys.round:
+                return decode(Round, op.key, op.value)
+        return None
+
+
+class Takes(Engine):
+    """An engine that misreads an event."""
+
+    def misread(self, event: Event, clock: Clock) -> Event:
+        raise NotImplementedError
+
+    def step(self, event: Event, clock: Clock) -> list[Effect]:
+        return super().step(self.misread(event, clock), clock)

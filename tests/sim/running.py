@@ -1,0 +1,95 @@
+"""What may run where: no two rounds side by side, nobody before its round is final.
+
+Owns nothing; it looks at the pods whenever workers start and when an excuse ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.events import Directive, Refused, Workers
+from elasticjob_rendezvous.core.records import Roster
+
+if TYPE_CHECKING:
+    from tests.sim.agent import Agent
+    from tests.sim.invariants import Checker
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+
+class Running:
+    """The checks of everything that is not a commit."""
+
+    def __init__(self, world: World, checker: Checker) -> None:
+        self.world = world
+        self.checker = checker
+
+    def starts(self, pod: Pod, roster: Roster) -> None:
+        """Workers start: on a final round, in its one roster, and beside no other round's."""
+        number = roster.number
+        need, said = self.checker.need, f"{pod.name}: {roster}"
+        need(number in self.checker.final_numbers, "starts on final", said)
+        need(self.checker.sealed.get(number) == roster, "starts on final", said)
+        need(roster.seat(pod.id) is not None, "starts seated", said)
+        self.world.note(pod.name, "starts workers of", number)
+        for other in self.world.pods:
+            if other is pod or not other.workers_alive or other.roster == roster:
+                continue
+            older_here = other.round > number and not self._excused(pod)
+            if older_here or not self._excused(other):
+                self.checker.fail(
+                    "no two rounds write",
+                    f"{pod.name} starts round {number} while workers of round "
+                    f"{other.round} are {other.phase} on {other.name}",
+                )
+
+    def promised(self, agent: Agent) -> None:
+        """An agent never believes its lease to last longer than etcd lets it."""
+        lease = agent.engine.lease
+        expires = self.world.etcd.expires(lease.id)
+        deadline = lease.deadline - agent.pod.clock_offset
+        if expires is not None:
+            late = deadline > expires + 1e-6
+            self.checker.need(
+                not late, "deadlines", f"{agent.pod.name}: {deadline} after {expires}"
+            )
+
+    def look_again(self, at: float) -> None:
+        """When an excuse ends, nothing of an older round may still run."""
+        self.world.at(max(0.0, at - self.world.now) + 0.001, self._sweep)
+
+    def _sweep(self) -> None:
+        running = [pod for pod in self.world.pods if pod.workers_alive]
+        newest = max((pod.round for pod in running if pod.phase is not Workers.STOPPING), default=0)
+        for pod in running:
+            if pod.round < newest and not self._excused(pod):
+                self.checker.fail(
+                    "no two rounds write",
+                    f"workers of round {pod.round} are still {pod.phase} on {pod.name} "
+                    f"while round {newest} runs",
+                )
+
+    def _excused(self, pod: Pod) -> bool:
+        """Workers that can't know, or can't write: see `Faults` for each excuse."""
+        if pod.frozen or self.world.now < pod.excused_until:
+            return True
+        return self._outlives_etcd(pod)
+
+    def _outlives_etcd(self, pod: Pod) -> bool:
+        """A whole gang that is cut off from etcd trains on, whatever newcomers do there."""
+        if pod.roster is None:
+            return False
+        seats = {seat.id for seat in pod.roster.seats}
+        gang = [other for other in self.world.pods if other.id in seats]
+        network = self.world.network
+        return all(
+            other.workers_alive
+            and other.round == pod.round
+            and not network.reaches_etcd(other.id)
+            and network.joined(other.id, pod.id)
+            for other in gang
+        )
+
+    def exits(self, pod: Pod, directive: Directive) -> None:
+        if isinstance(directive, Refused):
+            self.checker.fail("nobody is refused", f"{pod.name}: {directive.reason}")
