@@ -40,8 +40,6 @@ from elasticjob_rendezvous.core.view import Versioned, View
 KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
 FENCES_PER_TXN = 50
-KILL_SECONDS = 1.0
-"""How long a member that is linked, but unknown to etcd, gets to kill its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +209,11 @@ class Coordinator:
                 return None
             late = [members[member.id] for member in count.unstopped]
             late = [member for member in late if member.key != own.key]
+            self.peers.fenced |= {member.record.id for member in late}
             if late:
                 return self._fence(view, own, late, "its workers did not stop in time")
             return None
-        if self._still_writing(roster, members, bounds, opened):
+        if self._still_writing(view, roster, members, bounds):
             return None
         self.timers.since(("stopped", current.number))
         call = ("last call", current.number)
@@ -230,28 +229,22 @@ class Coordinator:
         return self._write(view, own, clock, frozen, (), note)
 
     def _still_writing(
-        self,
-        roster: Roster | None,
-        members: Members,
-        bounds: Bounds,
-        opened: tuple[object, ...],
+        self, view: View, roster: Roster | None, members: Members, bounds: Bounds
     ) -> bool:
-        """Whether workers of the last roster may run though their member's key is gone.
-
-        A member that etcd lost but whose link lives has just been told to kill its
-        workers; a launcher without its agent kills them at its next probe.
-        """
-        now = self.timers.now
+        """Whether workers of the last roster may run though their member's key is gone."""
         if self.peers.orphans:
             return True
-        absent = [seat.id for seat in roster.seats if seat.id not in members] if roster else []
+        done = view.dones.get(roster.number, {}) if roster else {}
+        absent = [
+            seat
+            for seat in (roster.seats if roster else ())
+            if seat.id not in members and seat.id not in done and seat.id not in self.leavers
+        ]
         # All are asked, not only the first: each sets its own alarm.
-        gone = [absence.is_over(id, bounds, self.peers, self.timers) for id in absent]
-        if not all(gone):
-            return True
-        lingering = [id for id in absent if self.peers.alive(id, now)]
-        waits = [self.timers.over((*opened, id), KILL_SECONDS) for id in lingering]
-        return not all(waits)
+        stopped = [
+            absence.has_stopped(seat, view, bounds, self.peers, self.timers) for seat in absent
+        ]
+        return not all(stopped)
 
     def _join_timeout(
         self,
@@ -343,6 +336,7 @@ class Coordinator:
         ops += [Delete(self.keys.failures(old), prefix=True) for old in failed]
         ops += [Delete(self.keys.dones(old), prefix=True) for old in view.dones if old <= stale]
         only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
+        self.leavers.clear()
         note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
         return self._write(view, own, clock, final, tuple(ops), note, (only_once,))
 
@@ -399,7 +393,6 @@ class Coordinator:
             pending = (*pending, number)
         if look.symptom is not None:
             self.split[f"detect {number + 1}"] = _ms(clock.now - look.symptom)
-        self.leavers.clear()
         again = replace(
             current,
             number=number + 1,
@@ -476,6 +469,10 @@ class Coordinator:
         for seat in roster.seats:
             member = view.member(seat.id)
             gone = member is None or member.record.state is MemberState.LEAVING
+            if member is not None and seat.id not in view.failures.get(number, {}):
+                # Its agent came back after its workers had ended without it.
+                new = seat.session not in ("", member.record.session)
+                gone = gone or (new and member.record.state is MemberState.WAITING)
             if gone and seat.id not in done:
                 names.append(seat.name)
         return tuple(names)

@@ -83,6 +83,8 @@ FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
+LEAVE_SEEN_SECONDS = 2.0
+"""How long it keeps its key for a coordinator to read that it leaves."""
 
 Request = Grant | Read | Write
 Ranges = tuple[tuple[Range, tuple[KeyValue, ...]], ...]
@@ -232,7 +234,7 @@ class Engine:
                 if lease == self.lease.id:
                     self._lose_session("its lease ran out")
                     self.lease.forget()
-                    self.safety.proven_at = now
+                    self.safety.forgotten_at = now
             case StoreRefused():
                 self.safety.store_refused_at = now
 
@@ -389,6 +391,8 @@ class Engine:
             self._note(f"{self.config.identity.name} coordinates")
         self._tend_watches()
         if not registered:
+            if self.local.workers is Workers.NONE:
+                self._effects += self.leadership.unlink()  # nothing is left to vouch for
             return
         if self.coordinator.active:
             self._tend_peers()
@@ -546,13 +550,23 @@ class Engine:
         at = self.view.round.record if self.view.round else None
         stopped = self.local.workers is Workers.NONE
         seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
-        if stopped and (
-            not seated or stored.record.state in (MemberState.LEAVING, MemberState.DONE)
-        ):
+        said = stored.record.state in (MemberState.LEAVING, MemberState.DONE)
+        if stopped and (not seated or (said and self._leave_was_seen())):
             return own_key.drop(own, stored)
-        if self.coordinator.active:
+        others = len(self.view.members()) > 1
+        if self.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
             return self._resign(stored)
         return own_key.say_leaving(own, stored)
+
+    def _leave_was_seen(self) -> bool:
+        """Whether the round need not be kept waiting for to learn that we left.
+
+        Until it moves on our key stays, for whoever coordinates by then to read why.
+        """
+        alone = self._last is not None and len(self._last[1].seats) == 1
+        if alone or self.local.done or self._leaving_since is None:
+            return True
+        return self._alarm.passed(self._leaving_since + LEAVE_SEEN_SECONDS, self._clock.now)
 
     def _resign(self, stored: Versioned[Member]) -> Txn:
         self._new_session()

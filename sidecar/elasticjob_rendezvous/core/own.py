@@ -159,7 +159,8 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
     if local.failure is not None and _is_news(own.view, local.failure):
         key = own.view.keys.failure(local.failure.round, local.failure.member)
         ops.append(Put(key, encode(local.failure)))
-    if record.state is MemberState.DONE and stored.record.state is not MemberState.DONE:
+    known_done = record.id in own.view.dones.get(local.round, {})
+    if record.state is MemberState.DONE and not known_done:
         done = Done(local.round, record.id, record.name)
         ops.append(Put(own.view.keys.done(local.round, record.id), encode(done)))
     if not ops:

@@ -22,12 +22,13 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     Verdict,
 )
-from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
+from elasticjob_rendezvous.core.records import Member, MemberState, RoundState, Seat
 from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
 STRAY_PROBE_SECONDS = 0.3
 ROLL_CALL_SECONDS = 1.0
+INQUIRY_SECONDS = 0.5
 LINK_SILENCE_SECONDS = 3.0
 """A link over which nothing was heard for this long vouches for nothing any more."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
@@ -48,6 +49,15 @@ class _Orphan:
 
 
 @dataclass(slots=True)
+class _Inquiry:
+    """An absent member that is asked again and again; `verdict` is its last answer."""
+
+    seat: Seat
+    next_probe: float
+    verdict: Verdict | None = None
+
+
+@dataclass(slots=True)
 class Peers:
     """Mutable knowledge of one coordinatorship; `linked` outlives it.
 
@@ -57,6 +67,9 @@ class Peers:
         silent: members whose link broke without a refusal -> when.
         strays: members whose agent answered a probe though its link is gone -> when to
             ask again, for it may have been about to die.
+        last_heard: member -> when any link of it was last heard, also after it broke.
+        inquiries: members without a key whose workers may still run -> what was heard.
+        fenced: members whose key was deleted though they were not proven gone.
         symptoms: when the first sign of trouble with a member was seen.
     """
 
@@ -67,6 +80,9 @@ class Peers:
     orphans: dict[Session, _Orphan] = field(default_factory=dict)
     strays: dict[Session, float] = field(default_factory=dict)
     roll_call_at: float | None = None
+    last_heard: dict[str, float] = field(default_factory=dict)
+    inquiries: dict[str, _Inquiry] = field(default_factory=dict)
+    fenced: set[str] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
         """A new coordinatorship: forget suspicions, keep the links, proofs and orphans."""
@@ -74,10 +90,13 @@ class Peers:
         self.silent.clear()
         self.symptoms.clear()
         self.strays.clear()
+        self.inquiries.clear()
+        self.fenced.clear()
         self.roll_call_at = now + ROLL_CALL_SECONDS
 
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
         self.linked[event.member, event.session] = now
+        self.last_heard[event.member] = now
         self.silent.pop(event.member, None)
         if isinstance(event, PeerUp):
             self.symptoms.pop(event.member, None)
@@ -98,6 +117,8 @@ class Peers:
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
+        if (inquiry := self.inquiries.get(event.member)) is not None:
+            inquiry.verdict = event.verdict
         if event.verdict in (Verdict.GONE, Verdict.UNKNOWN):
             self.orphans.pop(session, None)
         if event.verdict is Verdict.GONE:
@@ -136,7 +157,37 @@ class Peers:
         effects = self._call_roll(view, own, now, alarm)
         effects += self._tend_strays(view, now, alarm)
         effects += self._tend_orphans(view, now, keep_every, alarm)
+        effects += self._tend_inquiries(view, now, alarm)
         return effects, alarm.at
+
+    def inquire(self, seat: Seat, now: float) -> Verdict | None:
+        """What is known of a member without a key; if nothing, it is about to be asked."""
+        return self.inquiries.setdefault(seat.id, _Inquiry(seat, now)).verdict
+
+    def _tend_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+        effects: list[Effect] = []
+        number = _number(view)
+        for id, inquiry in list(self.inquiries.items()):
+            joinable = view.round is not None and view.round.record.state is RoundState.JOINABLE
+            if not joinable or view.member(id) is not None:
+                del self.inquiries[id]
+            elif alarm.passed(inquiry.next_probe, now):
+                inquiry.next_probe = now + INQUIRY_SECONDS
+                alarm.set(inquiry.next_probe)
+                seat = inquiry.seat
+                ports = (seat.agent_port, seat.launcher_port)
+                effects.append(Probe(seat.id, seat.session, seat.address, *ports, number))
+        return effects
+
+    def is_gone(self, member: str) -> bool:
+        """Whether a session of `member` was proven gone."""
+        return any(id == member for id, _ in self.gone)
+
+    def evidence(self, others: Collection[str]) -> float | None:
+        """The time at which all of `others` were known to be linked to us; None if never."""
+        heard = [self.last_heard.get(id) for id in others]
+        known = [at for at in heard if at is not None]
+        return min(known) if known and len(known) == len(heard) else None
 
     def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
         """Once, soon after we took over: probe the members with workers that did not link."""
@@ -192,10 +243,6 @@ class Peers:
             id == member and now - heard < COUNTS_AS_ALIVE_SECONDS
             for (id, _), heard in self.linked.items()
         )
-
-    def living(self, now: float) -> set[str]:
-        """All members heard lately."""
-        return {id for (id, _), at in self.linked.items() if now - at < LINK_SILENCE_SECONDS}
 
     def cut_off(self, others: Collection[str]) -> bool:
         """Whether more than half of `others` fell silent without a refusal.

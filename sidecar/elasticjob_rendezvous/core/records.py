@@ -217,7 +217,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One member's place in a roster. Ranks count workers; `group_rank` counts members."""
+    """One member's place in a roster. Ranks count workers; `group_rank` counts members.
+
+    `session` and the ports are of the moment when the round was sealed: whoever
+    coordinates later can ask after a member that is gone from etcd.
+    """
 
     id: str
     name: str
@@ -229,6 +233,9 @@ class Seat:
     role_base_rank: int
     role_world_size: int
     node: str = ""
+    session: str = ""
+    agent_port: int = 0
+    launcher_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)

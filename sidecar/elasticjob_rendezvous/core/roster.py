@@ -62,6 +62,9 @@ def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
                 role_base_rank=role_bases[member.role],
                 role_world_size=role_sizes[member.role],
                 node=member.node,
+                session=member.session,
+                agent_port=member.agent_port,
+                launcher_port=member.launcher_port,
             )
         )
         base_rank += member.slots

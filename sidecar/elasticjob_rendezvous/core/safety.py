@@ -16,16 +16,19 @@ from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
-"""How long the members of a gang that was whole, or that etcd has just forgotten, may take
-to register again one by one: less than the keep-alive time a new coordinator grants."""
+"""How long a member that etcd has just forgotten may take to register again: less than
+the patience that a coordinator has with it."""
 
 
 @dataclass(slots=True)
 class Safety:
-    """Evidence, with the times of our own clock at which it was had."""
+    """Evidence, with the times of our own clock at which it was had.
+
+    `forgotten_at`: etcd, within reach, told us that our lease is gone.
+    """
 
     store_refused_at: float | None = None
-    proven_at: float | None = None
+    forgotten_at: float | None = None
 
     def may_run(
         self,
@@ -40,11 +43,11 @@ class Safety:
         if leadership.vouches(round, now):
             return True
         if self._gang_is_whole(roster, done, leadership.me, peers, now):
-            self.proven_at = now
             return True
         if leadership.tells_newer(round):
             return False
-        return self.proven_at is not None and now - self.proven_at < REGISTER_AGAIN_SECONDS
+        at = self.forgotten_at
+        return at is not None and now - at < REGISTER_AGAIN_SECONDS
 
     def _gang_is_whole(
         self,
@@ -57,7 +60,8 @@ class Safety:
         others = {seat.id for seat in roster.seats} - {me} if roster else set()
         if not others:
             return self._etcd_is_down(now)
-        return others - set(done) <= peers.living(now)
+        heard = peers.evidence(others - set(done))
+        return heard is not None and now - heard < LINK_SILENCE_SECONDS
 
     def _etcd_is_down(self, now: float) -> bool:
         at = self.store_refused_at
