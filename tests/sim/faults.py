@@ -36,7 +36,7 @@ class Faults:
             return
         name, least, most = world.rng.choice(plan.strikes)
         amount = least + (most - least) * world.rng.random()
-        delay = 0.05 * world.rng.random() ** 3
+        delay = world.rng.choice((0.004, 0.05)) * world.rng.random() ** 2
         target = world.rng.randrange(16)
         world.at(delay, self.do, Action(world.now + delay, name, target, amount))
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 BOUNDS_MEMORY_SECONDS = 15.0
-NOTICE_SECONDS = 0.6
 TROUBLE_MEMORY_SECONDS = 8.0
 
 
@@ -277,19 +276,17 @@ class Checker:
 
     def _check_cause(self, before: Round, cause: Cause, origin: str) -> None:
         """Newcomers open a round only if it grows by them, and none once a member is done."""
-        done = {
-            id
-            for (number, id), at in self._done_at.items()
-            if number == before.number and self.world.now - at > NOTICE_SECONDS
-        }
+        notice = 0.1 + 2.0 * self.world.plan.slow_seconds
+        done_at = {id: at for (n, id), at in self._done_at.items() if n == before.number}
+        known_done = any(self.world.now - at > notice for at in done_at.values())
         if cause.kind is CauseKind.LOSS and not self.in_trouble():
             roster = self.sealed.get(before.number)
             seats = roster.seats if roster is not None else ()
-            missed = {seat.name for seat in seats if seat.id in done} & set(cause.members)
+            missed = {seat.name for seat in seats if seat.id in done_at} & set(cause.members)
             self.need(not missed, "finishing", f"{missed} were done in {before.number}: {cause}")
         if cause.kind not in (CauseKind.JOIN, CauseKind.SCALE_DOWN):
             return
-        if done and not self.in_trouble():
+        if known_done and not self.in_trouble():
             self.fail("finishing", f"round {before.number} had a done member: {cause}")
         if cause.kind is CauseKind.JOIN:
             present = len({kv.key.split("/")[-2] for kv in self.sessions()})

@@ -30,6 +30,9 @@ class Running:
         need, said = self.checker.need, f"{pod.name}: {roster}"
         need(number in self.checker.final_numbers, "starts on final", said)
         need(self.checker.sealed.get(number) == roster, "starts on final", said)
+        agent = pod.agent
+        holds = agent is not None and agent.engine.lease.holds(agent.clock())
+        need(holds, "starts with a lease", said)
         need(roster.seat(pod.id) is not None, "starts seated", said)
         self.world.note(pod.name, "starts workers of", number)
         for other in self.world.pods:

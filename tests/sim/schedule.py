@@ -73,6 +73,7 @@ def _actions(
 
 CHURN = (
     ("crash", 0.0, 0.0),
+    ("kill_agent", 0.0, 0.01),
     ("kill_agent", 0.05, 3.0),
     ("kill_agent", 2.0, 12.0),
     ("fail", 0.0, 0.0),
@@ -101,6 +102,7 @@ STILL = (
     ("freeze", 0.1, 2.0),
     ("freeze", 0.5, 12.0),
     ("stop_agent", 0.5, 12.0),
+    ("kill_agent", 0.0, 0.01),
     ("kill_agent", 0.05, 8.0),
 )
 SCALE = (("join", 0.0, 0.0), ("mark", 0.0, 0.0), ("drain", 0.0, 0.0), ("resize", 2.0, 6.0))
