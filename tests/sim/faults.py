@@ -66,6 +66,8 @@ class Faults:
         if pod.frozen:
             return  # the launcher thaws with it, unaware: two faults in one
         pod.kill_agent()
+        if any(not self.world.network.joined(pod.id, other.id) for other in self.world.alive()):
+            self._nobody_can_stop(pod, down_seconds)
         self.world.at(down_seconds, pod.start_agent)
 
     def fail(self, pod: Pod, _: float) -> None:
@@ -169,10 +171,19 @@ class Faults:
 
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
+        for pod in self.world.alive():
+            if pod.takes_over:
+                self._nobody_can_stop(pod, seconds)
         ids = [pod.id for pod in pods]
         self.world.network.isolate(ids)
         self.world.gangs.network_changed()
         self.world.at(seconds, self._heal_peers, ids)
+
+    def _nobody_can_stop(self, pod: Pod, seconds: float) -> None:
+        """Workers without their agent, out of everybody's reach: only their launcher's
+        patience ends them, or their next agent's lease."""
+        patience = max(seconds, self.world.plan.orphan_seconds)
+        pod.excused_until = max(pod.excused_until, self.world.now + patience + 7.0)
 
     def _heal_peers(self, ids: list[str]) -> None:
         self.world.truth.trouble()

@@ -22,7 +22,7 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.roster import legal_size, natural_order
+from elasticjob_rendezvous.core.roster import legal_size
 from tests.sim import verdicts
 from tests.sim.controller import OPERATOR
 
@@ -159,7 +159,7 @@ class Checker:
         self.need(roster == known, "one sealed membership", f"{known} became {roster}")
         self.need(change.before is None, "one sealed membership", f"{number} was written again")
         self.need(roster.number == number, "one sealed membership", f"{number}: {roster}")
-        self._check_ranks(roster)
+        verdicts.check_ranks(self, roster)
 
     def _sealed_by_strangers(self, roster: Roster) -> bool:
         """Whether etcd lost its data, and this is by newcomers who can't know of the past.
@@ -170,16 +170,6 @@ class Checker:
         if known is None or not self.world.truth.robbed:
             return False
         return not {seat.id for seat in known.seats} & {seat.id for seat in roster.seats}
-
-    def _check_ranks(self, roster: Roster) -> None:
-        ranks: list[int] = []
-        for index, seat in enumerate(roster.seats):
-            self.need(seat.group_rank == index, "ranks", f"group ranks of {roster}")
-            ranks.extend(range(seat.base_rank, seat.base_rank + seat.slots))
-        self.need(ranks == list(range(roster.world_size)), "ranks", f"{ranks} in {roster}")
-        names = [(natural_order(seat.name), seat.id) for seat in roster.seats]
-        self.need(names == sorted(names), "ranks", f"not in the order of names: {roster}")
-        self.need(len(set(names)) == len(names), "ranks", f"a name is seated twice: {roster}")
 
     # -- the round ------------------------------------------------------------------
 

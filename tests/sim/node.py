@@ -52,6 +52,7 @@ class Pod:
         self.leaving = ""
         self.agent: Agent | None = None
         self.agents = 0
+        self.agent_since = 0.0
         self.phase = Workers.NONE
         self.round = 0
         self.roster: Roster | None = None
@@ -71,6 +72,13 @@ class Pod:
     @property
     def workers_alive(self) -> bool:
         return self.alive and self.phase in ALIVE
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether its agent is gone, or came back so lately that it may not be registered."""
+        if self.agent is None:
+            return True
+        return self.agents > 1 and self.world.now - self.agent_since < 5.0
 
     def local(self) -> Local:
         return Local(
@@ -112,6 +120,7 @@ class Pod:
             self.world.at(0.5, self.start_agent)
             return
         self.agents += 1
+        self.agent_since = self.world.now
         self.agent = self.world.new_agent(self)
         self.agent.start()
 
@@ -253,14 +262,9 @@ class Pod:
             return
         if self.frozen:
             return
-        seat = self.roster.seat(self.id)
         rng = self.world.rng
         local_rank = rng.randrange(self.identity.slots)
-        base = seat.base_rank if seat is not None else 0
-        at_ms = UTC_START_MS + int(self.world.now * 1000) + self.utc_skew_ms
-        self.failure = Failure(
-            self.round, self.id, self.name, base + local_rank, local_rank, kind, at_ms, exit_code=1
-        )
+        self.failure = self._failure(self.roster, local_rank, kind)
         self.world.truth.failed(self, kind)
         self.world.note(self.name, "worker failed", kind)
         if self.identity.slots > 1 and rng.random() < 0.7:
@@ -272,6 +276,12 @@ class Pod:
         else:
             self._workers_gone(self.failure)
         self.world.gangs.stopped(self)
+
+    def _failure(self, roster: Roster, local_rank: int, kind: FailureClass) -> Failure:
+        seat = roster.seat(self.id)
+        rank = (seat.base_rank if seat is not None else 0) + local_rank
+        at_ms = UTC_START_MS + int(self.world.now * 1000) + self.utc_skew_ms
+        return Failure(self.round, self.id, self.name, rank, local_rank, kind, at_ms, exit_code=1)
 
     def finish_workers(self, number: int) -> None:
         """Every worker here ends with success."""

@@ -8,7 +8,6 @@ compared with a real server in `tests/integration/test_simetcd_matches_etcd.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.kv import (
     Compare,
@@ -17,8 +16,6 @@ from elasticjob_rendezvous.core.kv import (
     Is,
     KeyValue,
     LeaseGrant,
-    Op,
-    Order,
     Put,
     Range,
     RangeResult,
@@ -28,54 +25,22 @@ from elasticjob_rendezvous.core.kv import (
     WatchBatch,
     WatchEvent,
 )
+from tests.sim.etcdvalues import (
+    MAX_OPS,
+    Change,
+    Compacted,
+    Lease,
+    LeaseMissing,
+    Refused,
+    Watcher,
+    check_branch,
+    select,
+)
+
+__all__ = ["Change", "Compacted", "LeaseMissing", "Refused", "SimEtcd", "Watcher"]
 
 MIN_TTL_SECONDS = 2
 EXPIRY_CHECK_SECONDS = 0.5
-MAX_OPS = 128
-
-
-class Refused(Exception):
-    """A request that etcd answers with an error; nothing was applied."""
-
-
-class LeaseMissing(Refused):
-    """A put names a lease that does not exist, or a grant one that does."""
-
-
-class Compacted(Refused):
-    """A watch asks for revisions that were compacted away."""
-
-    def __init__(self, compacted: int) -> None:
-        super().__init__(f"revisions up to {compacted} were compacted")
-        self.compacted = compacted
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One key of a commit, before and after it; None is absent."""
-
-    key: str
-    before: KeyValue | None
-    after: KeyValue | None
-
-
-@dataclass(slots=True)
-class Lease:
-    id: int
-    ttl_seconds: int
-    expires: float
-    keys: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True, eq=False)
-class Watcher:
-    """One watched range. `sink` gets each batch; a cancelled watcher gets none."""
-
-    target: Range
-    start: int
-    sink: Callable[[WatchBatch], None]
-    alive: bool = True
-
 
 CommitObserver = Callable[[int, tuple[Change, ...], str], None]
 
@@ -104,7 +69,7 @@ class SimEtcd:
         return self._keys.get(key)
 
     def range(self, target: Range) -> RangeResult:
-        found = _select(self._keys, target)
+        found = select(self._keys, target)
         limited = found[: target.limit] if target.limit else found
         return RangeResult(self.revision, self.cluster_id, limited, len(found))
 
@@ -113,7 +78,7 @@ class SimEtcd:
     def txn(self, txn: Txn, origin: str = "") -> TxnResult:
         """Decide one transaction; raises `Refused` where etcd answers an error."""
         for branch in (txn.success, txn.failure):
-            _check_branch(branch)
+            check_branch(branch)
         if len(txn.compares) > MAX_OPS:
             raise Refused("too many operations in txn request")
         succeeded = all(self._holds(compare) for compare in txn.compares)
@@ -125,7 +90,7 @@ class SimEtcd:
         ranges: list[tuple[Range, tuple[KeyValue, ...]]] = []
         for op in branch:
             if isinstance(op, Range):
-                found = _select(self._keys, op)
+                found = select(self._keys, op)
                 ranges.append((op, found[: op.limit] if op.limit else found))
             elif isinstance(op, Put):
                 changes.append(self._put(op, self.revision + 1))
@@ -163,7 +128,7 @@ class SimEtcd:
 
     def _delete(self, op: Delete) -> list[Change]:
         changes = []
-        for before in _select(self._keys, Range(op.key, op.prefix)):
+        for before in select(self._keys, Range(op.key, op.prefix)):
             del self._keys[before.key]
             if before.lease:
                 self._leases[before.lease].keys.discard(before.key)
@@ -275,33 +240,3 @@ class SimEtcd:
         self._leases.clear()
         self._history.clear()
         self._watchers.clear()
-
-
-def _select(keys: dict[str, KeyValue], target: Range) -> tuple[KeyValue, ...]:
-    if not target.prefix:
-        found = keys.get(target.key)
-        return () if found is None else (found,)
-    head = target.key
-    matching = [kv for key, kv in keys.items() if key.startswith(head)]
-    if target.order is Order.CREATE:
-        matching.sort(key=lambda kv: (kv.create_revision, kv.key))
-    else:
-        matching.sort(key=lambda kv: kv.key)
-    return tuple(matching)
-
-
-def _check_branch(branch: tuple[Op, ...]) -> None:
-    """etcd refuses a key that is put twice, or put and deleted, in one branch."""
-    if len(branch) > MAX_OPS:
-        raise Refused("too many operations in txn request")
-    put: set[str] = set()
-    for op in branch:
-        if isinstance(op, Put):
-            if not op.key:
-                raise Refused("key is not provided")
-            if op.key in put:
-                raise Refused("duplicate key given in txn request")
-            put.add(op.key)
-    for op in branch:
-        if isinstance(op, Delete) and any(Range(op.key, op.prefix).covers(key) for key in put):
-            raise Refused("duplicate key given in txn request")

@@ -1,10 +1,11 @@
-"""Whether charges and outcomes are just, judged by what really happened. Pure."""
+"""Whether charges, outcomes and ranks are just, judged by what really happened. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.records import OutcomeKind, Round
+from elasticjob_rendezvous.core.records import OutcomeKind, Roster, Round
+from elasticjob_rendezvous.core.roster import natural_order
 
 if TYPE_CHECKING:
     from tests.sim.invariants import Checker
@@ -65,3 +66,15 @@ def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:
             checker.need(world.now - since >= patience, "outcome", "timed out too early")
         case OutcomeKind.STOPPED:
             checker.need(truth.closed_by_hand, "outcome", "nobody asked for the end")
+
+
+def check_ranks(checker: Checker, roster: Roster) -> None:
+    """Ranks are a bijection onto 0 … world size - 1, in the natural order of names."""
+    ranks: list[int] = []
+    for index, seat in enumerate(roster.seats):
+        checker.need(seat.group_rank == index, "ranks", f"group ranks of {roster}")
+        ranks.extend(range(seat.base_rank, seat.base_rank + seat.slots))
+    checker.need(ranks == list(range(roster.world_size)), "ranks", f"{ranks} in {roster}")
+    names = [(natural_order(seat.name), seat.id) for seat in roster.seats]
+    checker.need(names == sorted(names), "ranks", f"not in the order of names: {roster}")
+    checker.need(len(set(names)) == len(names), "ranks", f"a name is seated twice: {roster}")

@@ -1,0 +1,83 @@
+"""What the simulated etcd is made of, and its two pure rules: selecting keys, refusing branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elasticjob_rendezvous.core.kv import Delete, KeyValue, Op, Order, Put, Range, WatchBatch
+
+MAX_OPS = 128
+
+
+class Refused(Exception):
+    """A request that etcd answers with an error; nothing was applied."""
+
+
+class LeaseMissing(Refused):
+    """A put names a lease that does not exist, or a grant one that does."""
+
+
+class Compacted(Refused):
+    """A watch asks for revisions that were compacted away."""
+
+    def __init__(self, compacted: int) -> None:
+        super().__init__(f"revisions up to {compacted} were compacted")
+        self.compacted = compacted
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key of a commit, before and after it; None is absent."""
+
+    key: str
+    before: KeyValue | None
+    after: KeyValue | None
+
+
+@dataclass(slots=True)
+class Lease:
+    id: int
+    ttl_seconds: int
+    expires: float
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """One watched range. `sink` gets each batch; a cancelled watcher gets none."""
+
+    target: Range
+    start: int
+    sink: Callable[[WatchBatch], None]
+    alive: bool = True
+
+
+def select(keys: dict[str, KeyValue], target: Range) -> tuple[KeyValue, ...]:
+    if not target.prefix:
+        found = keys.get(target.key)
+        return () if found is None else (found,)
+    head = target.key
+    matching = [kv for key, kv in keys.items() if key.startswith(head)]
+    if target.order is Order.CREATE:
+        matching.sort(key=lambda kv: (kv.create_revision, kv.key))
+    else:
+        matching.sort(key=lambda kv: kv.key)
+    return tuple(matching)
+
+
+def check_branch(branch: tuple[Op, ...]) -> None:
+    """etcd refuses a key that is put twice, or put and deleted, in one branch."""
+    if len(branch) > MAX_OPS:
+        raise Refused("too many operations in txn request")
+    put: set[str] = set()
+    for op in branch:
+        if isinstance(op, Put):
+            if not op.key:
+                raise Refused("key is not provided")
+            if op.key in put:
+                raise Refused("duplicate key given in txn request")
+            put.add(op.key)
+    for op in branch:
+        if isinstance(op, Delete) and any(Range(op.key, op.prefix).covers(key) for key in put):
+            raise Refused("duplicate key given in txn request")
