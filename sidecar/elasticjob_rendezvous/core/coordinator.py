@@ -148,7 +148,8 @@ class Coordinator:
             return None  # let the others register again: they may know a higher number
         if self.last and self.last[0].number == known:
             round_, roster = self.last
-            ops = (Put(self.keys.roster(known), encode(roster)),)
+            sealed = encode(roster)
+            ops = (Put(self.keys.roster(known), sealed), Put(self.keys.seats, sealed))
             return self._write(view, own, clock, round_, ops, f"round {known} restored")
         cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
         again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
@@ -327,6 +328,7 @@ class Coordinator:
         )
         ops: list[Op] = [
             Put(self.keys.roster(number), encode(roster)),
+            Put(self.keys.seats, encode(roster)),
             Put(self.keys.history(number), encode(self._history(current, roster, clock))),
         ]
         stale = number - KEPT_ROUNDS

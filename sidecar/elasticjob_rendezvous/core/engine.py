@@ -81,6 +81,7 @@ from elasticjob_rendezvous.core.watching import Watches
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
+LEADER_WATCH_DELAY_SECONDS = 0.2
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
@@ -123,6 +124,7 @@ class Engine:
         self._answered: set[str] = set()
         self._doubt = True
         self._looked_at = 0.0
+        self._leader_watch_at = 0.0
         self._retry_at = 0.0
         self._backoff = FIRST_BACKOFF_SECONDS
         # this member's life
@@ -280,7 +282,7 @@ class Engine:
         self.view.cluster_id = event.cluster_id
         self.view.absorb(event.revision, event.ranges)
         self._looked_at = self._clock.now
-        self.leadership.found(event.revision, event.ranges)
+        self._find_leader(event.revision, event.ranges)
         self._answered |= {target.key for target, _ in event.ranges}
         whole = isinstance(read, Read) and any(r.covers(self.keys.bounds) for r in read.ranges)
         if whole and self.watches.kept(self._asked_under):
@@ -303,7 +305,7 @@ class Engine:
         self.view.cluster_id = result.cluster_id
         self.view.wrote(write.txn, result)
         self._looked_at = self._clock.now
-        found = self.leadership.found(result.revision, result.ranges)
+        found = self._find_leader(result.revision, result.ranges)
         if found and self.watches.kept(self._asked_under):
             self._doubt = False
         if not result.succeeded:
@@ -312,6 +314,15 @@ class Engine:
             self._note(note)
         if self.session and self._own().stored is None:
             self._lose_session("its key is gone")
+
+    def _find_leader(self, revision: int, ranges: Ranges) -> bool:
+        """Learn who coordinates; its key is watched a little later, out of the round's way."""
+        before = self.leadership.key
+        found = self.leadership.found(revision, ranges)
+        if self.leadership.key != before:
+            delay = LEADER_WATCH_DELAY_SECONDS * (0.5 + self.config.jitter)
+            self._leader_watch_at = self._clock.now + delay
+        return found
 
     def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
         """Whether an answer comes from another past than ours: etcd was set up anew."""
@@ -425,7 +436,7 @@ class Engine:
             self._effects += opened
         if leads or not self.leadership.key:
             self._effects += self.watches.keep_leader("", 0, now, self._alarm)
-        elif not self._doubt:
+        elif not self._doubt and self._alarm.passed(self._leader_watch_at, now):
             key, seen_at = self.leadership.key, self.leadership.seen_at
             self._effects += self.watches.keep_leader(key, seen_at, now, self._alarm)
 
@@ -482,7 +493,12 @@ class Engine:
         if own.leaving and idle:
             self._left = True
             return None
-        if (idle and not local.ready) or self._closed():
+        if self._closed():
+            return None
+        if not self.lease.holds(self._clock.now):
+            self.lease.ttl_seconds = max(2, round(self._keep_alive_seconds()))
+            return Grant(self.lease.ttl_seconds)
+        if idle and not local.ready:
             return None
         carries = not idle or local.round > 0 or self._sessions > 0
         if self._doubt and carries:
@@ -490,9 +506,6 @@ class Engine:
         at = self.view.round
         if not idle and at is not None and at.record.number > local.round:
             return None  # fenced while it stops: it comes back when nothing runs here
-        if not self.lease.holds(self._clock.now):
-            self.lease.ttl_seconds = max(2, round(self._keep_alive_seconds()))
-            return Grant(self.lease.ttl_seconds)
         if not self.watches.ready:
             return None
         self._new_session()

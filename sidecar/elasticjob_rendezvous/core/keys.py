@@ -24,8 +24,13 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """The folder of `bounds` and `round`: what every member watches, as one range."""
+        """The folder of what every member watches, as one range: bounds, round and seats."""
         return self.prefix + "state/"
+
+    @property
+    def seats(self) -> str:
+        """A copy of the current round's roster, so that it comes with the round's `final`."""
+        return self.state + "roster"
 
     @property
     def bounds(self) -> str:

@@ -55,10 +55,10 @@ class Own:
 
     @property
     def look(self) -> tuple[Range, ...]:
-        """What a member that does not coordinate must read: round, bounds, coordinator."""
+        """What a member that does not coordinate must read: the state, the coordinator."""
         keys = self.view.keys
         lowest = Range(keys.members, prefix=True, order=Order.CREATE, limit=1)
-        return (Range(keys.round), Range(keys.bounds), lowest)
+        return (Range(keys.state, prefix=True), lowest)
 
     def state(self) -> MemberState:
         if self.leaving:

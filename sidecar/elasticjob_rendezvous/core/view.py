@@ -25,6 +25,8 @@ from elasticjob_rendezvous.core.records import (
 )
 
 T = TypeVar("T")
+KEPT_ROSTERS = 20
+"""More than are kept in etcd: whoever clears them away there must still know of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,10 @@ class View:
             for kv in found:
                 if kv.mod_revision < self._newest.get(kv.key, 0) <= revision:
                     return True
-            if target == Range(self.keys.round) and not found and self.round is not None:
-                return self.round.modified <= revision
+            gone = target.covers(self.keys.round) and not target.limit
+            gone = gone and all(kv.key != self.keys.round for kv in found)
+            if gone and self.round is not None and self.round.modified <= revision:
+                return True
         return False
 
     # -- bringing it forward --------------------------------------------------------
@@ -194,8 +198,10 @@ class View:
                 self.sessions.setdefault(id, {})[session] = versioned(Member)
                 self.departed.pop(id, None)
                 self._members = None
+            case ("roster",):
+                self._keep_roster(decode(Roster, kv.key, kv.value))
             case ("roster", number) if number.isdigit():
-                self.rosters[int(number)] = decode(Roster, kv.key, kv.value)
+                self._keep_roster(decode(Roster, kv.key, kv.value))
             case ("history", number) if number.isdigit():
                 self.histories[int(number)] = versioned(History)
             case ("failures", number, id) if number.isdigit():
@@ -203,6 +209,11 @@ class View:
                 self.failures.setdefault(int(number), {})[id] = failure
             case ("done", number, id) if number.isdigit():
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
+
+    def _keep_roster(self, roster: Roster) -> None:
+        self.rosters[roster.number] = roster
+        for old in [number for number in self.rosters if number <= roster.number - KEPT_ROSTERS]:
+            del self.rosters[old]
 
     def _drop(self, key: str) -> None:
         match self.keys.parts(key):
