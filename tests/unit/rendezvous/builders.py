@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.coordinator import Act, Coordinator
-from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local
+from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local, Probed, Verdict
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.own import Own
@@ -31,6 +31,7 @@ from tests.sim.simetcd import SimEtcd
 KEYS = Keys(job_prefix("team", "uid", 0))
 START = 1000.0
 UTC_MS = 1_700_000_000_000
+ORPHAN_SECONDS = 30.0
 
 
 def identity(name: str) -> str:
@@ -101,9 +102,19 @@ class Job:
         stored = self.stored(name)
         return self.put(stored.key, replace(stored.record, **fields))
 
-    def gone(self, *names: str) -> Self:
+    def gone(self, *names: str, proven: bool = False) -> Self:
+        """Their keys go: by their leases, or because a probe proved that they are dead."""
         for name in names:
-            self.delete(self.stored(name).key)
+            stored = self.stored(name)
+            self.delete(stored.key)
+            if proven:
+                self.answers(name, Verdict.GONE, stored.record.session)
+        return self
+
+    def answers(self, name: str, verdict: Verdict, session: str = "s1") -> Self:
+        """A probe of this member found that."""
+        answer = Probed(identity(name), session, verdict)
+        self.coordinator.peers.probed(answer, self.view(), self.now, ORPHAN_SECONDS)
         return self
 
     def round(self, number: int, state: RoundState = RoundState.JOINABLE, **fields: Any) -> Self:

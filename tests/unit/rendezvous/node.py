@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Any, Self
 
 from elasticjob_rendezvous.core.engine import Engine
@@ -150,6 +151,6 @@ class Node:
     def directive(self) -> Directive:
         return self.engine.directive
 
-    def made(self, kind: type[Any]) -> list[Any]:
+    def made(self, kind: type[Any] | UnionType) -> list[Any]:
         """The effects of this kind, oldest first."""
         return [effect for effect in self.said if isinstance(effect, kind)]

@@ -134,6 +134,24 @@ def test_an_aborted_collective_is_excused_by_a_leave() -> None:
     assert (current.charged, current.pending) == ((), ())
 
 
+@pytest.mark.parametrize(
+    ("session", "failed", "excused"),
+    [("s2", False, True), ("s2", True, False), ("s1", False, False)],
+    ids=["came back", "came back and had failed", "never went"],
+)
+def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_agent(
+    session: str, failed: bool, excused: bool
+) -> None:
+    """Their launcher ended them; the agent that came back has nothing to say of them."""
+    job = aborted()
+    if failed:
+        job.failure("c", kind=ABORT)
+    job.gone("c").member("c", session=session, round=1)
+    current = job.later(WINDOW).act()
+    assert current.charged == (() if excused else (1,))
+    assert current.pending == ()
+
+
 def test_a_done_member_that_went_excuses_nothing() -> None:
     job = aborted().done("c").gone("c").idle().later(WINDOW)
     assert job.act().charged == (1,)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
-from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
     CauseKind,
@@ -182,10 +182,10 @@ def test_who_comes_during_the_last_call_is_taken_and_may_end_it() -> None:
 
 
 def recovering(*names: str, **bounds: Any) -> Job:
-    """Round 2 is joinable after a loss of z; all of these ran round 1."""
+    """Round 2 is joinable since z was proven gone; all of these ran round 1."""
     job = Job(*names, "z", **bounds).sealed(*names, "z")
     job.look()
-    job.later(60).gone("z")
+    job.later(60).gone("z", proven=True)
     return job.round(2, cause=job.current().cause, previous=1)
 
 
@@ -202,6 +202,7 @@ def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
     job.idle().later(14.9).idle()
     job.later(0.1).act()
     assert job.names() == {"a", "c"}
+    job.idle().answers("b", Verdict.GONE)
     assert job.act().ids == ids("ac")
 
 
@@ -215,7 +216,8 @@ def test_a_coordinator_fences_others_and_never_itself() -> None:
     job.act()
     assert job.names() == {"a"}
     job.idle().later(3600).idle()
-    assert job.change("a", state=WAITING).act().ids == ids("a")
+    job.change("a", state=WAITING).idle().answers("b", Verdict.GONE)
+    assert job.act().ids == ids("a")
 
 
 def test_a_fence_falls_only_on_what_was_judged() -> None:
@@ -245,44 +247,6 @@ def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
     job.member("a", session="s2")
     act = job.coordinator.decide(job.view(), own, job.clock)
     assert act is None or all(getattr(op, "key", "") != own.key for op in act.txn.success)
-
-
-# -- workers that etcd does not know of -----------------------------------------------
-
-
-def test_who_is_linked_but_unknown_to_etcd_may_come_back_or_kill_its_workers() -> None:
-    job = recovering("a", "b", keep_alive_seconds=5)
-    job.change("a", state=WAITING).change("b", state=WAITING)
-    job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
-    for _ in range(6):
-        job.coordinator.peers.up(PeerHeard(identity("z"), "s1"), job.now)
-        job.idle().later(1)
-    assert job.act().ids == ids("ab")
-
-
-def test_who_is_gone_after_a_change_of_coordinator_may_register_again() -> None:
-    job = recovering("a", "b", keep_alive_seconds=5)
-    job.change("a", state=WAITING).change("b", state=WAITING)
-    job.coordinator.take_over(job.now, ())
-    job.idle().later(4.9).idle()
-    assert job.later(0.1).act().ids == ids("ab")
-
-
-def test_a_link_that_broke_needs_no_time() -> None:
-    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
-    job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
-    job.idle()
-    job.coordinator.peers.down(PeerDown(identity("z"), "s1"), job.view(), job.now)
-    assert job.act().ids == ids("ab")
-
-
-def test_no_round_is_frozen_while_an_orphans_workers_live() -> None:
-    job = recovering("a", "b").change("a", state=WAITING).change("b", state=WAITING)
-    job.coordinator.peers.adopt(a_member("z"), 2, job.now, 30)
-    job.idle().later(5).idle()
-    gone = Probed(identity("z"), "s1", Verdict.GONE)
-    job.coordinator.peers.probed(gone, job.view(), job.now, 30)
-    assert job.act().ids == ids("ab")
 
 
 # -- join timeout ---------------------------------------------------------------------
@@ -426,7 +390,7 @@ def job_cause() -> Any:
 def test_the_history_of_a_recovery() -> None:
     job = Job("a", "b", "c", expected=2).sealed("a", "b", "c").idle().later(100)
     job.coordinator.peers.symptoms[identity("c")] = job.now - 0.25
-    job.gone("c").act()
+    job.gone("c", proven=True).act()
     job.idle().later(0.5).change("a", state=WAITING).change("b", state=WAITING)
     assert job.act().state is FROZEN
     job.look()

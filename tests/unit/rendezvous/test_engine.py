@@ -19,8 +19,12 @@ from elasticjob_rendezvous.core.events import (
     KeepAlive,
     LeaseGone,
     Left,
+    Link,
+    LinkDown,
     LinkHeard,
     LocalChanged,
+    Probe,
+    Probed,
     Read,
     Refused,
     RequestFailed,
@@ -31,7 +35,9 @@ from elasticjob_rendezvous.core.events import (
     StoreRefused,
     Tick,
     TxnAmbiguous,
+    Unlink,
     Unwatch,
+    Verdict,
     Watch,
     WatchBroken,
     WatchOpened,
@@ -102,9 +108,10 @@ def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
 
 
 def test_nobody_registers_before_it_can_start_workers() -> None:
+    """All that could be done before, the lease and the watch, is ready by then."""
     node = Node(SimEtcd(), "a").start(replace(READY, ready=False)).later(PATIENCE)
     assert not node.made(Write)
-    assert not node.made(Grant)
+    assert node.made(Grant)
     node.hear(LocalChanged(READY))
     assert node.engine.session
     assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
@@ -330,6 +337,47 @@ def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
     assert isinstance(a.directive, Stop)
 
 
+def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
+    """Else a coordinator of the past could believe for ever that its gang is whole."""
+    etcd = SimEtcd()
+    a, b = (Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab")
+    settle(a, b)
+    assert isinstance(b.made(Link | Unlink)[-1], Link)
+    b.held = True
+    b.hear(LeaseGone(b.engine.lease.id))
+    assert isinstance(b.made(Link | Unlink)[-1], Unlink)
+
+
+def test_who_runs_workers_keeps_its_link_without_a_session() -> None:
+    _, b = pair()
+    b.held = True
+    b.hear(LeaseGone(b.engine.lease.id))
+    assert isinstance(b.made(Link | Unlink)[-1], Link)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.GONE, Verdict.WORKERS_ALIVE])
+def test_a_coordinator_whose_agent_died_is_replaced_on_proof(verdict: Verdict) -> None:
+    a, b = pair()
+    dead = (identity("a"), a.engine.session)
+    lease = a.engine.lease.id
+    b.hear(LinkDown(*dead, refused=True))
+    assert [(probe.member, probe.round) for probe in b.made(Probe)] == [(identity("a"), 1)]
+    b.hear(Probed(*dead, verdict))
+    assert b.engine.coordinator.active
+    if verdict is Verdict.GONE:
+        assert key_of(a) not in sessions(b)
+        assert KeepAlive(lease) not in b.said
+        return
+    aside = KEYS.session(identity("a"), a.engine.session + "~")
+    assert set(sessions(b)) == {aside, key_of(b)}
+    assert KeepAlive(lease) in b.said
+    assert b.engine.coordinator.peers.orphans
+    assert b.engine.view.round is not None
+    assert b.engine.view.round.record.state is RoundState.FINAL
+    b.later(1.1)
+    assert [probe.session for probe in b.made(Probe)][1:] == [a.engine.session + "~"]
+
+
 def test_when_the_coordinator_goes_the_other_takes_over() -> None:
     a, b = pair()
     a.etcd.txn(Txn((), (Delete(key_of(a)),)))
@@ -419,18 +467,75 @@ def test_an_idle_member_that_leaves_deletes_its_key_and_is_gone() -> None:
     assert node.etcd.range(Range(KEYS.members, True)).kvs == ()
 
 
-def test_a_member_that_leaves_says_so_first_and_goes_when_its_workers_ended() -> None:
+BUSY = replace(READY, workers=Workers.RUNNING, round=1)
+LEAVES = replace(BUSY, leaving="drained")
+STOPPED = replace(LEAVES, workers=Workers.NONE)
+
+
+def test_a_member_that_leaves_says_so_first_and_lets_its_workers_end() -> None:
     _, b = pair()
-    busy = replace(READY, workers=Workers.RUNNING, round=1, leaving="drained")
-    b.hear(LocalChanged(busy))
+    b.hear(LocalChanged(LEAVES))
     order = b.directive
     assert isinstance(order, Stop)
     assert not order.kill
     member = b.engine.view.member(identity("b"))
     assert member is not None
     assert (member.record.state, member.record.reason) == (MemberState.LEAVING, "drained")
-    b.hear(LocalChanged(replace(busy, workers=Workers.NONE)))
+
+
+def test_who_left_keeps_its_word_in_etcd_until_the_round_moved_on() -> None:
+    """So that whoever coordinates by then can read why it went."""
+    a, b = pair()
+    b.hear(LocalChanged(LEAVES)).hear(LocalChanged(STOPPED))
+    assert b.directive != Left()
+    assert len(sessions(b)) == 2
+    a.hear(Tick()).later(0.3)  # leaves that are close share a round
+    b.hear(Tick())
     assert b.directive == Left()
+    assert sessions(b) == [key_of(a)]
+    assert a.engine.view.round is not None
+    assert a.engine.view.round.record.cause.kind is CauseKind.LEAVE
+
+
+def test_it_does_so_for_a_limited_time() -> None:
+    _, b = pair()
+    b.hear(LocalChanged(LEAVES)).later(1.5).hear(LocalChanged(STOPPED))
+    b.later(0.4)
+    assert len(sessions(b)) == 2
+    b.later(0.1)
+    assert b.directive == Left()
+    assert len(sessions(b)) == 1
+
+
+def test_who_took_longer_than_that_to_stop_goes_at_once() -> None:
+    _, b = pair()
+    b.hear(LocalChanged(LEAVES)).later(2.1).hear(LocalChanged(STOPPED))
+    assert b.directive == Left()
+
+
+def test_who_was_done_or_alone_has_nobody_to_tell() -> None:
+    _, b = pair()
+    b.hear(LocalChanged(LEAVES)).hear(LocalChanged(replace(STOPPED, done=True)))
+    assert b.directive == Left()
+    node = running(alone())
+    node.hear(LocalChanged(LEAVES)).hear(LocalChanged(STOPPED))
+    assert node.directive == Left()
+    assert sessions(node) == []
+
+
+def test_a_coordinator_with_nobody_else_does_not_resign() -> None:
+    node = running(alone())
+    session = node.engine.session
+    node.hear(LocalChanged(LEAVES))
+    assert node.engine.session == session
+    assert node.engine.coordinator.active
+    member = node.engine.view.member(identity("a"))
+    assert member is not None
+    assert member.record.state is MemberState.LEAVING
+
+
+def sessions(node: Node) -> list[str]:
+    return [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
 
 
 def test_a_coordinator_that_leaves_resigns_first() -> None:

@@ -19,6 +19,7 @@ def test_the_prefix_names_namespace_job_and_incarnation() -> None:
     [
         (KEYS.bounds, ("bounds",)),
         (KEYS.round, ("round",)),
+        (KEYS.seats, ("roster",)),
         (KEYS.session("m", "s"), ("members", "m", "s")),
         (KEYS.roster(7), ("roster", "7")),
         (KEYS.history(7), ("history", "7")),
@@ -38,6 +39,13 @@ def test_folders_hold_their_keys_and_no_others() -> None:
     assert Range(KEYS.failures(1), prefix=True).covers(KEYS.failure(1, "m"))
     assert not Range(KEYS.failures(1), prefix=True).covers(KEYS.failure(10, "m"))
     assert not Range(KEYS.dones(1), prefix=True).covers(KEYS.done(12, "m"))
+
+
+@pytest.mark.parametrize("key", [KEYS.bounds, KEYS.round, KEYS.seats])
+def test_what_every_member_follows_lies_in_one_folder(key: str) -> None:
+    assert Range(KEYS.state, prefix=True).covers(key)
+    assert not Range(KEYS.members, prefix=True).covers(key)
+    assert not Range(KEYS.state, prefix=True).covers(KEYS.roster(1))
 
 
 def test_a_prefix_without_a_slash_would_catch_other_jobs() -> None:

@@ -340,6 +340,19 @@ def test_success_is_written_with_done_and_once() -> None:
     assert update(job, local=local) is None
 
 
+def test_success_is_written_again_by_a_session_that_began_with_it() -> None:
+    """The one before was lost between its last worker's end and the write."""
+    job = Job("a").sealed("a", number=1)
+    local = busy(workers=Workers.NONE, done=True)
+    again = job.own("a", session="x-1", local=local)
+    job.commit(own_key.take_up(again, carries=True))
+    assert record(job).state is DONE
+    assert job.etcd.get(KEYS.done(1, A)) is None
+    updated(job, session="x-1", local=local)
+    assert job.read(Done, KEYS.done(1, A)) == Done(1, A, "a")
+    assert update(job, session="x-1", local=local) is None
+
+
 # -- leaving, closing, deposing, bounds -----------------------------------------------
 
 

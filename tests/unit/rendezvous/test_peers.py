@@ -19,6 +19,7 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.peers import (
     COUNTS_AS_ALIVE_SECONDS,
+    INQUIRY_SECONDS,
     LINK_SILENCE_SECONDS,
     Peers,
     gone_keys,
@@ -28,6 +29,7 @@ from tests.unit.rendezvous.builders import Job, identity
 
 A, B, C, D = (identity(name) for name in "abcd")
 ORPHAN_SECONDS = 30.0
+NOT_RUNNING = [state for state in MemberState if state is not MemberState.RUNNING]
 PROBE_B = Probe(B, "s1", "host-b", 7000, 7001, round=1)
 
 
@@ -213,6 +215,82 @@ def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() 
     assert tended(peers, job, due + 60) == []
 
 
+@pytest.mark.parametrize(
+    "state", [state for state in MemberState if state is not MemberState.RUNNING]
+)
+def test_who_runs_nothing_is_left_out_of_the_roll_call(state: MemberState) -> None:
+    job, peers = gang(), Peers()
+    job.change("a", state=MemberState.WAITING).change("b", state=state)
+    job.change("c", state=MemberState.WAITING)
+    peers.begin((), 10.0)
+    assert tended(peers, job, 60.0) == []
+
+
+# -- inquiries ------------------------------------------------------------------------
+
+
+def absent() -> Job:
+    """Round 2 is joinable, and b, which ran round 1, has no key."""
+    return gang().gone("b").round(2, previous=1)
+
+
+def asked(peers: Peers, job: Job, now: float) -> Verdict | None:
+    seat = job.roster(1).seat(B)
+    assert seat is not None
+    return peers.inquire(seat, now)
+
+
+def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
+    """At the place that its seat remembers, with the newest round's number."""
+    job, peers = absent(), linked()
+    assert asked(peers, job, 5.0) is None
+    assert tended(peers, job, 5.0) == [replace(PROBE_B, round=2)]
+    assert tended(peers, job, 5.4) == []
+    assert wake(peers, job, 5.4) == 5.0 + INQUIRY_SECONDS
+    asked(peers, job, 5.4)  # asking after it again hurries nothing
+    assert tended(peers, job, 5.45) == []
+    job.round(3, previous=1)
+    assert tended(peers, job, 5.5) == [replace(PROBE_B, round=3)]
+    assert tended(peers, job, 5.6) == []
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_what_it_answered_is_known(verdict: Verdict) -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    probed(peers, job, verdict)
+    assert asked(peers, job, 5.1) is verdict
+    probed(peers, job, Verdict.GONE)
+    assert asked(peers, job, 5.2) is Verdict.GONE
+
+
+@pytest.mark.parametrize("state", [RoundState.FROZEN, RoundState.FINAL, RoundState.CLOSED])
+def test_nobody_is_asked_but_while_a_round_is_joinable(state: RoundState) -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    job.round(2, state, previous=1)
+    assert tended(peers, job, 5.0) == []
+    assert not peers.inquiries
+
+
+def test_who_has_a_key_again_is_not_asked() -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    job.member("b", session="s2")
+    assert tended(peers, job, 5.0) == []
+    assert not peers.inquiries
+
+
+def test_answers_are_not_inherited() -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    peers.fenced.add(B)
+    probed(peers, job, Verdict.UNKNOWN)
+    peers.begin((), 6.0)
+    assert asked(peers, job, 6.0) is None
+    assert not peers.fenced
+
+
 # -- being cut off --------------------------------------------------------------------
 
 
@@ -250,12 +328,24 @@ def test_who_links_again_is_not_silent() -> None:
 def test_a_link_lives_while_it_is_heard() -> None:
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
-    assert peers.living(12.0) == {B, C}
-    assert peers.living(10.0 + LINK_SILENCE_SECONDS) == {C}
+    assert peers.alive(B, 12.0)
     assert peers.alive(C, 12.0 + LINK_SILENCE_SECONDS)  # the other side may still trust us
     assert peers.alive(C, 11.9 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(C, 12.0 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(D, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "evidence"),
+    [((B,), 10.0), ((C,), 12.0), ((B, C), 10.0), ((B, D), None), ((D,), None)],
+)
+def test_evidence_is_as_old_as_the_one_heard_longest_ago(
+    others: tuple[str, ...], evidence: float | None
+) -> None:
+    peers = linked(B, C, at=10.0)
+    peers.up(PeerHeard(C, "s1"), 12.0)
+    peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # what was heard was heard
+    assert peers.evidence(others) == evidence
 
 
 def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -> None:
@@ -268,7 +358,8 @@ def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -
     assert peers.gone == {(A, "s1")}
     assert not peers.silent
     assert peers.symptom([B, C]) is None
-    assert peers.living(1.0) == {D}
+    assert set(peers.linked) == {(D, "s1")}
+    assert peers.evidence([D]) == 1.0
 
 
 def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:

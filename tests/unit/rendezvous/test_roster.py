@@ -124,3 +124,11 @@ def test_heterogeneous_slots_and_roles() -> None:
     places = [(s.base_rank, s.role_base_rank, s.role_world_size) for s in roster.seats]
     assert places == [(0, 0, 6), (2, 0, 1), (3, 2, 6)]
     assert (roster.world_size, roster.seats[0].node) == (7, "n1")
+
+
+def test_a_seat_tells_where_to_ask_after_its_member() -> None:
+    """Whoever coordinates later may have to, when its key is gone."""
+    member = a_member("a", session="s7", agent_port=7100, launcher_port=7200)
+    (seat,) = seal(3, [member], 0).seats
+    assert (seat.session, seat.address) == ("s7", "host-a")
+    assert (seat.agent_port, seat.launcher_port) == (7100, 7200)

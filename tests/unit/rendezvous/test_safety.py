@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_rendezvous.core.events import LinkHeard, PeerHeard
+from elasticjob_rendezvous.core.absence import KILL_SECONDS, patience_seconds
+from elasticjob_rendezvous.core.events import LinkHeard, PeerDown, PeerHeard
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.records import Bounds, Roster
 from elasticjob_rendezvous.core.roster import seal
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS, Safety
-from tests.unit.rendezvous.builders import a_member, identity
+from elasticjob_rendezvous.core.view import View
+from tests.unit.rendezvous.builders import KEYS, a_member, identity
 
 A, B, C = (identity(name) for name in "abc")
 ROUND = 4
@@ -60,13 +62,35 @@ def test_a_member_runs_on_while_its_coordinator_knows_no_newer_round(
 def test_one_silence_ends_what_a_link_proved() -> None:
     cut = Cut("a", "b").told(ROUND)
     assert cut.runs(NOW + HEARD)
-    assert not cut.runs(NOW + HEARD + REGISTER_AGAIN_SECONDS)
+    assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
 def test_a_coordinator_runs_on_only_with_the_whole_gang_linked() -> None:
     assert Cut("a", "b", "c").heard(B, C).runs()
     assert not Cut("a", "b", "c").heard(B).runs()
-    assert not Cut("a", "b", "c").heard(B, C, at=NOW - LINK_SILENCE_SECONDS).runs()
+
+
+@pytest.mark.parametrize("ago", [0.0, 1.0, 2.9])
+def test_its_proof_is_as_old_as_the_member_heard_longest_ago(ago: float) -> None:
+    cut = Cut("a", "b", "c").heard(B, at=NOW - ago).heard(C)
+    assert cut.runs(NOW - ago + HEARD)
+    assert not cut.runs(NOW - ago + LINK_SILENCE_SECONDS)
+
+
+def test_looking_at_a_proof_does_not_renew_it() -> None:
+    """Each look once began another two seconds: a cut off gang ran for too long."""
+    cut = Cut("a", "b").heard(B)
+    for tenth in range(29):
+        assert cut.runs(NOW + tenth / 10)
+    assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
+
+
+def test_a_link_that_broke_proves_for_as_long_as_one_that_fell_silent() -> None:
+    cut = Cut("a", "b").heard(B)
+    cut.peers.down(PeerDown(B, "s1"), View(KEYS), NOW)
+    assert not cut.peers.alive(B, NOW)
+    assert cut.runs(NOW + HEARD)
+    assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
 def test_a_member_that_is_done_need_not_be_linked() -> None:
@@ -78,7 +102,7 @@ def test_alone_only_an_etcd_that_refuses_proves_anything() -> None:
     assert not cut.runs()
     cut.safety.store_refused_at = NOW
     assert cut.runs(NOW + HEARD)
-    assert not cut.runs(NOW + HEARD + REGISTER_AGAIN_SECONDS)
+    assert not cut.runs(NOW + LINK_SILENCE_SECONDS)
 
 
 def test_an_etcd_that_refuses_proves_nothing_for_one_of_several() -> None:
@@ -87,15 +111,21 @@ def test_an_etcd_that_refuses_proves_nothing_for_one_of_several() -> None:
     assert not cut.runs()
 
 
-def test_proof_lasts_for_as_long_as_a_gang_takes_to_register_again() -> None:
-    cut = Cut("a", "b", "c").heard(B, C)
-    assert cut.runs()
-    cut.peers.linked.clear()
+def test_whom_etcd_forgot_has_a_moment_to_register_again() -> None:
+    cut = Cut("a", "b")
+    cut.safety.forgotten_at = NOW
     assert cut.runs(NOW + REGISTER_AGAIN_SECONDS - 0.1)
     assert not cut.runs(NOW + REGISTER_AGAIN_SECONDS)
 
 
+def test_that_moment_ends_before_anybody_takes_the_silent_for_stopped() -> None:
+    shortest = patience_seconds(Bounds(1, 4, keep_alive_seconds=2.0))
+    assert shortest > REGISTER_AGAIN_SECONDS
+    assert shortest >= LINK_SILENCE_SECONDS + KILL_SECONDS
+
+
 def test_a_newer_round_ends_it_at_once() -> None:
     cut = Cut("a", "b").told(ROUND)
+    cut.safety.forgotten_at = NOW
     assert cut.runs()
     assert not cut.told(ROUND + 1).runs()

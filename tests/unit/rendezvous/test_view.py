@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
 from elasticjob_rendezvous.core.kv import (
     Compare,
     Delete,
@@ -22,8 +23,8 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchEvent,
 )
-from elasticjob_rendezvous.core.records import Bounds, MemberState, Round, RoundState
-from elasticjob_rendezvous.core.view import View
+from elasticjob_rendezvous.core.records import Bounds, MemberState, Roster, Round, RoundState
+from elasticjob_rendezvous.core.view import KEPT_ROSTERS, View
 from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_member, a_round, identity
 
 ALL = Range(KEYS.prefix, prefix=True)
@@ -203,8 +204,10 @@ def test_shuffled_news_agrees_with_a_read(steps: list[str], random: Any) -> None
 
 
 ROUND = Range(KEYS.round)
+STATE = Range(KEYS.state, prefix=True)
 
 
+@pytest.mark.parametrize("target", [ROUND, STATE])
 @pytest.mark.parametrize(
     ("revision", "found", "contradicted"),
     [
@@ -218,9 +221,9 @@ ROUND = Range(KEYS.round)
     ids=["as known", "newer", "gone back", "an older answer", "no round", "before the round"],
 )
 def test_a_store_that_was_set_up_anew_contradicts_what_is_known(
-    revision: int, found: tuple[KeyValue, ...], contradicted: bool
+    target: Range, revision: int, found: tuple[KeyValue, ...], contradicted: bool
 ) -> None:
-    assert view_of(at(2, 6)).contradicted_by(revision, ((ROUND, found),)) is contradicted
+    assert view_of(at(2, 6)).contradicted_by(revision, ((target, found),)) is contradicted
 
 
 def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
@@ -247,6 +250,23 @@ def test_when_the_later_session_goes_the_earlier_is_valid_again() -> None:
     assert view.lowest() is None
 
 
+def test_what_a_member_said_last_is_remembered_until_it_comes_back() -> None:
+    said = MemberState.LEAVING
+    key = KEYS.session(identity("a"), "old")
+    view = view_of(session("a", "old", 5, state=said))
+    assert view.departed == {}
+    view.apply(6, (Deleted(key, 6),))
+    assert view.departed[identity("a")].state is said
+    view.apply(7, (session("a", "new", 7),))
+    assert view.departed == {}
+
+
+def test_who_has_another_session_has_not_departed() -> None:
+    view = view_of(session("a", "old", 5), session("a", "new", 9))
+    view.apply(10, (Deleted(KEYS.session(identity("a"), "old"), 10),))
+    assert view.departed == {}
+
+
 # -- what is kept where ---------------------------------------------------------------
 
 
@@ -268,6 +288,24 @@ def test_every_kind_of_record_finds_its_place() -> None:
     assert not view.rosters
     assert not any(view.failures.values())
     assert not any(view.dones.values())
+
+
+def roster(number: int) -> Roster:
+    return Roster(number, 1, "host-a", 20000 + number, ())
+
+
+def test_the_copy_of_the_roster_that_comes_with_the_round_is_as_good() -> None:
+    view = view_of(kv(KEYS.seats, roster(1), 5), kv(KEYS.seats, roster(2), 6))
+    assert view.rosters == {1: roster(1), 2: roster(2)}
+    view.apply(7, (Deleted(KEYS.seats, 7),))
+    assert view.rosters == {1: roster(1), 2: roster(2)}
+
+
+def test_who_only_watches_does_not_gather_rosters_for_ever() -> None:
+    many = 3 * KEPT_ROSTERS
+    view = view_of(*(kv(KEYS.seats, roster(number), 4 + number) for number in range(1, many + 1)))
+    assert set(view.rosters) == set(range(many - KEPT_ROSTERS + 1, many + 1))
+    assert KEPT_ROSTERS > KEPT_ROUNDS
 
 
 def test_keys_of_others_are_ignored() -> None:
