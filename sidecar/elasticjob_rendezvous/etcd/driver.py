@@ -1,8 +1,8 @@
 """Runs an engine on a real etcd and real links: effects become requests, answers events.
 
-Owns the one queue through which everything reaches the engine, so that the engine is
-only ever stepped by one loop; keep-alives come out of that loop too, and a stuck agent
-loses its lease.
+Owns the one list of events through which everything reaches the engine, so that the
+engine is only ever stepped by one loop; keep-alives come out of that loop too, and a stuck
+agent loses its lease.
 """
 
 from __future__ import annotations
@@ -56,6 +56,23 @@ log = logging.getLogger(__name__)
 LINK_DELAY_SECONDS = 0.2
 
 
+def _merged(events: list[Event]) -> list[Event]:
+    """Consecutive changes of one watch as one event: what arrives together is judged together."""
+    merged: list[Event] = []
+    for event in events:
+        last = merged[-1] if merged else None
+        if (
+            isinstance(event, Changed)
+            and isinstance(last, Changed)
+            and last.generation == event.generation
+        ):
+            both = last.events + event.events
+            merged[-1] = Changed(event.generation, event.revision, both)
+        else:
+            merged.append(event)
+    return merged
+
+
 def system_clock() -> Clock:
     return Clock(time.monotonic(), time.time_ns() // 1_000_000)
 
@@ -85,54 +102,62 @@ class Driver:
         self._job_key = job_key
         self._on_step = on_step
         self._clock = clock
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: list[Event] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._defect: asyncio.Future[None] | None = None
+        self._pump_due: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._link: asyncio.Task[None] | None = None
         self._checking_reach = False
 
     def post(self, event: Event) -> None:
-        """Hand an event to the engine; from the loop's own thread."""
-        self._events.put_nowait(event)
+        """Hand an event to the engine, soon; from the loop's own thread."""
+        self._events.append(event)
+        if self._pump_due is None and self._loop is not None:
+            self._pump_due = self._loop.call_soon(self._pump)
 
     async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._defect = self._loop.create_future()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._step(Started())
-            while True:
-                for event in await self._next_events():
-                    self._step(event)
+            self._events.insert(0, Started())
+            self._pump()
+            try:
+                await self._defect
+            finally:
+                self._loop = None
+                for handle in (self._pump_due, self._timer):
+                    if handle is not None:
+                        handle.cancel()
 
-    async def _next_events(self) -> list[Event]:
-        """Everything that has arrived; `Tick` when the engine's time has come."""
-        wake_at = self._engine.wake_at
-        if not self._events.empty():
-            return self._drain([])
+    def _pump(self) -> None:
+        """Step through everything that has arrived, then set the clock for the next `Tick`."""
+        if self._loop is None or self._defect is None or self._defect.done():
+            return
+        if self._pump_due is not None:
+            self._pump_due.cancel()
+            self._pump_due = None
+        events, self._events = self._events, []
         try:
-            delay = None if wake_at is None else max(0.0, wake_at - self._clock().now)
-            async with asyncio.timeout(delay):
-                first = await self._events.get()
-        except TimeoutError:
-            return [Tick()]
-        if isinstance(first, Changed):
-            await asyncio.sleep(0)  # what arrives together is judged together
-        return self._drain([first])
+            for event in _merged(events):
+                self._step(event)
+        except Exception as error:
+            self._defect.set_exception(error)
+            return
+        wake_at = self._engine.wake_at
+        if self._events:
+            self._pump_due = self._loop.call_soon(self._pump)
+        elif wake_at is not None:
+            self._wake(max(0.0, wake_at - self._clock().now))
 
-    def _drain(self, events: list[Event]) -> list[Event]:
-        """Take what waits; consecutive changes of one watch become one event."""
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            last = events[-1] if events else None
-            if (
-                isinstance(event, Changed)
-                and isinstance(last, Changed)
-                and last.generation == event.generation
-            ):
-                both = last.events + event.events
-                events[-1] = Changed(event.generation, event.revision, both)
-            else:
-                events.append(event)
-        return events
+    def _wake(self, delay_seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._loop is not None
+        self._timer = self._loop.call_later(delay_seconds, self.post, Tick())
 
     def _step(self, event: Event) -> None:
         for effect in self._engine.step(event, self._clock()):
