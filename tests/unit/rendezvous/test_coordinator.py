@@ -282,6 +282,7 @@ def test_all_confirmed_is_final_at_once() -> None:
     assert (current.master_name, current.master_address) == ("a", "host-a")
     assert current.master_port == 20000
     assert job.roster(1) == seal(1, [job.stored(name).record for name in "ab"], 0)
+    assert job.read(Roster, KEYS.seats) == job.read(Roster, KEYS.roster(1))
 
 
 def test_a_confirmation_of_another_revision_does_not_count() -> None:
@@ -426,7 +427,7 @@ def test_a_remembered_final_round_is_restored_as_it_was() -> None:
     job.coordinator.last = (final, roster)
     restored = job.idle().later(5).act()
     assert (restored.number, restored.state, restored.charged) == (7, FINAL, (2,))
-    assert job.roster(7) == roster
+    assert job.read(Roster, KEYS.roster(7)) == job.read(Roster, KEYS.seats) == roster
 
 
 def test_a_memory_older_than_what_others_know_is_not_restored() -> None:

@@ -315,6 +315,25 @@ def test_two_members_form_a_round() -> None:
     assert (a.engine.coordinator.active, b.engine.coordinator.active) == (True, False)
 
 
+def test_the_roster_comes_with_the_news_that_the_round_is_final() -> None:
+    _, b = pair()
+    asked = [target.key for read in b.made(Read) for target in read.ranges]
+    assert KEYS.roster(1) not in asked
+
+
+def test_the_coordinators_key_is_watched_a_little_later() -> None:
+    """A large job's members must not all do so in the moment in which the round forms."""
+    etcd = SimEtcd()
+    a, b = (Node(etcd, name, bounds=Bounds(2, 2), jitter=0.5).start() for name in "ab")
+    settle(a, b)
+    leader = (Range(key_of(a)),)
+    assert leader not in [watch.ranges for watch in b.made(Watch)]
+    b.later(0.19)
+    assert leader not in [watch.ranges for watch in b.made(Watch)]
+    b.later(0.02)
+    assert leader in [watch.ranges for watch in b.made(Watch)]
+
+
 def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None:
     _, b = pair()
     b.held = True
