@@ -241,6 +241,9 @@ class Checker:
         if roster is None or stored is None:
             self.fail("final has a roster", f"round {number} is final without one")
             return
+        copy = self.world.etcd.get(self.world.keys.seats)
+        same = copy is not None and copy.value == stored.value
+        self.need(same, "one sealed membership", f"state/roster is not roster/{number}: {copy}")
         if restored:
             return
         self._check_size(len(roster.seats))
