@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Bounds, MemberState, Seat
+from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
 TOOK_OVER = "took over"
+ASK_SOON_SECONDS = 0.001
 KILL_SECONDS = 1.0
 """How long a member that must stop its workers at once may take for it."""
-ORPHAN_SECONDS = 30.0
 
 
 def patience_seconds(bounds: Bounds) -> float:
@@ -26,51 +26,65 @@ def patience_seconds(bounds: Bounds) -> float:
     return max(bounds.keep_alive_seconds, LINK_SILENCE_SECONDS + KILL_SECONDS)
 
 
-def is_lost(id: str, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
-    """Whether member `id`, which has no key, is lost; else be called again then."""
-    since = timers.since(("absent", id))
-    if peers.is_gone(id):
+def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
+    """Whether a seat's member, which has no key, is lost; else be called again then."""
+    since = timers.since(("absent", seat.id))
+    if (seat.id, _last_session(seat, view)) in peers.gone:
         return True
     took_over = timers.known(TOOK_OVER)
     patience = 0.0
-    if (took_over is not None and since <= took_over) or peers.alive(id, timers.now):
+    if (took_over is not None and since <= took_over) or peers.alive(seat.id, timers.now):
         patience = patience_seconds(bounds)
     return timers.passed(since + patience)
 
 
-def has_stopped(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
+def _last_session(seat: Seat, view: View) -> str:
+    """The member's last session, as far as is known here."""
+    last = view.departed.get(seat.id)
+    return seat.session if last is None else last.session
+
+
+def has_stopped(
+    seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers, opened: float
+) -> bool:
     """Whether no worker runs any more at the seat of a member that has no key.
 
     It said so before it went, or it is asked: its launcher kills what is older than the
-    newest round, its agent gets the time to, and silence counts once the member itself
-    can trust nothing any more.
+    newest round, its agent gets the time to from when that round `opened`, and silence
+    counts once the member itself can trust nothing any more.
     """
     since = timers.since(("absent", seat.id))
     last = view.departed.get(seat.id)
-    if last is not None and last.state is not MemberState.RUNNING:
-        if last.state in (MemberState.LEAVING, MemberState.DONE):
-            return True
-        if last.state is MemberState.WAITING and _ended_all(last.round, view):
-            return True
-    if peers.is_gone(seat.id):
+    if last is not None and _said_stopped(last, view):
+        return True
+    if (seat.id, _last_session(seat, view)) in peers.gone:
         return True
     match peers.inquire(seat, timers.now):
         case Verdict.GONE:
             return True
         case Verdict.WORKERS_ALIVE:
-            return timers.passed(since + ORPHAN_SECONDS)
+            return timers.passed(max(since, opened) + peers.orphan_seconds)
         case Verdict.AGENT_ALIVE:
-            return timers.passed(since + patience_seconds(bounds))
+            return timers.passed(max(since + patience_seconds(bounds), opened + KILL_SECONDS))
         case Verdict.UNKNOWN:
             heard = peers.last_heard.get(seat.id, since - LINK_SILENCE_SECONDS)
             lapsed = since + (bounds.keep_alive_seconds if seat.id in peers.fenced else 0.0)
             return timers.passed(max(heard + LINK_SILENCE_SECONDS + KILL_SECONDS, lapsed))
-    timers.passed(timers.now + 0.01)
+    if peers.must_ask(seat.id):
+        timers.passed(timers.now + ASK_SOON_SECONDS)
     return False
 
 
-def _ended_all(round: int, view: View) -> bool:
-    return view.round is not None and round >= view.round.record.previous
+def _said_stopped(last: Member, view: View) -> bool:
+    """Whether a member's last word was that no worker of the last round runs there."""
+    match last.state:
+        case MemberState.DONE:
+            return True
+        case MemberState.LEAVING:
+            return last.stopped
+        case MemberState.WAITING:
+            return view.round is not None and last.round >= view.round.record.previous
+    return False
 
 
 def ended(id: str, timers: Timers) -> None:

@@ -50,7 +50,7 @@ def take(
             agrees = not member.sizes or member.sizes == sizes
             if not goes and id not in silenced and agrees:
                 waiting.append(member)
-        elif member.state is not MemberState.DONE:
+        elif member.state is not MemberState.DONE and not member.stopped:
             unstopped.append(member)
     return Census(
         tuple(waiting),

@@ -150,7 +150,8 @@ class Coordinator:
             round_, roster = self.last
             sealed = encode(roster)
             ops = (Put(self.keys.roster(known), sealed), Put(self.keys.seats, sealed))
-            return self._write(view, own, clock, round_, ops, f"round {known} restored")
+            judged = replace(round_, pending=())  # the failures to judge are lost
+            return self._write(view, own, clock, judged, ops, f"round {known} restored")
         cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
         again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
         return self._write(view, own, clock, again, (), f"round {known + 1} opens: data lost")
@@ -214,7 +215,7 @@ class Coordinator:
             if late:
                 return self._fence(view, own, late, "its workers did not stop in time")
             return None
-        if self._still_writing(view, roster, members, bounds):
+        if self._still_writing(view, roster, members, bounds, self.timers.since(opened)):
             return None
         self.timers.since(("stopped", current.number))
         call = ("last call", current.number)
@@ -230,7 +231,12 @@ class Coordinator:
         return self._write(view, own, clock, frozen, (), note)
 
     def _still_writing(
-        self, view: View, roster: Roster | None, members: Members, bounds: Bounds
+        self,
+        view: View,
+        roster: Roster | None,
+        members: Members,
+        bounds: Bounds,
+        opened: float,
     ) -> bool:
         """Whether workers of the last roster may run though their member's key is gone."""
         if self.peers.orphans:
@@ -239,11 +245,12 @@ class Coordinator:
         absent = [
             seat
             for seat in (roster.seats if roster else ())
-            if seat.id not in members and seat.id not in done and seat.id not in self.leavers
+            if seat.id not in members and seat.id not in done
         ]
         # All are asked, not only the first: each sets its own alarm.
         stopped = [
-            absence.has_stopped(seat, view, bounds, self.peers, self.timers) for seat in absent
+            absence.has_stopped(seat, view, bounds, self.peers, self.timers, opened)
+            for seat in absent
         ]
         return not all(stopped)
 
@@ -471,10 +478,8 @@ class Coordinator:
         for seat in roster.seats:
             member = view.member(seat.id)
             gone = member is None or member.record.state is MemberState.LEAVING
-            if member is not None and seat.id not in view.failures.get(number, {}):
-                # Its agent came back after its workers had ended without it.
-                new = seat.session not in ("", member.record.session)
-                gone = gone or (new and member.record.state is MemberState.WAITING)
+            # One that came back under a new session was lost in between.
+            gone = gone or seat.session not in ("", member.record.session if member else "")
             if gone and seat.id not in done:
                 names.append(seat.name)
         return tuple(names)

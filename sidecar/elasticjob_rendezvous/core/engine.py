@@ -112,6 +112,7 @@ class Engine:
         self.watches = Watches()
         self.leadership = Leadership(config.identity.id, config.jitter)
         self.coordinator = Coordinator(self.keys)
+        self.coordinator.peers.orphan_seconds = config.orphan_seconds
         self.safety = Safety()
         self._clock = Clock(0.0, 0)
         self._alarm = Alarm()
@@ -129,6 +130,7 @@ class Engine:
         self._backoff = FIRST_BACKOFF_SECONDS
         # this member's life
         self._started_at = 0.0
+        self._backed_until = 0.0
         self._sessions = 0
         self._told = False
         self._promised = 0
@@ -185,7 +187,7 @@ class Engine:
             case Started():
                 # Workers taken over from an earlier agent get one lease's time.
                 self._started_at = now
-                self.lease.deadline = now + self.config.keep_alive_seconds
+                self._backed_until = now + self.config.keep_alive_seconds
             case Tick():
                 pass
             case LocalChanged(local):
@@ -209,8 +211,8 @@ class Engine:
                 self._busy = None
                 self._back_off()
                 self._take_failure(error, terminal)
-            case WatchOpened(generation, _):
-                self.watches.opened(generation)
+            case WatchOpened(generation, revision):
+                self.watches.opened(generation, revision)
             case Changed(generation, revision, events):
                 if self.watches.holds(generation):
                     self.view.apply(revision, events)
@@ -236,7 +238,6 @@ class Engine:
                 if lease == self.lease.id:
                     self._lose_session("its lease ran out")
                     self.lease.forget()
-                    self.safety.forgotten_at = now
             case StoreRefused():
                 self.safety.store_refused_at = now
 
@@ -326,6 +327,8 @@ class Engine:
 
     def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
         """Whether an answer comes from another past than ours: etcd was set up anew."""
+        if self.watches.is_ahead_of(self._asked_under, revision):
+            return True
         if not self.view.cluster_id:
             return False
         if cluster_id != self.view.cluster_id or revision < self._asked_revision:
@@ -348,6 +351,9 @@ class Engine:
 
     def _forget_session(self) -> None:
         """Links stay: they are the proof that lets workers go on meanwhile."""
+        if self._backed_until:
+            self.safety.forgotten_at = self._clock.now
+            self._backed_until = 0.0
         self.session = ""
         self.leadership.key = ""
         self.coordinator.resign()
@@ -395,6 +401,8 @@ class Engine:
     def _tend_roles(self) -> None:
         """Become or stop being the coordinator; watch and link accordingly."""
         registered = bool(self.session) and self._own().stored is not None
+        if registered and self.lease.id:
+            self._backed_until = self.lease.deadline
         leads = registered and self.leadership.key == self._own().key
         if leads and not self.coordinator.active:
             self._take_over()
@@ -455,7 +463,7 @@ class Engine:
         if self.view.round is None or not (self.coordinator.active or self._served >= 0):
             return
         number = self.view.round.record.number
-        if not self.lease.holds(self._clock.now) and not self._gang_proves_safe(number):
+        if not self._backed() and not self._gang_proves_safe(number):
             number += 1
         if number != self._served:
             self._served = number
@@ -563,8 +571,9 @@ class Engine:
         at = self.view.round.record if self.view.round else None
         stopped = self.local.workers is Workers.NONE
         seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
-        said = stored.record.state in (MemberState.LEAVING, MemberState.DONE)
-        if stopped and (not seated or (said and self._leave_was_seen())):
+        said = stored.record.state is MemberState.LEAVING and stored.record.stopped
+        done = stored.record.state is MemberState.DONE
+        if stopped and (not seated or done or (said and self._leave_was_seen())):
             return own_key.drop(own, stored)
         others = len(self.view.members()) > 1
         if self.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
@@ -651,13 +660,17 @@ class Engine:
     def _safe(self) -> bool:
         """Whether workers may go on; asks to be called again while that is uncertain."""
         now = self._clock.now
-        if self.lease.holds(now) or self.local.workers is Workers.NONE:
+        if self.local.workers is Workers.NONE:
             return True
-        if not self.lease.id and not self._sessions and now < self.lease.deadline:
-            self._alarm.set(self.lease.deadline)
+        if self._backed():
+            self._alarm.set(self._backed_until)
             return True
         self._alarm.set(now + 0.25)
         return self._gang_proves_safe(self.local.round)
+
+    def _backed(self) -> bool:
+        """Whether a lease vouches for us: one on which a key of ours is known to hang."""
+        return self._clock.now < self._backed_until
 
     def _gang_proves_safe(self, number: int) -> bool:
         """Whether links, or etcd's own absence, prove that no newer round than this runs."""

@@ -110,7 +110,7 @@ def _lost(
             if _stopped_by_itself(member.record, view, number):
                 lost.append(seat)
         elif seat.id not in leavers:
-            if absence.is_lost(seat.id, bounds, peers, timers):
+            if absence.is_lost(seat, view, bounds, peers, timers):
                 lost.append(seat)
             else:
                 unproven = True

@@ -108,6 +108,7 @@ class Own:
             reason=self.leaving,
             start_ms=local.start_ms if local.workers is Workers.RUNNING else 0,
             sizes=self.config.bounds.sizes if self.config.bounds else "",
+            stopped=bool(self.leaving) and local.workers is Workers.NONE,
         )
 
 
@@ -143,10 +144,11 @@ def move(own: Own, stored: Versioned[Member]) -> Txn:
 
 
 def say_leaving(own: Own, stored: Versioned[Member]) -> Txn | None:
-    if stored.record.state is MemberState.LEAVING:
+    record = own.record()
+    if stored.record.state is MemberState.LEAVING and stored.record.stopped == record.stopped:
         return None
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
-    put = Put(stored.key, encode(own.record()), own.lease)
+    put = Put(stored.key, encode(record), own.lease)
     return Txn((unchanged,), (put,), (own.folder,))
 
 

@@ -54,6 +54,7 @@ class _Inquiry:
 
     seat: Seat
     next_probe: float
+    asked: bool = False
     verdict: Verdict | None = None
 
 
@@ -62,6 +63,7 @@ class Peers:
     """Mutable knowledge of one coordinatorship; `linked` outlives it.
 
     Attributes:
+        orphan_seconds: how long workers may live without their agent.
         linked: (member, session) -> when it was last heard.
         gone: sessions proven dead; the coordinator deletes their keys.
         silent: members whose link broke without a refusal -> when.
@@ -73,6 +75,7 @@ class Peers:
         symptoms: when the first sign of trouble with a member was seen.
     """
 
+    orphan_seconds: float = 30.0
     linked: dict[Session, float] = field(default_factory=dict)
     gone: set[Session] = field(default_factory=set)
     silent: dict[str, float] = field(default_factory=dict)
@@ -172,6 +175,7 @@ class Peers:
             if not joinable or view.member(id) is not None:
                 del self.inquiries[id]
             elif alarm.passed(inquiry.next_probe, now):
+                inquiry.asked = True
                 inquiry.next_probe = now + INQUIRY_SECONDS
                 alarm.set(inquiry.next_probe)
                 seat = inquiry.seat
@@ -179,9 +183,10 @@ class Peers:
                 effects.append(Probe(seat.id, seat.session, seat.address, *ports, number))
         return effects
 
-    def is_gone(self, member: str) -> bool:
-        """Whether a session of `member` was proven gone."""
-        return any(id == member for id, _ in self.gone)
+    def must_ask(self, member: str) -> bool:
+        """Whether an absent member has not been asked yet."""
+        inquiry = self.inquiries.get(member)
+        return inquiry is not None and not inquiry.asked
 
     def evidence(self, others: Collection[str]) -> float | None:
         """The time at which all of `others` were known to be linked to us; None if never."""

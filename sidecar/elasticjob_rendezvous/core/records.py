@@ -158,6 +158,7 @@ class Member:
         reason: why it leaves, for `leaving`.
         start_ms: for `running`: milliseconds from `final` to started workers.
         sizes: the sizes it was started with, where no operator sets them.
+        stopped: for `leaving`: no worker runs here any more.
     """
 
     id: str
@@ -178,6 +179,7 @@ class Member:
     reason: str = ""
     start_ms: int = 0
     sizes: str = ""
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,11 @@ class Safety:
         peers: Peers,
         now: float,
     ) -> bool:
-        others = {seat.id for seat in roster.seats} - {me} if roster else set()
+        seated = {seat.id for seat in roster.seats} if roster else set()
+        others = seated - {me} - set(done)
         if not others:
             return self._etcd_is_down(now)
-        heard = peers.evidence(others - set(done))
+        heard = peers.evidence(others)
         return heard is not None and now - heard < LINK_SILENCE_SECONDS
 
     def _etcd_is_down(self, now: float) -> bool:

@@ -18,6 +18,7 @@ class _Open:
     generation: int
     ranges: tuple[Range, ...]
     ready: bool = False
+    revision: int = 0
 
 
 @dataclass(slots=True)
@@ -43,9 +44,14 @@ class Watches:
         """Whether a read that was sent under `generation` is still up to date."""
         return self.main is not None and self.main.generation == generation
 
-    def opened(self, generation: int) -> None:
+    def opened(self, generation: int, revision: int) -> None:
         if self.main is not None and self.main.generation == generation:
             self.main.ready = True
+            self.main.revision = revision
+
+    def is_ahead_of(self, generation: int, revision: int) -> bool:
+        """Whether the watch began later than what was read under it: another past."""
+        return self.kept(generation) and self.main is not None and self.main.revision > revision
 
     def holds(self, generation: int) -> bool:
         return any(
