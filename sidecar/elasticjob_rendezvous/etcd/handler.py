@@ -108,6 +108,13 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         info = RendezvousStoreInfo(roster.master_address, roster.master_port)
         return RendezvousInfo(None, seat.group_rank, len(roster.seats), info, roster.number)
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether our key stands in etcd, as far as is known here."""
+        member = self._member
+        identity = self._settings.config.identity
+        return member is not None and member.view.member(identity.id) is not None
+
     def is_closed(self) -> bool:
         member = self._member
         if member is None or member.view.round is None:
@@ -268,8 +275,8 @@ def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:
     """A v3 handler from torch's parameters.
 
     Settings: `timeout` or `join_timeout`, `last_call_timeout`, `keep_alive_seconds`,
-    `confirm_seconds`, `protocol` (http or https), `cacert`, `cert`, `key`, `user`,
-    `password`, `namespace`, `job_key`, `node_name`, `slots`, `role`.
+    `confirm_seconds`, `connect_timeout`, `protocol` (http or https), `cacert`, `cert`,
+    `key`, `user`, `password`, `namespace`, `job_key`, `node_name`, `slots`, `role`.
 
     Raises:
         ValueError: a setting is malformed; it names it.
@@ -302,6 +309,7 @@ def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:
         bounds=bounds,
         jitter=random.random(),
         keep_alive_seconds=bounds.keep_alive_seconds,
+        connect_seconds=get_float("connect_timeout") or 30.0,
     )
     secret = str(parameters.get("job_key") or parameters.run_id)
     settings = MemberSettings(
