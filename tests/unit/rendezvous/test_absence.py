@@ -9,8 +9,9 @@ import pytest
 from elasticjob_rendezvous.core import absence
 from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import MemberState, RoundState
+from elasticjob_rendezvous.core.records import Bounds, CauseKind, MemberState, RoundState, Seat
 from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import ORPHAN_SECONDS, Job, a_member, identity
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
@@ -26,37 +27,60 @@ LONG_AGO = 1e6
 
 
 class Absent:
-    """Member b ran round 1 and has no key; round 2 is joinable. One watcher's memory of it."""
+    """Member b ran round 1 and has no key; round 2 is joinable. One watcher's memory of it.
 
-    def __init__(self, state: MemberState = RUNNING, round: int = 1, **bounds: Any) -> None:
+    `said` is what b's key said at last, if that differs from what it said while it ran.
+    """
+
+    def __init__(self, said: dict[str, Any] | None = None, **bounds: Any) -> None:
         self.job = Job("a", "b", **{"keep_alive_seconds": LEASE, **bounds}).sealed("a", "b")
-        self.job.change("b", state=state, round=round)
+        self.job.change("b", **(said or {}))
         self.job.view()
         self.job.gone("b").round(2, previous=1)
-        self.peers, self.timers = Peers(), Timers()
+        self.peers, self.timers = Peers(orphan_seconds=ORPHAN_SECONDS), Timers()
+        self.opened = self.job.now
 
     def heard(self, ago: float = 0.0) -> Absent:
         self.peers.up(PeerUp(B, "s1"), self.job.now - ago)
         return self
 
-    def answers(self, verdict: Verdict) -> Absent:
-        answer = Probed(B, "s1", verdict)
+    def answers(self, verdict: Verdict, session: str = "s1") -> Absent:
+        answer = Probed(B, session, verdict)
         self.peers.probed(answer, self.job.view(), self.job.now, ORPHAN_SECONDS)
+        return self
+
+    def came_and_went(self, session: str) -> Absent:
+        """It was here for a while under another session."""
+        self.job.member("b", session=session, state=RUNNING, round=1).view()
+        self.job.gone("b")
         return self
 
     def stopped(self, after: float = 0.0) -> bool:
         self.timers.begin_step(self.job.later(after).now)
+        seat, view, bounds = self._seen()
+        return absence.has_stopped(seat, view, bounds, self.peers, self.timers, self.opened)
+
+    def lost(self, after: float = 0.0) -> bool:
+        self.timers.begin_step(self.job.later(after).now)
+        seat, view, bounds = self._seen()
+        return absence.is_lost(seat, view, bounds, self.peers, self.timers)
+
+    def opens(self, after: float = 0.0) -> Absent:
+        """Round 2 opens only now."""
+        self.opened = self.job.later(after).now
+        return self
+
+    def probe(self) -> Absent:
+        """The inquiry is sent."""
+        self.peers.tend(self.job.view(), identity("a"), self.job.now, 1.0)
+        return self
+
+    def _seen(self) -> tuple[Seat, View, Bounds]:
         view = self.job.view()
         assert view.bounds is not None
         seat = view.rosters[1].seat(B)
         assert seat is not None
-        return absence.has_stopped(seat, view, view.bounds.record, self.peers, self.timers)
-
-    def lost(self, after: float = 0.0) -> bool:
-        self.timers.begin_step(self.job.later(after).now)
-        bounds = self.job.view().bounds
-        assert bounds is not None
-        return absence.is_lost(B, bounds.record, self.peers, self.timers)
+        return seat, view, view.bounds.record
 
     def took_over(self) -> Absent:
         self.timers.begin_step(self.job.now)
@@ -107,6 +131,21 @@ def test_proof_of_its_end_leaves_no_patience() -> None:
     assert absent.answers(GONE).lost()
 
 
+def test_a_proof_says_nothing_of_a_later_session() -> None:
+    """Its containers came back, and then only its lease ran out."""
+    absent = Absent().answers(GONE).came_and_went("s2").took_over().heard()
+    assert not absent.lost()
+    assert absent.answers(GONE, "s2").lost()
+
+
+def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> None:
+    absent = Absent()
+    absent.job.view().departed.clear()
+    assert absent.took_over().answers(GONE).lost()
+    assert absent.stopped()
+    assert not absent.peers.inquiries
+
+
 @pytest.mark.parametrize("verdict", [WORKERS, AGENT, UNKNOWN])
 def test_any_other_answer_is_no_proof(verdict: Verdict) -> None:
     absent = Absent().took_over()
@@ -126,18 +165,21 @@ def test_who_came_back_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "round", "stopped"),
+    ("said", "stopped"),
     [
-        (LEAVING, 1, True),
-        (DONE, 1, True),
-        (WAITING, 1, True),
-        (WAITING, 0, False),
-        (RUNNING, 1, False),
-        (STOPPING, 1, False),
+        ({"state": LEAVING, "stopped": True}, True),
+        ({"state": LEAVING}, False),
+        ({"state": DONE}, True),
+        ({"state": WAITING, "round": 1}, True),
+        ({"state": WAITING, "round": 0}, False),
+        ({"state": RUNNING}, False),
+        ({"state": STOPPING}, False),
     ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_what_it_said_before_it_went(state: MemberState, round: int, stopped: bool) -> None:
-    absent = Absent(state, round)
+def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> None:
+    """A leaver counts once it said that nothing runs: its key may go by its lease or a fence."""
+    absent = Absent(said)
     assert absent.stopped() is stopped
     assert (B in absent.peers.inquiries) is not stopped
 
@@ -168,9 +210,45 @@ def test_what_an_answer_is_worth(verdict: Verdict, bounds: dict[str, Any], after
 def test_without_an_answer_nothing_counts_as_stopped() -> None:
     absent = Absent()
     assert not absent.stopped()
-    assert absent.wakes_in is not None
-    assert absent.wakes_in <= 0.02  # the probe is sent by the next step
-    assert not absent.stopped(LONG_AGO)
+    assert not absent.probe().stopped(LONG_AGO)
+
+
+def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> None:
+    """An answer is an event of its own; to look again and again would cost a large job much."""
+    absent = Absent()
+    assert not absent.stopped()
+    assert absent.wakes_in == pytest.approx(absence.ASK_SOON_SECONDS)
+    absent.probe()
+    for _ in range(3):
+        assert not absent.stopped(0.1)
+        assert absent.wakes_in is None
+        absent.probe()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "after"),
+    [(GONE, 0.0), (UNKNOWN, 0.0), (AGENT, absence.KILL_SECONDS), (WORKERS, ORPHAN_SECONDS)],
+)
+def test_who_was_absent_for_long_is_told_only_when_the_round_opens(
+    verdict: Verdict, after: float
+) -> None:
+    """Its patience may be over by then, but its kill has only begun."""
+    absent = Absent()
+    assert not absent.stopped()
+    absent.opens(60).answers(verdict)
+    if after:
+        assert not absent.stopped()
+        assert absent.wakes_in == pytest.approx(after)
+        assert not absent.stopped(after - 0.1)
+    assert absent.stopped(0.1)
+
+
+def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
+    absent = Absent()
+    absent.peers.orphan_seconds = 120.0
+    assert not absent.stopped()
+    assert not absent.answers(WORKERS).stopped(119.9)
+    assert absent.stopped(0.1)
 
 
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.9, 0.1)])
@@ -204,6 +282,12 @@ def test_a_proof_from_before_needs_no_question() -> None:
     absent = Absent().answers(GONE)
     assert absent.stopped()
     assert not absent.peers.inquiries
+
+
+def test_a_proof_from_before_its_last_session_needs_one() -> None:
+    absent = Absent().answers(GONE).came_and_went("s2")
+    assert not absent.stopped()
+    assert B in absent.peers.inquiries
 
 
 # -- no round beside them -------------------------------------------------------------
@@ -251,11 +335,62 @@ def test_who_is_done_is_not_asked() -> None:
     assert not job.coordinator.peers.inquiries
 
 
-def test_who_was_seen_leaving_is_not_asked() -> None:
-    """Even by a coordinator that read of it only after its key was gone."""
+def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
+    job = recovering().member("z", state=LEAVING, round=1, stopped=True)
+    job.view()
+    assert job.gone("z").act().ids == ids("ab")
+    assert not job.coordinator.peers.inquiries
+
+
+def test_who_only_said_that_it_leaves_is_asked() -> None:
+    """Its agent may have died while its workers stopped."""
     job = recovering()
     job.coordinator.leavers[identity("z")] = "drained"
-    assert job.act().ids == ids("ab")
+    job.idle().answers("z", WORKERS).later(1).idle()
+    assert job.answers("z", GONE).act().ids == ids("ab")
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["by its lease", "by a fence"])
+def test_a_leavers_key_that_went_does_not_say_that_its_workers_stopped(fenced: bool) -> None:
+    grace = {"stop_grace_seconds": 10, "confirm_seconds": 5}
+    job = Job("a", "b", **grace).sealed("a", "b").idle().later(60)
+    job.change("b", state=LEAVING).idle()
+    if not fenced:
+        job.gone("b")
+    assert job.later(1).act().cause.kind is CauseKind.LEAVE
+    job.change("a", state=WAITING).idle()
+    if fenced:
+        job.later(15).act()
+        assert job.names() == {"a"}
+        job.idle()
+    assert job.answers("b", GONE).act().ids == ids("a")
+
+
+def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> None:
+    """Its patience went by before the round opened, which its link tells it only then."""
+    job = Job("a", "b", expected=2, keep_alive_seconds=LEASE).sealed("a", "b").idle().later(60)
+    link = job.coordinator.peers
+    link.up(PeerUp(B, "s1"), job.now)
+    job.gone("b").idle()
+    for _ in range(4):
+        link.up(PeerHeard(B, "s1"), job.later(1).now)
+        job.idle()
+    link.up(PeerHeard(B, "s1"), job.later(1).now)
+    assert job.act().cause.kind is CauseKind.LOSS
+    job.change("a", state=WAITING).idle()
+    job.later(0.002).answers("b", AGENT).idle()
+    job.later(absence.KILL_SECONDS - 0.01).idle()
+    assert job.later(0.01).act().ids == ids("a")
+
+
+def test_who_came_back_after_a_proof_may_register_again() -> None:
+    job = Job("a", "b").sealed("a", "b").idle().later(60).answers("b", GONE)
+    job.act()
+    assert job.names() == {"a"}
+    job.member("b", session="s2").sealed("a", "b", number=2).idle().later(60)
+    job.coordinator.peers.up(PeerUp(B, "s2"), job.now)
+    job.gone("b").idle()
+    assert job.answers("b", GONE, "s2").act().cause.kind is CauseKind.LOSS
 
 
 def test_who_comes_back_is_not_asked_any_more() -> None:

@@ -136,13 +136,13 @@ def test_an_aborted_collective_is_excused_by_a_leave() -> None:
 
 @pytest.mark.parametrize(
     ("session", "failed", "excused"),
-    [("s2", False, True), ("s2", True, False), ("s1", False, False)],
+    [("s2", False, True), ("s2", True, True), ("s1", False, False)],
     ids=["came back", "came back and had failed", "never went"],
 )
 def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_agent(
     session: str, failed: bool, excused: bool
 ) -> None:
-    """Their launcher ended them; the agent that came back has nothing to say of them."""
+    """Their launcher ended them, or they were the first to abort: their agent was away."""
     job = aborted()
     if failed:
         job.failure("c", kind=ABORT)
@@ -150,6 +150,16 @@ def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_ag
     current = job.later(WINDOW).act()
     assert current.charged == (() if excused else (1,))
     assert current.pending == ()
+
+
+def test_a_new_session_excuses_no_failure_that_speaks_for_itself() -> None:
+    job = aborted().failure("c", message="the true cause")
+    assert job.gone("c").member("c", session="s2", round=1).act().charged == (1,)
+
+
+def test_a_done_member_under_a_new_session_excuses_nothing() -> None:
+    job = aborted().done("c").gone("c").member("c", session="s2", round=1).idle().later(WINDOW)
+    assert job.act().charged == (1,)
 
 
 def test_a_done_member_that_went_excuses_nothing() -> None:

@@ -207,8 +207,15 @@ def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
 
 
 def test_a_leaver_is_waited_for_too() -> None:
+    """Until it says that its workers have ended; while its key may still stand."""
     job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
-    assert job.gone("b").act().ids == ids("a")
+    assert job.change("b", stopped=True).act().ids == ids("a")
+
+
+def test_a_leaver_that_went_without_that_word_is_asked() -> None:
+    job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
+    job.gone("b").idle()
+    assert job.answers("b", Verdict.GONE).act().ids == ids("a")
 
 
 def test_a_coordinator_fences_others_and_never_itself() -> None:
@@ -423,11 +430,13 @@ def test_numbers_go_on_after_etcd_lost_its_data() -> None:
 def test_a_remembered_final_round_is_restored_as_it_was() -> None:
     job = Job("a", "b").change("a", known=7).change("b", known=7)
     roster = seal(7, [a_member("a"), a_member("b")], 1)
-    final = Round(7, FINAL, job_cause(), previous=7, charged=(2,), nodes=2)
+    final = Round(7, FINAL, job_cause(), previous=7, charged=(2,), pending=(6,), nodes=2)
     job.coordinator.last = (final, roster)
     restored = job.idle().later(5).act()
     assert (restored.number, restored.state, restored.charged) == (7, FINAL, (2,))
     assert job.read(Roster, KEYS.roster(7)) == job.read(Roster, KEYS.seats) == roster
+    assert restored.pending == (), "the failures to judge are lost with the data"
+    job.idle().later(60).idle()
 
 
 def test_a_memory_older_than_what_others_know_is_not_restored() -> None:

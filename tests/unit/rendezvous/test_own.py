@@ -363,7 +363,26 @@ def test_leaving_is_said_once_and_with_its_reason() -> None:
     assert txn is not None
     job.commit(txn)
     assert (record(job).state, record(job).reason) == (LEAVING, "drained")
+    assert not record(job).stopped
+    again = job.own("a", local=busy(workers=Workers.STOPPING), leaving="drained")
+    assert own_key.say_leaving(again, job.stored("a")) is None
+
+
+def test_a_leaver_says_once_more_that_its_workers_have_ended() -> None:
+    job = Job("a").sealed("a", number=1).change("a", state=LEAVING, reason="drained")
+    txn = own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a"))
+    assert txn is not None
+    job.commit(txn)
+    assert (record(job).state, record(job).stopped) == (LEAVING, True)
     assert own_key.say_leaving(job.own("a", leaving="drained"), job.stored("a")) is None
+
+
+@pytest.mark.parametrize("workers", list(Workers))
+@pytest.mark.parametrize("leaving", ["", "drained"])
+def test_only_who_leaves_and_runs_nothing_has_stopped(workers: Workers, leaving: str) -> None:
+    """Whoever waits says so by waiting."""
+    own = Job("a").own("a", local=busy(workers=workers), leaving=leaving)
+    assert own.record().stopped is (bool(leaving) and workers is Workers.NONE)
 
 
 def test_closing_ends_the_round_once() -> None:

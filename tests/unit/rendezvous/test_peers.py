@@ -254,6 +254,18 @@ def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
     assert tended(peers, job, 5.6) == []
 
 
+def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
+    job, peers = absent(), linked()
+    assert not peers.must_ask(B), "nobody wants to know"
+    asked(peers, job, 5.0)
+    assert peers.must_ask(B)
+    tended(peers, job, 5.0)
+    assert not peers.must_ask(B)
+    asked(peers, job, 5.1)
+    tended(peers, job, 5.0 + INQUIRY_SECONDS)
+    assert not peers.must_ask(B)
+
+
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_what_it_answered_is_known(verdict: Verdict) -> None:
     job, peers = absent(), linked()

@@ -97,6 +97,15 @@ def test_a_member_that_is_done_need_not_be_linked() -> None:
     assert Cut("a", "b", "c").heard(B).runs(done=frozenset({C}))
 
 
+def test_the_last_one_that_works_is_judged_like_a_gang_of_one() -> None:
+    cut = Cut("a", "b", "c")
+    done = frozenset({B, C})
+    assert not cut.runs(done=done)
+    cut.safety.store_refused_at = NOW
+    assert cut.runs(done=done)
+    assert not cut.runs(done=frozenset({B}))
+
+
 def test_alone_only_an_etcd_that_refuses_proves_anything() -> None:
     cut = Cut("a")
     assert not cut.runs()

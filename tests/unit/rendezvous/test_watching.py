@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.events import Effect, Unwatch, Watch
 from elasticjob_rendezvous.core.kv import Range
@@ -22,7 +24,7 @@ def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
     watches.keep_main(NARROW, 0.0, Alarm())
     assert (watches.ready, watches.reading_under) == (False, 0)
     assert not watches.kept(watches.reading_under)
-    watches.opened(1)
+    watches.opened(1, 5)
     assert (watches.ready, watches.reading_under) == (True, 1)
     assert watches.kept(1)
 
@@ -30,13 +32,39 @@ def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
 def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    watches.opened(1)
+    watches.opened(1, 5)
     assert watches.keep_main(WIDE, 1.0, Alarm()) == [Unwatch(1), Watch(2, WIDE, 0)]
-    watches.opened(1)  # the old watch's late answer
+    watches.opened(1, 5)  # the old watch's late answer
     assert not watches.ready
     assert not watches.kept(1)
-    watches.opened(2)
+    watches.opened(2, 6)
     assert watches.kept(2)
+
+
+@pytest.mark.parametrize(("revision", "ahead"), [(4, True), (5, False), (6, False)])
+def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
+    revision: int, ahead: bool
+) -> None:
+    """A read from before the watch began comes from a store with another past."""
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    assert not watches.is_ahead_of(1, revision)  # nobody knows yet when it begins
+    watches.opened(1, 5)
+    assert watches.is_ahead_of(1, revision) is ahead
+
+
+def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
+    watches = Watches()
+    assert not watches.is_ahead_of(0, 4)
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.opened(1, 5)
+    assert not watches.is_ahead_of(0, 4)
+    watches.keep_main(WIDE, 1.0, Alarm())
+    watches.opened(1, 9)
+    watches.opened(2, 7)
+    assert not watches.is_ahead_of(1, 4)
+    assert watches.is_ahead_of(2, 6)
+    assert not watches.is_ahead_of(2, 7)
 
 
 def watched(effects: list[Effect]) -> list[tuple[int, str, int]]:
@@ -62,7 +90,7 @@ def test_the_coordinators_key_is_watched_from_right_after_it_was_seen() -> None:
 def test_a_broken_watch_is_opened_anew_after_a_pause() -> None:
     watches, alarm = Watches(), Alarm()
     watches.keep_main(NARROW, 0.0, alarm)
-    watches.opened(1)
+    watches.opened(1, 5)
     assert watches.broke(1, retry_at=2.0)
     assert not watches.ready
     assert watches.keep_main(NARROW, 1.0, alarm) == []
