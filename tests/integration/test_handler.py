@@ -82,7 +82,7 @@ def test_two_get_ranks_a_world_and_one_master(make: Make) -> None:
 
 
 def test_a_newcomer_shows_as_waiting_and_the_next_round_has_a_new_master(make: Make) -> None:
-    first, second = make("n-0", 2, 3, last_call_timeout=0.2), make("n-1", 2, 3)
+    first, second = (make(name, 2, 3, last_call_timeout=0.2) for name in ("n-0", "n-1"))
     before, _ = together(first, second)
     newcomer = make("n-2", 2, 3)
     with ThreadPoolExecutor(1) as pool:
