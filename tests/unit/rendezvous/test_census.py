@@ -108,6 +108,14 @@ def test_a_seated_member(
     assert (identity("a") in count.survivors) is survives
 
 
+def test_a_leaver_that_said_that_nothing_runs_is_neither_asked_nor_waited_for() -> None:
+    job = Job("a", "b").sealed("a", "b", number=3).change("a", state=LEAVING, stopped=True)
+    count = census(job, previous=3)
+    assert names(count.unstopped) == ["b"]
+    assert not count.waiting
+    assert identity("a") not in count.survivors | count.live
+
+
 def test_a_seated_member_that_may_yet_start_counts_as_running() -> None:
     job = Job("a").sealed("a", number=3).change("a", state=WAITING, round=2)
     assert names(census(job, previous=3).unstopped) == ["a"]

@@ -17,6 +17,7 @@ from elasticjob_rendezvous.core.events import (
     Grant,
     Granted,
     KeepAlive,
+    KeptAlive,
     LeaseGone,
     Left,
     Link,
@@ -35,6 +36,7 @@ from elasticjob_rendezvous.core.events import (
     StoreRefused,
     Tick,
     TxnAmbiguous,
+    TxnDone,
     Unlink,
     Unwatch,
     Verdict,
@@ -44,7 +46,7 @@ from elasticjob_rendezvous.core.events import (
     Workers,
     Write,
 )
-from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn
+from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
@@ -275,6 +277,25 @@ def test_past_its_lease_a_lone_member_kills_its_workers() -> None:
     node.later(4)
     assert isinstance(node.directive, Stop)
     assert node.directive.kill
+
+
+@pytest.mark.parametrize(("passed", "runs"), [(1.9, True), (2.1, False)])
+def test_a_new_lease_vouches_for_nothing_before_a_key_hangs_on_it(
+    passed: float, runs: bool
+) -> None:
+    """It goes on being renewed, but the coordinator sees no key and waits only so long."""
+    a, _ = pair()
+    a.held = True
+    a.hear(LeaseGone(a.engine.lease.id)).answer().hear(Tick())
+    lease, forgotten = a.engine.lease.id, a.now
+    while a.now < forgotten + passed:
+        a.later(0.1).hear(KeptAlive(lease, a.now + LEASE))
+    assert a.engine.lease.holds(a.now)
+    assert isinstance(a.directive, Run) is runs
+    if not runs:
+        assert isinstance(a.directive, Stop)
+        assert a.directive.kill
+        assert a.made(Serve)[-1] == Serve(2)
 
 
 def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
@@ -508,6 +529,9 @@ def test_who_left_keeps_its_word_in_etcd_until_the_round_moved_on() -> None:
     b.hear(LocalChanged(LEAVES)).hear(LocalChanged(STOPPED))
     assert b.directive != Left()
     assert len(sessions(b)) == 2
+    member = b.engine.view.member(identity("b"))
+    assert member is not None
+    assert (member.record.state, member.record.stopped) == (MemberState.LEAVING, True)
     a.hear(Tick()).later(0.3)  # leaves that are close share a round
     b.hear(Tick())
     assert b.directive == Left()
@@ -626,6 +650,25 @@ def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> No
     assert Unwatch(old[-1].generation) in node.said
     assert node.engine.view.round is not None
     assert node.engine.view.round.record.state is RoundState.FINAL
+
+
+def test_data_lost_before_anything_was_read_is_noticed_by_the_watch() -> None:
+    """The watch waits for a revision of the lost past and would be silent for ever."""
+    etcd = SimEtcd()
+    for _ in range(50):
+        etcd.txn(Txn((), (Put("/another", b""),)))
+    node = Node(etcd, "a", bounds=Bounds(1, 1))
+    node.held = True
+    node.start().answer().hear(Tick())
+    (watch,) = node.made(Watch)
+    etcd.wipe()
+    node.fail(TxnDone(TxnResult(True, 3, etcd.cluster_id)))
+    assert Unwatch(watch.generation) in node.said
+    assert node.made(Watch)[-1].generation > watch.generation
+    assert not node.engine.session
+    node.held = False
+    node.later(1)
+    assert isinstance(node.directive, Run)
 
 
 def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
