@@ -345,14 +345,21 @@ def test_the_roster_comes_with_the_news_that_the_round_is_final() -> None:
 def test_the_coordinators_key_is_watched_a_little_later() -> None:
     """A large job's members must not all do so in the moment in which the round forms."""
     etcd = SimEtcd()
-    a, b = (Node(etcd, name, bounds=Bounds(2, 2), jitter=0.5).start() for name in "ab")
+    a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
     settle(a, b)
     leader = (Range(key_of(a)),)
+    b.later(0.9)
     assert leader not in [watch.ranges for watch in b.made(Watch)]
-    b.later(0.19)
-    assert leader not in [watch.ranges for watch in b.made(Watch)]
-    b.later(0.02)
+    assert not b.made(Link)
+    b.later(0.2)
     assert leader in [watch.ranges for watch in b.made(Watch)]
+    assert b.made(Link)
+
+
+def test_once_the_round_is_final_the_coordinator_is_attended_at_once() -> None:
+    a, b = pair()
+    assert (Range(key_of(a)),) in [watch.ranges for watch in b.made(Watch)]
+    assert b.made(Link)
 
 
 def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None:
@@ -680,3 +687,7 @@ def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
     node.hear(stale)
     assert node.engine.view.round is not None
     assert node.engine.view.round.record.number == 1
+
+
+def test_orphans_are_waited_for_as_long_as_this_jobs_launchers_keep_them() -> None:
+    assert alone(orphan_seconds=120.0).engine.coordinator.peers.orphan_seconds == 120.0

@@ -271,10 +271,10 @@ def test_where_nobody_knows_how_many_will_come_a_quiet_moment_is_enough() -> Non
     round = Round("ab", expected=None)
     round.job.member("c")
     assert round.seen() is None
-    round.job.later(0.5).member("d")
+    round.job.later(0.4).member("d")
     assert round.seen() is None
-    assert round.seen(0.5) is None
-    assert round.seen(0.25) == (CauseKind.JOIN, ("c", "d"))
+    assert round.seen(0.4) is None
+    assert round.seen(0.1) == (CauseKind.JOIN, ("c", "d"))
 
 
 def test_settling_ends_when_everybody_wanted_is_there() -> None:
