@@ -6,8 +6,6 @@ import sys
 
 import typer
 
-from elasticjob_cli import agent
-from elasticjob_cli.commands import change, get, logs, run, validate
 from elasticjob_cli.errors import CommandError, ExitCode
 
 HELP = """Elastic PyTorch jobs on this machine.
@@ -16,30 +14,54 @@ HELP = """Elastic PyTorch jobs on this machine.
 commands look at such jobs and change them, also after their end.
 """
 
-app = typer.Typer(
-    help=HELP,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(run.run)
-app.command(context_settings=agent.CONTEXT)(agent.agent)
-app.command()(get.get)
-app.command()(get.describe)
-app.command()(change.scale)
-app.command()(change.delete)
-app.command()(logs.logs)
-app.command()(validate.validate)
-app.command()(change.fault)
-app.command()(validate.version)
+
+def application(first: str) -> typer.Typer:
+    """The command line. Where `first` is "agent" it knows nothing else.
+
+    The agent starts on every node of a gang that waits for it; what the other commands
+    import would cost it half a second.
+    """
+    app = typer.Typer(
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    if first == "agent":
+        app.callback()(_group)
+        _add_agent(app)
+        return app
+    from elasticjob_cli.commands import change, get, logs, run, validate
+
+    app.command()(run.run)
+    _add_agent(app)
+    app.command()(get.get)
+    app.command()(get.describe)
+    app.command()(change.scale)
+    app.command()(change.delete)
+    app.command()(logs.logs)
+    app.command()(validate.validate)
+    app.command()(change.fault)
+    app.command()(validate.version)
+    return app
+
+
+def _add_agent(app: typer.Typer) -> None:
+    from elasticjob_cli import agent
+
+    app.command(context_settings=agent.CONTEXT)(agent.agent)
+
+
+def _group() -> None:
+    """With a callback a single command keeps its name."""
 
 
 def main() -> None:
     """The console script: errors become a line on standard error and an exit code."""
     try:
-        app(prog_name="elasticjob")
+        application(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="elasticjob")
     except CommandError as error:
         print(f"elasticjob: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))

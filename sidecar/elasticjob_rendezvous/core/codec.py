@@ -2,7 +2,8 @@
 
 JSON objects with camelCase names; fields that hold their default are left out,
 and unknown fields are ignored, so that an older and a newer release can share a
-job. Owns the format, not the records.
+job. A record whose class says `ROW = True` is an array of its fields in their order:
+shorter, and much quicker to read where there are many. Owns the format, not the records.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def _names(kind: Any) -> tuple[tuple[str, str, object], ...]:
 def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         kind: Any = type(value)
+        if getattr(kind, "ROW", False):
+            return [getattr(value, attribute) for attribute, _, _ in _names(kind)]
         return {
             name: _plain(item)
             for attribute, name, default in _names(kind)
@@ -108,7 +111,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         inner: Callable[[Any], Any] = _reader(given)
         return lambda item: None if item is None else inner(item)
     if hasattr(kind, "__dataclass_fields__"):
-        return _dataclass_reader(kind)
+        return _row_reader(kind) if getattr(kind, "ROW", False) else _dataclass_reader(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind
     if kind is float:
@@ -116,6 +119,22 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if kind is bool:
         return lambda item: _as(bool, item)
     return lambda item: _as(kind, item)
+
+
+def _row_reader(kind: type) -> Callable[[Any], Any]:
+    """Fields of plain types, in order; more than we know are left alone, fewer are defaults."""
+    hints = get_type_hints(kind)
+    types_ = [hints[attribute] for attribute, _, _ in _names(kind)]
+    most = len(types_)
+
+    def read(row: Any) -> Any:
+        row = _as(list, row)[:most]
+        for value, expected in zip(row, types_, strict=False):
+            if type(value) is not expected:
+                raise TypeError(f"{value!r:.40} is not a {expected.__name__}")
+        return kind(*row)
+
+    return read
 
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:

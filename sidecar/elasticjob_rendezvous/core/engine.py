@@ -81,7 +81,7 @@ from elasticjob_rendezvous.core.watching import Watches
 
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
-LEADER_WATCH_DELAY_SECONDS = 0.2
+ATTEND_SECONDS = 1.0
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
@@ -125,7 +125,7 @@ class Engine:
         self._answered: set[str] = set()
         self._doubt = True
         self._looked_at = 0.0
-        self._leader_watch_at = 0.0
+        self._leader_found_at = 0.0
         self._retry_at = 0.0
         self._backoff = FIRST_BACKOFF_SECONDS
         # this member's life
@@ -321,9 +321,19 @@ class Engine:
         before = self.leadership.key
         found = self.leadership.found(revision, ranges)
         if self.leadership.key != before:
-            delay = LEADER_WATCH_DELAY_SECONDS * (0.5 + self.config.jitter)
-            self._leader_watch_at = self._clock.now + delay
+            self._leader_found_at = self._clock.now
         return found
+
+    def _may_attend(self) -> bool:
+        """Whether it is time to link to the coordinator and watch its key.
+
+        A thousand members must not do that in the very moment in which it forms a
+        round: they wait for the round, or for a while.
+        """
+        at = self.view.round
+        if at is not None and at.record.state is RoundState.FINAL:
+            return True
+        return self._alarm.passed(self._leader_found_at + ATTEND_SECONDS, self._clock.now)
 
     def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
         """Whether an answer comes from another past than ours: etcd was set up anew."""
@@ -416,7 +426,8 @@ class Engine:
         if self.coordinator.active:
             self._tend_peers()
         else:
-            self._effects += self.leadership.tend(self.view, self._clock.now, self._doubt)
+            now, attend = self._clock.now, self._may_attend()
+            self._effects += self.leadership.tend(self.view, now, self._doubt, attend)
 
     def _take_over(self) -> None:
         """We coordinate from now on, and look after a predecessor that left workers behind."""
@@ -444,7 +455,7 @@ class Engine:
             self._effects += opened
         if leads or not self.leadership.key:
             self._effects += self.watches.keep_leader("", 0, now, self._alarm)
-        elif not self._doubt and self._alarm.passed(self._leader_watch_at, now):
+        elif not self._doubt and self._may_attend():
             key, seen_at = self.leadership.key, self.leadership.seen_at
             self._effects += self.watches.keep_leader(key, seen_at, now, self._alarm)
 

@@ -21,7 +21,7 @@ from elasticjob_rendezvous.core.roster import legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
-QUIET_PART = 4
+QUIET_PART = 6
 LEAVE_COALESCE_SECONDS = 0.2
 """Leaves this close to each other share a round."""
 

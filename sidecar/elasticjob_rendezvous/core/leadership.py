@@ -69,8 +69,8 @@ class Leadership:
                     return session
         return None
 
-    def tend(self, view: View, now: float, in_doubt: bool) -> list[Effect]:
-        """Hold a link to the coordinator; notice that its key is gone."""
+    def tend(self, view: View, now: float, in_doubt: bool, attend: bool = True) -> list[Effect]:
+        """Notice that the coordinator's key is gone; with `attend`, hold a link to it."""
         leader = self.leader(view)
         if leader is None:
             if not self.key or in_doubt:
@@ -79,7 +79,7 @@ class Leadership:
             self.look_at = now if self._named(view) else now + self._delay()
             return self.unlink()
         record = leader.record
-        if (record.id, record.session) == self.link:
+        if (record.id, record.session) == self.link or not attend:
             return []
         self.link = (record.id, record.session)
         self.heard = None

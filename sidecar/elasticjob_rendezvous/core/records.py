@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from elasticjob_rendezvous.core.codec import prepare
 
@@ -224,6 +225,8 @@ class Seat:
     `session` and the ports are of the moment when the round was sealed: whoever
     coordinates later can ask after a member that is gone from etcd.
     """
+
+    ROW: ClassVar[bool] = True
 
     id: str
     name: str

@@ -56,6 +56,7 @@ log = logging.getLogger(__name__)
 
 BACKEND = "elasticjob"
 SHUTDOWN_SECONDS = 10.0
+START_SECONDS = 1.0
 CONNECT_PATIENCE_SECONDS = 2.0
 """How long making a handler waits for etcd; after that `next_rendezvous` says what is wrong."""
 T = TypeVar("T")
@@ -103,7 +104,8 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         roster = directive.roster
         seat = roster.seat(directive.member)
         assert seat is not None, "a Run directive seats its member"
-        self._tell(replace(self._local, workers=Workers.RUNNING, round=roster.number))
+        self._tell(replace(self._local, workers=Workers.STARTING, round=roster.number))
+        self._say_running_soon(roster.number)
         self._release_port()
         info = RendezvousStoreInfo(roster.master_address, roster.master_port)
         return RendezvousInfo(None, seat.group_rank, len(roster.seats), info, roster.number)
@@ -153,6 +155,19 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         alive = self._thread.is_alive()
         self._thread = None
         return not alive
+
+    def _say_running_soon(self, number: int) -> None:
+        """The caller starts its workers now; nobody tells us when they run."""
+
+        def running() -> None:
+            local = self._local
+            if local.round == number and local.workers is Workers.STARTING and self._member:
+                self._local = replace(local, workers=Workers.RUNNING)
+                self._member.tell(self._local)
+
+        loop = self._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(loop.call_later, START_SECONDS, running)
 
     # -- waiting, in the loop -------------------------------------------------------
 
