@@ -479,7 +479,8 @@ class Coordinator:
             member = view.member(seat.id)
             gone = member is None or member.record.state is MemberState.LEAVING
             # One that came back under a new session was lost in between.
-            gone = gone or seat.session not in ("", member.record.session if member else "")
+            session = member.record.session.rstrip("~") if member else ""
+            gone = gone or seat.session not in ("", session)
             if gone and seat.id not in done:
                 names.append(seat.name)
         return tuple(names)

@@ -583,8 +583,8 @@ class Engine:
         stopped = self.local.workers is Workers.NONE
         seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
         said = stored.record.state is MemberState.LEAVING and stored.record.stopped
-        done = stored.record.state is MemberState.DONE
-        if stopped and (not seated or done or (said and self._leave_was_seen())):
+        silent = self.local.round == 0 or stored.record.state is MemberState.DONE
+        if stopped and (silent or (said and (not seated or self._leave_was_seen()))):
             return own_key.drop(own, stored)
         others = len(self.view.members()) > 1
         if self.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
