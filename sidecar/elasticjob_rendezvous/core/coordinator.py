@@ -95,7 +95,7 @@ class Coordinator:
             return None
         bounds = view.bounds.record
         self.timers.since(absence.TOOK_OVER)
-        fences = self._duplicates(view) + gone_keys(self.peers, view.members())
+        fences = self._duplicates(view, own) + gone_keys(self.peers, view.members())
         fences = [fence for fence in fences if fence.key != own.key]
         if fences:
             return self._fence(view, own, fences, "its session is over")
@@ -121,14 +121,21 @@ class Coordinator:
             case _:
                 assert_never(at.record.state)
 
-    def _duplicates(self, view: View) -> list[Versioned[Member]]:
-        """Sessions that a later session of the same member or pod name replaced."""
-        newest: dict[str, Versioned[Member]] = {}
+    def _duplicates(self, view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
+        """Sessions that a later session of the same member or pod name replaced.
+
+        Of our own the present one counts: a later key is a request of ours that was
+        given up for lost and came true after all.
+        """
+        newest = {own.record.name: own}
         old: list[Versioned[Member]] = []
         for sessions in view.sessions.values():
             for session in sessions.values():
+                if session.key == own.key:
+                    continue
                 rival = newest.get(session.record.name)
-                if rival is None or rival.created < session.created:
+                ours = rival is not None and rival.key == own.key and _same_agent(rival, session)
+                if rival is None or (rival.created < session.created and not ours):
                     newest[session.record.name] = session
                     old += [rival] if rival else []
                 else:
@@ -555,6 +562,12 @@ class Coordinator:
             ),
             note,
         )
+
+
+def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
+    """Whether two sessions were begun by one and the same process."""
+    nonce = one.record.session.rpartition("-")[0]
+    return bool(nonce) and nonce == other.record.session.rpartition("-")[0]
 
 
 def _spent(failures: Any, bounds: Bounds) -> Outcome:

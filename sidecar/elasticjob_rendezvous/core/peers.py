@@ -72,6 +72,8 @@ class Peers:
         last_heard: member -> when any link of it was last heard, also after it broke.
         inquiries: members without a key whose workers may still run -> what was heard.
         fenced: members whose key was deleted though they were not proven gone.
+        forsaken: sessions whose agent did not come back in time: their launchers end the
+            workers, so they are lost, though nothing proves yet that those have stopped.
         symptoms: when the first sign of trouble with a member was seen.
     """
 
@@ -86,6 +88,7 @@ class Peers:
     last_heard: dict[str, float] = field(default_factory=dict)
     inquiries: dict[str, _Inquiry] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
+    forsaken: set[Session] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
         """A new coordinatorship: forget suspicions, keep the links, proofs and orphans."""
@@ -95,6 +98,7 @@ class Peers:
         self.strays.clear()
         self.inquiries.clear()
         self.fenced.clear()
+        self.forsaken.clear()
         self.roll_call_at = now + ROLL_CALL_SECONDS
 
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
@@ -231,8 +235,11 @@ class Peers:
         for session, orphan in list(self.orphans.items()):
             member = view.member(session[0])
             came_back = member is not None and member.record.session != session[1]
-            if came_back or alarm.passed(orphan.until, now):
+            if came_back:
                 del self.orphans[session]
+            elif alarm.passed(orphan.until, now):
+                del self.orphans[session]
+                self.forsaken.add(session)
             elif number > orphan.told or alarm.passed(orphan.next_probe, now):
                 orphan.told = number
                 orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
@@ -280,9 +287,9 @@ def _number(view: View) -> int:
 
 
 def gone_keys(peers: Peers, members: Mapping[str, Versioned[Member]]) -> list[Versioned[Member]]:
-    """The keys of sessions that are proven gone."""
+    """The keys of sessions that are proven gone, or whose agent will not come back."""
     return [
         versioned
         for versioned in members.values()
-        if (versioned.record.id, versioned.record.session) in peers.gone
+        if (versioned.record.id, versioned.record.session) in peers.gone | peers.forsaken
     ]
