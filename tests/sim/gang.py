@@ -41,6 +41,11 @@ class Gangs:
     def gang(self, number: int) -> Gang | None:
         return self._gangs.get(number)
 
+    def forget(self, number: int) -> None:
+        """The number was sealed anew after a wipe: what broke in the old gang breaks no more."""
+        self._gangs.pop(number, None)
+        self.world.truth.aborts.pop(number, None)
+
     def running(self, pod: Pod) -> None:
         """The pod's workers of its round came up."""
         assert pod.roster is not None

@@ -155,6 +155,7 @@ class Checker:
         roster = decode(Roster, change.key, change.after.value)
         if self._sealed_by_strangers(roster):
             self.sealed[number] = roster
+            self.world.gangs.forget(number)
         known = self.sealed.setdefault(number, roster)
         self.need(roster == known, "one sealed membership", f"{known} became {roster}")
         self.need(change.before is None, "one sealed membership", f"{number} was written again")
