@@ -54,6 +54,9 @@ from elasticjob_rendezvous.peers.server import PeerServer
 log = logging.getLogger(__name__)
 
 LINK_DELAY_SECONDS = 0.2
+CROWD = 16
+GATHER_SECONDS = 0.01
+"""How long the coordinator of a crowd gathers what its members write before it judges."""
 
 
 def _merged(events: list[Event]) -> list[Event]:
@@ -107,6 +110,7 @@ class Driver:
         self._defect: asyncio.Future[None] | None = None
         self._pump_due: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._gathering = False
         self._tasks: asyncio.TaskGroup | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._link: asyncio.Task[None] | None = None
@@ -115,8 +119,21 @@ class Driver:
     def post(self, event: Event) -> None:
         """Hand an event to the engine, soon; from the loop's own thread."""
         self._events.append(event)
-        if self._pump_due is None and self._loop is not None:
+        if self._loop is None:
+            return
+        patient = isinstance(event, Changed) and self._crowded()
+        if self._pump_due is None and patient:
+            self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
+            self._gathering = True
+        elif self._pump_due is None or (self._gathering and not patient):
+            if self._pump_due is not None:
+                self._pump_due.cancel()
             self._pump_due = self._loop.call_soon(self._pump)
+            self._gathering = False
+
+    def _crowded(self) -> bool:
+        """Whether many members are likely to speak at once, and we judge them all each time."""
+        return self._engine.coordinator.active and len(self._engine.view.sessions) >= CROWD
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
