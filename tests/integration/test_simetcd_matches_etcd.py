@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -28,7 +29,7 @@ from elasticjob_rendezvous.core.kv import (
 )
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Compacted, InvalidRequest, LeaseLost
-from tests.integration.etcd_server import EtcdServer
+from tests.integration.etcd_server import NEWEST, EtcdServer
 from tests.integration.watching import drained, events_of, opened
 from tests.sim import simetcd
 from tests.sim.simetcd import SimEtcd
@@ -193,13 +194,23 @@ class Pair:
         assert [self.event(event, 0) for event in found] == expected
 
 
+@pytest.fixture(scope="module")
+def lonely_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A server that nobody else uses: a lease of another test that runs out is a revision."""
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), NEWEST)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=st.lists(_steps, min_size=15, max_size=25))
-def test_same_steps_same_answers(newest_etcd: EtcdServer, prefix: str, steps: list[Step]) -> None:
+def test_same_steps_same_answers(lonely_etcd: EtcdServer, prefix: str, steps: list[Step]) -> None:
     async def main() -> None:
-        async with Client([newest_etcd.url]) as client:
+        async with Client([lonely_etcd.url]) as client:
             mine = f"{prefix}{next(_numbers)}/"
             begin = (await client.range(Range(mine))).revision
             pair = Pair(client, mine, begin)
@@ -213,9 +224,9 @@ def test_same_steps_same_answers(newest_etcd: EtcdServer, prefix: str, steps: li
 
 
 @pytest.mark.parametrize("ttl_seconds", [2, 5])
-def test_least_time_to_live(newest_etcd: EtcdServer, ttl_seconds: int) -> None:
+def test_least_time_to_live(lonely_etcd: EtcdServer, ttl_seconds: int) -> None:
     async def main() -> None:
-        async with Client([newest_etcd.url]) as client:
+        async with Client([lonely_etcd.url]) as client:
             real = await client.grant(ttl_seconds)
             await client.revoke(real.id)
             assert real.ttl_seconds == SimEtcd().grant(ttl_seconds, 0.0).ttl_seconds
@@ -223,17 +234,17 @@ def test_least_time_to_live(newest_etcd: EtcdServer, ttl_seconds: int) -> None:
     asyncio.run(main())
 
 
-def test_compacted_revisions_can_not_be_watched(newest_etcd: EtcdServer, prefix: str) -> None:
+def test_compacted_revisions_can_not_be_watched(lonely_etcd: EtcdServer, prefix: str) -> None:
     target = Range(f"{prefix}k")
     sim = SimEtcd()
 
     async def main() -> None:
-        async with Client([newest_etcd.url]) as client:
+        async with Client([lonely_etcd.url]) as client:
             real = [await client.put(Put(target.key, bytes([n]))) for n in range(3)]
             simulated = [
                 sim.txn(Txn((), (Put(target.key, bytes([n])),))).revision for n in range(3)
             ]
-            newest_etcd.ctl("compaction", str(real[1]))
+            lonely_etcd.ctl("compaction", str(real[1]))
             sim.compact(simulated[1])
             with pytest.raises(Compacted):
                 await drained(client.watch([target], real[0]))
