@@ -39,7 +39,6 @@ def take(
     """Sort the members. `silenced` ids failed to confirm lately and do not count."""
     seated = {seat.id for seat in roster.seats} if roster else set()
     marked = {mark.member for mark in bounds.marks}
-    sizes = bounds.sizes
     waiting, unstopped, live = [], [], set()
     for id, versioned in members.items():
         member = versioned.record
@@ -47,8 +46,7 @@ def take(
         if not goes:
             live.add(id)
         if member.state is MemberState.WAITING and (member.round >= previous or id not in seated):
-            agrees = not member.sizes or member.sizes == sizes
-            if not goes and id not in silenced and agrees:
+            if not goes and id not in silenced and bounds.agrees(member):
                 waiting.append(member)
         elif member.state is not MemberState.DONE and not member.stopped:
             unstopped.append(member)

@@ -130,7 +130,7 @@ class Bounds:
 
     def agrees(self, member: Member) -> bool:
         """Whether `member` was started with these sizes, or leaves them to the operator."""
-        return member.sizes in ("", self.sizes)
+        return not member.sizes or member.sizes == self.sizes
 
     def marked(self, member: str) -> Mark | None:
         return next((mark for mark in self.marks if mark.member == member), None)
@@ -286,7 +286,6 @@ class FailureClass(StrEnum):
 
 
 FAILURE_BYTES = 8 * 1024
-FAILURES_PER_ROUND = 16
 
 
 @dataclass(frozen=True, slots=True)
