@@ -154,7 +154,8 @@ def test_a_member_without_a_leader_ends_its_streams_and_is_unavailable(
                 await ended
             with pytest.raises(Unavailable):
                 await client.range(Range("/"))
-            with pytest.raises(Unavailable):
+            # A server that was too slow with its refusal leaves a write in doubt.
+            with pytest.raises((Unavailable, Ambiguous)):
                 await client.put(Put("/k", b""))
             with pytest.raises(Unavailable):
                 await client.keep_alive(lease.id)

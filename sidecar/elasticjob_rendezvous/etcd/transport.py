@@ -41,6 +41,9 @@ BROKEN = (
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _LAST_BACKOFF_SECONDS = 1.0
+_LEAST_WRITE_SECONDS = 0.1
+"""A write is not sent again with less time than this: not to be answered in time would put in
+doubt what so far was surely refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,13 @@ class Transport:
             except BROKEN as error:
                 failure = read_failure(error)
                 delay = await self._delay_before_next(call, link, failure, error)
-                if loop.time() + delay >= call.deadline:
-                    kind = _kind(call, failure.verdict)
-                    raise kind(operation, link.endpoint.url, failure.detail) from error
-                await asyncio.sleep(delay)
+                latest = call.deadline - (0.0 if repeatable else _LEAST_WRITE_SECONDS)
+                if loop.time() + delay < latest:
+                    await asyncio.sleep(delay)
+                    if loop.time() < latest:
+                        continue
+                kind = _kind(call, failure.verdict)
+                raise kind(operation, link.endpoint.url, failure.detail) from error
 
     async def _attempt(
         self, call: _Call, link: Link, send: Send[Reply], remaining_seconds: float
