@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
 from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
@@ -17,6 +17,7 @@ from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import (
     Compare,
+    Delete,
     Deleted,
     KeyValue,
     Put,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 5.0
 ATTEMPTS = 5
+OPERATIONS_A_TXN = 100
+"""etcd takes 128."""
 
 
 class Mirror:
@@ -204,6 +207,22 @@ async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> b
         except Ambiguous:
             continue  # read again: the next look decides
     raise Contended(prefix)
+
+
+async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> None:
+    """Delete every session of members whose pods are gone. A pod's uid never comes back, so there
+    is nothing to compare and deleting again is safe.
+    """
+    keys = Keys(prefix)
+    for first in range(0, len(members), OPERATIONS_A_TXN):
+        some = members[first : first + OPERATIONS_A_TXN]
+        txn = Txn((), tuple(Delete(keys.sessions(member), prefix=True) for member in some))
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Ambiguous):
+                await client.txn(txn)
+                break
+        else:
+            await client.txn(txn)
 
 
 class Contended(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.mirror import Mirror, close, write_bounds
+from elasticjob_operator.mirror import Mirror, close, remove_members, write_bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Txn
@@ -201,3 +201,27 @@ def test_foreign_keys_below_the_root_are_passed_over(server: EtcdServer) -> None
             assert "another program may be writing" in found.malformed[0]
 
     asyncio.run(main())
+
+
+def test_members_whose_pods_are_gone_are_taken_out(server: EtcdServer) -> None:
+    async def main() -> None:
+        async with mirrored(server) as (client, mirror):
+            keys = Keys(ONE)
+            for index in range(150):
+                name = f"m{index}"
+                await put(client, keys.session(name, "s"), Member(name, "s", name, "127.0.0.1", 1))
+            await put(client, keys.session("m1", "t"), Member("m1", "t", "m1", "127.0.0.1", 1))
+            await put(client, Keys(TWO).session("m1", "s"), Member("m1", "s", "b", "127.0.0.1", 1))
+            await remove_members(client, ONE, [f"m{index}" for index in range(1, 150)])
+            await until(mirror, lambda: len(members(mirror, ONE)) == 1)
+            assert (members(mirror, ONE), members(mirror, TWO)) == (["m0"], ["m1"])
+            await remove_members(client, ONE, ["m1"])  # again is nothing
+            assert members(mirror, ONE) == ["m0"]
+
+    asyncio.run(main())
+
+
+def members(mirror: Mirror, prefix: str) -> list[str]:
+    found = mirror.records(prefix)
+    assert found is not None
+    return [member.id for member in found.members]

@@ -14,11 +14,12 @@ from elasticjob_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    RemoveMembers,
     WriteBounds,
     WriteNodes,
 )
 from elasticjob_operator.core.plan import Plan
-from elasticjob_operator.mirror import Contended, Mirror, close, write_bounds
+from elasticjob_operator.mirror import Contended, Mirror, close, remove_members, write_bounds
 from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.client import Client
@@ -74,10 +75,12 @@ class Applier:
                 revision = await write_bounds(self._client, self._prefix_of(incarnation), bounds)
                 self.incarnation, self.bounds = incarnation, bounds
                 await self._mirror.reached(revision, SEEN_SECONDS)
-            case CloseRendezvous(incarnation, kind, reason):
-                outcome = Outcome(OutcomeKind(kind.value), reason.value)
+            case CloseRendezvous(incarnation, kind):
+                outcome = Outcome(OutcomeKind(kind.value), action.detail)
                 now_ms = time.time_ns() // 1_000_000
                 await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
+            case RemoveMembers(incarnation, members):
+                await remove_members(self._client, self._prefix_of(incarnation), members)
             case CreatePod(index, name, incarnation):
                 await self._kubelet.create(index, name, incarnation)
             case DeletePod(name, uid, reason):

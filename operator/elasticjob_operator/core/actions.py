@@ -31,6 +31,20 @@ class CloseRendezvous:
     incarnation: int
     kind: OutcomeKind
     reason: StopReason
+    message: str = ""
+
+    @property
+    def detail(self) -> str:
+        """What is written beside the outcome: the reason, and what it says of this job."""
+        return f"{self.reason}: {self.message}" if self.message else self.reason.value
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveMembers:
+    """Take members out of the rendezvous whose pods are gone: nobody else waits for their lease."""
+
+    incarnation: int
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +70,6 @@ class DeleteJob:
     """Delete the job itself: its time to live after the end is over."""
 
 
-Action = WriteNodes | WriteBounds | CloseRendezvous | CreatePod | DeletePod | DeleteJob
+Action = (
+    WriteNodes | WriteBounds | CloseRendezvous | RemoveMembers | CreatePod | DeletePod | DeleteJob
+)

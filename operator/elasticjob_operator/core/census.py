@@ -19,7 +19,7 @@ class Census:
         given_up: those of `counted` whose launcher has not run for pendingTimeoutSeconds.
         marked: those that are to leave: marked in bounds, or terminating and not yet ended.
         failed: those that ended in failure and were not told to go.
-        indices: held by a pod of any kind; none of them may be used again yet.
+        indices: held by a pod of any kind, or a stranger's; none of them may be used again yet.
     """
 
     counted: tuple[Pod, ...]
@@ -48,7 +48,7 @@ def take_census(job: ElasticJob, observed: Observed, now: datetime) -> Census:
         # One that has ended is no member any more: nobody needs to be told that it leaves.
         marked=tuple(pod for pod in pods if pod.uid in told or (pod.terminating and not pod.ended)),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
-        indices=frozenset(pod.index for pod in pods),
+        indices=observed.foreign | {pod.index for pod in pods},
     )
 
 

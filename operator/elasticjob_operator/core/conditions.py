@@ -8,7 +8,8 @@ from datetime import datetime
 
 from elasticjob_operator.core.census import Census
 from elasticjob_operator.core.lifecycle import FINISHED
-from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.core.names import pod_name
+from elasticjob_operator.core.observed import Observed, Obstacle, Pod
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
 from elasticjob_operator.core.sizes import Clamp, WantedSize
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
@@ -46,6 +47,7 @@ def conditions(
         *_phases(job, view, phase),
         resizing(view, size, phase),
         *_ends(view, phase),
+        *_refusals(job, observed),
     ]
     order = list(ConditionType)
     findings.sort(key=lambda finding: order.index(finding.type))
@@ -94,6 +96,28 @@ def pods_ready(observed: Observed, census: Census, size: WantedSize, phase: Phas
     waiting = [pod.name for pod in census.counted if not pod.ready]
     names = f"; waiting for {_some(waiting)}" if waiting else ""
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
+
+
+def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
+    """What a user has to mend; there only while it is so, or once it was."""
+    before = {condition.type for condition in job.status.conditions}
+    refusal = observed.refusal
+    found = []
+    for kind, obstacle in (
+        (ConditionType.NAME_CONFLICT, Obstacle.NAME_CONFLICT),
+        (ConditionType.TEMPLATE_INVALID, Obstacle.TEMPLATE_INVALID),
+    ):
+        if refusal is not None and refusal.obstacle is obstacle:
+            message = refusal.message
+        elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
+            strangers = [pod_name(job.metadata.name, index) for index in observed.foreign]
+            message = f"{_some(strangers)}: of this name, but not this job's; passed over"
+        else:
+            if kind in before:
+                found.append(Finding(kind, ConditionStatus.FALSE, "Resolved"))
+            continue
+        found.append(Finding(kind, ConditionStatus.TRUE, obstacle.value, message))
+    return found
 
 
 def _blocked(pods: list[Pod]) -> str:
@@ -170,8 +194,9 @@ def end_reason(view: RendezvousView) -> tuple[str, str]:
         case OutcomeKind.TIMED_OUT:
             return "JoinTimeout", detail or "minNodes did not come together in time"
         case OutcomeKind.STOPPED:
-            known = detail in {reason.value for reason in StopReason}
-            return (detail if known else "Stopped"), "" if known else detail
+            reason, _, message = detail.partition(": ")
+            known = reason in {reason.value for reason in StopReason}
+            return (reason, message) if known else ("Stopped", detail)
         case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
             return "WorkersFailed", detail
 

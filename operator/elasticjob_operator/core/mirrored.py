@@ -171,6 +171,7 @@ def _member_view(member: Member, roster: Roster | None) -> MemberView:
         node=member.node or None,
         rank=seat.group_rank if seat else None,
         round=member.round,
+        id=member.id,
     )
 
 

@@ -35,6 +35,10 @@ class Obstacle(StrEnum):
     INIT = "InitFailed"
     QUOTA = "QuotaExceeded"
     REFUSED = "CreationRefused"
+    NAME_CONFLICT = "NameConflict"
+    TEMPLATE_INVALID = "TemplateInvalid"
+    ENDPOINT = "EndpointNotAllowed"
+    BACKEND = "BackendUnavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Pod:
         node: name of the machine, None before it has one.
         launcher_since: UTC time from which its launcher runs, None while it does not.
         obstacle, obstacle_message: why the launcher cannot run, when that is known.
+        over: all of its containers have ended, so nobody speaks for its member any more.
+        launch_failed: its trainer could not be started, or ended in failure right after that.
+        ended_at, end_message: when and how its trainer ended; UTC.
     """
 
     index: int
@@ -64,6 +71,10 @@ class Pod:
     launcher_since: datetime | None = None
     obstacle: Obstacle | None = None
     obstacle_message: str = ""
+    over: bool = False
+    launch_failed: bool = False
+    ended_at: datetime | None = None
+    end_message: str = ""
 
     @property
     def ended(self) -> bool:
@@ -78,7 +89,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The platform's refusal to create pods, e.g. by a quota, since a UTC time."""
+    """Why pods cannot be created, e.g. because of a quota, since a UTC time."""
 
     obstacle: Obstacle
     message: str
@@ -95,6 +106,7 @@ class Observed:
         bounds: what `bounds` of that incarnation holds, None when it is not there.
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
+        foreign: indices whose name is held by a pod that is not this job's.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -102,3 +114,4 @@ class Observed:
     bounds: Bounds | None = None
     incarnation: int = 1
     refusal: Refusal | None = None
+    foreign: frozenset[int] = frozenset()

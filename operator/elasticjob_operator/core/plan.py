@@ -16,11 +16,18 @@ from elasticjob_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    RemoveMembers,
     WriteBounds,
     WriteNodes,
 )
 from elasticjob_operator.core.bounds import bounds_of, marks
 from elasticjob_operator.core.census import Census, gives_up_at, take_census
+from elasticjob_operator.core.launches import (
+    MOST_LAUNCH_FAILURES,
+    held_until,
+    hopeless,
+    launch_failures,
+)
 from elasticjob_operator.core.lifecycle import (
     FINISHED,
     cleanup_at,
@@ -39,7 +46,7 @@ from elasticjob_operator.model.enums import CleanPodPolicy, Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_rendezvous.core.records import Bounds
 
-KEPT_FAILED_PODS = 3
+KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
 """Failed pods kept for their logs; each holds an index. Older ones are deleted."""
 
 DELETE_REASONS = {
@@ -155,6 +162,13 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
 def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
     size, view = wanted_size(job.spec), observed.rendezvous
     census = take_census(job, observed, now)
+    failures = launch_failures(census.failed, view)
+    able = sum(pod.launcher_since is not None for pod in census.counted)
+    if reason := hopeless(failures, view, able, job.spec.min_nodes):
+        return _failing(observed, phase, size, reason)
+    held = held_until(failures)
+    if held is not None and held <= now:
+        held = None
     missing = size.nodes - len(census.counted)
     given_up = frozenset(pod.uid for pod in census.given_up)
     victims: list[tuple[Pod, DeleteReason]] = []
@@ -166,7 +180,7 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     bounds = bounds_of(
         job,
         size.nodes,
-        _expected(job, observed, census, victims, now),
+        _expected(job, observed, census, victims, now, held is not None),
         marks(observed, census.marked, victims),
     )
     actions: list[Action] = []
@@ -174,13 +188,37 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
         actions.append(WriteNodes(size.asked))
     if view.readable and observed.bounds != bounds:
         actions.append(WriteBounds(observed.incarnation, bounds))
-    actions += [
-        CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
-        for index in islice(census.free_indices(), max(missing, 0))
-    ]
+    actions += _gone_members(observed)
+    if held is None:
+        actions += [
+            CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
+            for index in islice(census.free_indices(), max(missing, 0))
+        ]
     actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
     actions += _leftovers(census, view.readable)
-    return Plan(tuple(actions), phase, size, bounds, _wake_at(job, observed, census, now))
+    wake_at = _earliest(held, _wake_at(job, observed, census, now))
+    return Plan(tuple(actions), phase, size, bounds, wake_at)
+
+
+def _failing(observed: Observed, phase: Phase, size: WantedSize, reason: str) -> Plan:
+    """Close what can never form a round; the next pass sees a finished job."""
+    if not observed.rendezvous.readable:
+        return Plan((), phase, size)
+    close = CloseRendezvous(
+        observed.incarnation, OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED, reason
+    )
+    return Plan((close,), phase, size)
+
+
+def _gone_members(observed: Observed) -> list[Action]:
+    """Members whose pod is gone for good. One on a machine that is only silent keeps its lease."""
+    alive = {pod.uid for pod in observed.pods if not pod.over}
+    gone = [
+        member.id
+        for member in observed.rendezvous.members
+        if member.id and member.id not in alive and member.state != "done"
+    ]
+    return [RemoveMembers(observed.incarnation, tuple(sorted(gone)))] if gone else []
 
 
 def _leftovers(census: Census, readable: bool) -> list[DeletePod]:
@@ -200,6 +238,7 @@ def _expected(
     census: Census,
     victims: list[tuple[Pod, DeleteReason]],
     now: datetime,
+    held: bool,
 ) -> int:
     """How many members can come: those that stay and are not given up, and those being created."""
     wanted = wanted_size(job.spec).nodes
@@ -208,7 +247,7 @@ def _expected(
     able = sum(pod.uid not in going | given_up for pod in census.counted)
     missing = max(wanted - len(census.counted), 0)
     refused_until = _refusal_gives_up_at(job, observed)
-    if refused_until is None or refused_until > now:
+    if not held and (refused_until is None or refused_until > now):
         able += missing
     return min(able, wanted)
 

@@ -27,6 +27,7 @@ class StopReason(StrEnum):
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     DELETED = "Deleted"
+    LAUNCH_FAILED = "LaunchFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class CauseView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member. `rank` is its place in the current round, None while it has none.
+    """One member. `rank` is its place in the current round, None while it has none; `id` is the
+    uid of its pod.
 
     `state` is what its agent says: waiting, running, stopping, leaving or done.
     """
@@ -58,6 +60,7 @@ class MemberView:
     node: str | None = None
     rank: int | None = None
     round: int = 0
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class ConditionType(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     FINISHED = "Finished"
+    NAME_CONFLICT = "NameConflict"
+    TEMPLATE_INVALID = "TemplateInvalid"
 
 
 class ConditionStatus(StrEnum):

@@ -83,6 +83,21 @@ class PodBuilder:
     def failed(self, seconds: float = 300) -> Self:
         return self._with(phase=PodPhase.FAILED, ready=False, created_at=ago(seconds))
 
+    def stillborn(self, seconds: float = 0, message: str = "") -> Self:
+        """Ended this long ago, without having been able to start."""
+        return self._with(
+            phase=PodPhase.FAILED,
+            ready=False,
+            over=True,
+            launch_failed=True,
+            created_at=ago(seconds + 1),
+            ended_at=ago(seconds),
+            end_message=message,
+        )
+
+    def over(self) -> Self:
+        return self._with(phase=PodPhase.FAILED, ready=False, over=True)
+
     def succeeded(self) -> Self:
         return self._with(phase=PodPhase.SUCCEEDED, ready=False)
 

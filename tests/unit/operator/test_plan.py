@@ -13,6 +13,7 @@ from elasticjob_operator.core.actions import (
     CreatePod,
     DeleteJob,
     DeletePod,
+    RemoveMembers,
     WriteBounds,
     WriteNodes,
 )
@@ -375,3 +376,28 @@ def test_a_finished_job_stays_finished_when_its_rendezvous_is_swept() -> None:
     for view in (RendezvousView(), UNREADABLE, final_round(2)):
         found = plan(job(finished(1), runPolicy={"suspend": True}), observed(view=view), NOW)
         assert (found.actions, found.phase) == ((), Phase.SUCCEEDED)
+
+
+def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
+    members = tuple(
+        MemberView(f"job-{index}", state, id=f"uid-{index}-0")
+        for index, state in enumerate(("running", "running", "running", "done"))
+    )
+    view = final_round(4, members=members)
+    # 0 runs, 1 sits on a silent machine, 2 and 3 are gone; what 3 has done stays done.
+    seen = observed(pod(0).get(), pod(1).on(NodeState.NOT_READY).get(), view=view)
+    (remove,) = of(RemoveMembers, plan(job(), seen, NOW))
+    assert remove == RemoveMembers(1, ("uid-2-0",))
+
+
+def test_a_pod_that_only_terminates_keeps_its_member_until_it_is_over() -> None:
+    view = final_round(1, members=(MemberView("job-0", "running", id="uid-0-0"),))
+    ending = observed(pod(0).terminating().get(), view=view)
+    assert of(RemoveMembers, plan(job(), ending, NOW)) == []
+    over = observed(pod(0).terminating().over().get(), view=view)
+    assert of(RemoveMembers, plan(job(), over, NOW)) == [RemoveMembers(1, ("uid-0-0",))]
+
+
+def test_a_name_held_by_a_stranger_is_passed_over() -> None:
+    seen = observed(pod(0).get(), foreign=frozenset({1}))
+    assert created(plan(job(maxNodes=3), seen, NOW)) == [2, 3]

@@ -173,7 +173,9 @@ def test_a_transition_time_moves_with_the_status_alone() -> None:
 
 def test_every_condition_is_always_there_and_of_this_generation() -> None:
     status = status_of(job(), observed())
-    assert [one.type for one in status.conditions] == list(ConditionType)
+    always = set(ConditionType) - {ConditionType.NAME_CONFLICT, ConditionType.TEMPLATE_INVALID}
+    assert {one.type for one in status.conditions} == always
+    assert [one.type for one in status.conditions] == [k for k in ConditionType if k in always]
     assert {one.observed_generation for one in status.conditions} == {3}
     assert all(one.reason for one in status.conditions)
 
@@ -297,3 +299,28 @@ def test_the_end_is_told_once() -> None:
     swept = next_status(job(ended), observed(), RendezvousView(), later(60))
     assert swept.conditions == ended.conditions
     assert swept.phase is Phase.FAILED
+
+
+def test_a_foreign_pod_is_a_condition_while_it_stands_in_the_way() -> None:
+    before = status_of(job(), observed(*running(1), foreign=frozenset({2, 1})))
+    found = condition(before, ConditionType.NAME_CONFLICT)
+    assert (found.status, found.reason) == (ConditionStatus.TRUE, "NameConflict")
+    assert found.message == "job-1, job-2: of this name, but not this job's; passed over"
+    after = condition(status_of(job(before), observed(*running(1))), ConditionType.NAME_CONFLICT)
+    assert (after.status, after.reason) == (ConditionStatus.FALSE, "Resolved")
+
+
+def test_a_template_that_the_api_server_refuses_is_a_condition() -> None:
+    refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "spec.hostnam"', NOW)
+    status = status_of(job(), observed(refusal=refusal))
+    found = condition(status, ConditionType.TEMPLATE_INVALID)
+    assert (found.status, found.message) == (ConditionStatus.TRUE, 'unknown field "spec.hostnam"')
+    assert condition(status, ConditionType.PODS_READY).reason == "TemplateInvalid"
+
+
+def test_a_job_whose_pods_could_not_be_started_says_why_it_failed() -> None:
+    detail = "LaunchFailed: 5 pods in a row could not be started, the last one job-4: no python3"
+    status = status_of(job(), observed(view=closed(OutcomeKind.STOPPED, detail)))
+    found = condition(status, ConditionType.FAILED)
+    assert (status.phase, found.reason) == (Phase.FAILED, "LaunchFailed")
+    assert found.message.endswith("job-4: no python3")
