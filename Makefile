@@ -26,7 +26,7 @@ demo: install ## an elastic training run on this machine, scaled and hurt: build
 
 .PHONY: etcd
 etcd: install ## the etcd servers of the tests and benchmarks, in the cache
-	@$(PY) scripts/etcd_servers.py "$(CACHE)"
+	@$(PY) -m scripts.etcd_servers "$(CACHE)"
 
 .PHONY: lint types imports
 lint: install ## ruff

