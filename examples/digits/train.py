@@ -5,7 +5,7 @@ The number of workers may change at any restart. What makes that safe is marked 
 
 * the position in the data is one number, the step, and it is in the checkpoint;
 * the global batch is constant, so a step means the same at every world size;
-* the checkpoint is replaced atomically by rank 0 alone, and every rank starts from rank 0's copy.
+* every node replaces its checkpoint atomically, and all ranks start from the newest one there is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def network() -> nn.Module:
 def write_atomically(path: Path, content: bytes) -> None:
     """A reader, or a restart after a kill, sees the old content or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # On storage that nodes share, two of them may have the same pid.
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with draft.open("wb") as file:
         file.write(content)
         file.flush()
@@ -62,7 +64,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Everything the next step depends on. Called by rank 0 alone."""
+    """Everything the next step depends on. Called by one rank of each node."""
     buffer = io.BytesIO()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**state, "step": step, "rng": torch.get_rng_state()}, buffer)
@@ -70,13 +72,17 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load rank 0's checkpoint on every rank; return the first step that is still to be done.
+    """Load the newest checkpoint that any rank can see; return the first step still to be done.
 
-    Rank 0 reads and the others receive, so that all ranks agree on the step by construction.
+    One rank sends its copy and the others receive, so that all agree on the step by construction.
+    A node that is new, or came back with an old disk, learns it from one that trained on.
     """
-    found = dist.get_rank() == 0 and path.exists()
-    shared: list[Any] = [torch.load(path, weights_only=True) if found else None]
-    dist.broadcast_object_list(shared, src=0)
+    mine = torch.load(path, weights_only=True) if path.exists() else None
+    steps = [0] * dist.get_world_size()
+    dist.all_gather_object(steps, mine["step"] if mine else 0)
+    newest = steps.index(max(steps))
+    shared: list[Any] = [mine if dist.get_rank() == newest else None]
+    dist.broadcast_object_list(shared, src=newest)
     if (state := shared[0]) is None:
         return 0
     model.load_state_dict(state["model"])
@@ -122,6 +128,7 @@ def report(step: int, loss: float, right: float) -> None:
 
 def train(options: argparse.Namespace) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
+    saves = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of each node: any may be lost
     pixels, labels = load_digits()
     train_x, train_y = pixels[:-TEST_SAMPLES], labels[:-TEST_SAMPLES]
     test_x, test_y = pixels[-TEST_SAMPLES:], labels[-TEST_SAMPLES:]
@@ -148,7 +155,7 @@ def train(options: argparse.Namespace) -> None:
         optimizer.step()
 
         done = step + 1
-        if rank == 0 and (done % options.checkpoint_every == 0 or done == options.steps):
+        if saves and (done % options.checkpoint_every == 0 or done == options.steps):
             save(checkpoint, done, model, optimizer)
         if rank == 0 and (began - reported >= options.report_seconds or done == options.steps):
             reported = began
@@ -168,7 +175,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300, help="steps in all, over every restart")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="shortest time of a step")
     parser.add_argument("--global-batch", type=int, default=96, help="samples of a step, all ranks")
-    parser.add_argument("--checkpoint-dir", type=Path, default=where, help="seen by all ranks 0")
+    parser.add_argument("--checkpoint-dir", type=Path, default=where, help="a node's own or shared")
     parser.add_argument("--checkpoint-every", type=int, default=5, metavar="STEPS")
     parser.add_argument("--report-seconds", type=float, default=1.0)
     return parser.parse_args(arguments)
