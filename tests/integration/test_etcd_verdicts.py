@@ -38,7 +38,7 @@ CODE = grpc.StatusCode
         (CODE.INTERNAL, "stream terminated by RST_STREAM", Verdict.UNKNOWN),
         # A new token may help.
         (CODE.UNAUTHENTICATED, "etcdserver: invalid auth token", Verdict.STALE_TOKEN),
-        (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Verdict.STALE_TOKEN),
+        (CODE.INVALID_ARGUMENT, "etcdserver: revision of auth store is old", Verdict.OVERTAKEN),
         (CODE.INVALID_ARGUMENT, "etcdserver: user name is empty", Verdict.STALE_TOKEN),
         # Refused for good.
         (

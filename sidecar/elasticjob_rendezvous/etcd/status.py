@@ -29,15 +29,14 @@ class Verdict(StrEnum):
     """It may have been applied."""
     STALE_TOKEN = "StaleToken"
     """The auth token is no longer good; nothing was changed."""
+    OVERTAKEN = "Overtaken"
+    """A user or role changed while the request was under way; nothing was changed."""
 
 
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
 _NOT_HTTP2 = "Failed parsing HTTP/2"
-_STALE_TOKEN = (
-    "etcdserver: invalid auth token",
-    "etcdserver: revision of auth store is old",
-    "etcdserver: user name is empty",
-)
+_STALE_TOKEN = ("etcdserver: invalid auth token", "etcdserver: user name is empty")
+_OVERTAKEN = "etcdserver: revision of auth store is old"
 _REFUSED_FOR_NOW = (
     "etcdserver: no leader",  # what `hasleader` in the metadata asks for
     "etcdserver: too many requests",
@@ -71,6 +70,8 @@ def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
         return NotEtcd
     if detail.startswith(_STALE_TOKEN):
         return Verdict.STALE_TOKEN
+    if detail.startswith(_OVERTAKEN):
+        return Verdict.OVERTAKEN
     if detail.startswith(_BAD_PASSWORD):
         return Unauthenticated
     return _REFUSALS.get(code, Verdict.UNKNOWN)

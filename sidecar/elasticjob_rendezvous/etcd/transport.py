@@ -78,6 +78,7 @@ class _Call:
     deadline: float
     sent: bool = False
     refreshed: bool = False
+    overtaken: int = 0
     failures: int = 0
     metadata: Metadata = field(default=())
 
@@ -135,6 +136,8 @@ class Transport:
             call.refreshed = True
             if self.token.forget(call.metadata):
                 return 0.0
+        if failure.verdict is Verdict.OVERTAKEN:
+            return self._delay_when_overtaken(call)
         kind = _kind(call, failure.verdict)
         if kind in (Unavailable, Ambiguous, NotEtcd):  # the endpoint is to blame
             call.failures += 1
@@ -144,8 +147,19 @@ class Transport:
             raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if place_in_round:
             return 0.0
-        backoff_seconds = min(_FIRST_BACKOFF_SECONDS * 2.0 ** (rounds - 1), _LAST_BACKOFF_SECONDS)
-        return backoff_seconds * (0.5 + self._random() / 2)
+        return self._backoff_seconds(rounds)
+
+    def _delay_when_overtaken(self, call: _Call) -> float:
+        """Changes come in bursts. A plain token is still good; a JWT names the state it is for."""
+        call.overtaken += 1
+        if call.overtaken == 1:
+            return 0.0
+        self.token.forget(call.metadata)
+        return self._backoff_seconds(call.overtaken - 1)
+
+    def _backoff_seconds(self, attempt: int) -> float:
+        seconds = min(_FIRST_BACKOFF_SECONDS * 2.0 ** (attempt - 1), _LAST_BACKOFF_SECONDS)
+        return seconds * (0.5 + self._random() / 2)
 
 
 def _kind(call: _Call, verdict: Verdict | type[EtcdError]) -> type[EtcdError]:
@@ -154,7 +168,7 @@ def _kind(call: _Call, verdict: Verdict | type[EtcdError]) -> type[EtcdError]:
             return Unauthenticated
         case Verdict.UNKNOWN:
             return Ambiguous if call.sent else Unavailable
-        case Verdict.NO_EFFECT:
+        case Verdict.NO_EFFECT | Verdict.OVERTAKEN:
             return Unavailable
         case _:
             return verdict

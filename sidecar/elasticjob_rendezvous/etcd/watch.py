@@ -191,6 +191,6 @@ class _Stream:
 _CURABLE: dict[str, type[EtcdError]] = {
     "permission denied": PermissionDenied,
     "invalid auth token": Unauthenticated,
-    "revision of auth store is old": Unauthenticated,
+    "revision of auth store is old": Unavailable,
     "user name is empty": Unauthenticated,
 }

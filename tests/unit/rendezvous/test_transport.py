@@ -56,3 +56,27 @@ def test_a_refused_write_is_not_sent_again_when_its_time_is_nearly_over(repeatab
         assert 1 < len(sent_at) <= (5 if repeatable else 4), sent_at
 
     asyncio.run(main())
+
+
+def test_a_request_that_changes_of_users_overtake_is_sent_until_its_time_is_over() -> None:
+    async def main() -> None:
+        overtaken_times = 4
+
+        async def overtaken(link: object, metadata: object, timeout_seconds: float) -> str:
+            nonlocal overtaken_times
+            if not overtaken_times:
+                return "done"
+            overtaken_times -= 1
+            initial = trailing = grpc.aio.Metadata()
+            detail = "etcdserver: revision of auth store is old"
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INVALID_ARGUMENT, initial, trailing, detail)
+
+        links: Any = OneLink()
+        transport = Transport(links, Token(None, None), TIMEOUT_SECONDS, random=lambda: 0.0)
+        assert await transport.call("put", overtaken, repeatable=False) == "done"
+        overtaken_times = 1000
+        # Nothing was changed, and nobody was refused: it is no matter of user and password.
+        with pytest.raises(Unavailable, match="auth store is old"):
+            await transport.call("put", overtaken, repeatable=False)
+
+    asyncio.run(main())
