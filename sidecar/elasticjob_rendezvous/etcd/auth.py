@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 
 import grpc
 from pyetcd.etcdrpc import rpc_pb2
@@ -25,6 +26,10 @@ class Token:
         self._password = password or ""
         self._metadata: Metadata | None = _HAS_LEADER if user is None else None
         self._lock = asyncio.Lock()
+
+    def is_of(self, user: str, password: str) -> bool:
+        """Whether this is the user, with this password, that the token is for."""
+        return self.user == user and hmac.compare_digest(self._password.encode(), password.encode())
 
     async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
         """Return what a request must carry, after authenticating on `link` if need be."""

@@ -82,6 +82,11 @@ class Client:
     ) -> None:
         await self.aclose()
 
+    @property
+    def transport(self) -> Transport:
+        """What sends the requests, for those parts of etcd's API that are not here."""
+        return self._transport
+
     async def aclose(self) -> None:
         """Close all connections. Calls and watches still running end in `Unavailable`."""
         await self._links.close()
