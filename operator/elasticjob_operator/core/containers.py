@@ -1,0 +1,139 @@
+"""What the kubelet says of a pod's containers, in words: why one cannot start, how one ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_operator.core.observed import Obstacle
+
+Raw = Mapping[str, Any]
+
+MOST_SAID = 1000
+"""Characters kept of a message that a container or its runtime left."""
+
+_WAITING = {
+    "ErrImagePull": Obstacle.IMAGE,
+    "ImagePullBackOff": Obstacle.IMAGE,
+    "InvalidImageName": Obstacle.IMAGE,
+    "ErrImageNeverPull": Obstacle.IMAGE,
+    "ImageInspectError": Obstacle.IMAGE,
+    "RegistryUnavailable": Obstacle.IMAGE,
+    "SignatureValidationFailed": Obstacle.IMAGE,
+    "CreateContainerConfigError": Obstacle.CONFIG,
+    "CreateContainerError": Obstacle.CONFIG,
+    "PreCreateHookError": Obstacle.CONFIG,
+    "PreStartHookError": Obstacle.CONFIG,
+    "PostStartHookError": Obstacle.CONFIG,
+    "RunContainerError": Obstacle.CONFIG,
+}
+_NEVER_RAN = ("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError")
+_LOST_TRACK = "ContainerStatusUnknown"  # its start is not known either
+_EPOCH = "1970-"  # as a start: there was none
+_EXECUTABLE = re.compile(r'exec: "(?P<file>[^"]+)": (?P<why>.*?)(: unknown)?$', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a container cannot run."""
+
+    obstacle: Obstacle
+    message: str
+
+
+def statuses(raw: Raw, field: str) -> dict[str, Raw]:
+    """Status of each container by name, in the pod's order; `field` is e.g. initContainerStatuses.
+
+    A container of which the kubelet has not said anything yet is absent.
+    """
+    return {found["name"]: found for found in (raw.get("status") or {}).get(field) or ()}
+
+
+def ended(status: Raw | None) -> Raw | None:
+    """The container's `terminated` state, if that is its state."""
+    found: Raw | None = ((status or {}).get("state") or {}).get("terminated")
+    return found
+
+
+def running(status: Raw | None) -> Raw | None:
+    """The container's `running` state, if that is its state."""
+    found: Raw | None = ((status or {}).get("state") or {}).get("running")
+    return found
+
+
+def never_ran(terminated: Raw) -> bool:
+    """Whether the container ended without a process of its own."""
+    if terminated.get("reason") == _LOST_TRACK:
+        return False
+    started = terminated.get("startedAt") or _EPOCH
+    return terminated.get("reason") in _NEVER_RAN or started.startswith(_EPOCH)
+
+
+def waiting_trouble(status: Raw) -> Trouble | None:
+    """Why a container that waits cannot start; None while nothing is wrong with it."""
+    waiting = ((status.get("state") or {}).get("waiting")) or {}
+    reason, said = waiting.get("reason") or "", _clipped(waiting.get("message") or "")
+    obstacle = _WAITING.get(reason)
+    if obstacle is None:
+        return None
+    named = f"container {status['name']}"
+    if obstacle is Obstacle.IMAGE:
+        named += f" with image {status.get('image') or 'unknown'}"
+    return Trouble(obstacle, f"{named}: {reason}: {said}" if said else f"{named}: {reason}")
+
+
+def init_trouble(status: Raw) -> Trouble | None:
+    """The same for an init container, a sidecar too: it may also fail, again and again."""
+    if trouble := waiting_trouble(status):
+        return trouble
+    # Between two tries its end is its last state.
+    last = ended(status) or (status.get("lastState") or {}).get("terminated")
+    if last is None or running(status) or (last["exitCode"] == 0 and not _backs_off(status)):
+        return None
+    return Trouble(Obstacle.INIT, f"init container {status['name']}: {ending(last)}")
+
+
+def _backs_off(status: Raw) -> bool:
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    return waiting.get("reason") == "CrashLoopBackOff"
+
+
+def ending(terminated: Raw, memory_limit: str | None = None) -> str:
+    """How a container ended, in a sentence, with the fix where there is one."""
+    reason, said = terminated.get("reason") or "", _clipped(terminated.get("message") or "")
+    if never_ran(terminated):
+        return not_started(said or reason)
+    code = terminated["exitCode"]
+    how = f"exit code {code}"
+    if code > 128:
+        how += f" (signal {code - 128})"
+    if reason == "OOMKilled":
+        limit = f"its memory limit is {memory_limit}" if memory_limit else "it has no memory limit"
+        how = f"out of memory, {limit}: {how}"
+    elif reason not in ("", "Error", "Completed"):
+        how += f", {reason}"
+    return f"{how}: {said}" if said else how
+
+
+def not_started(said: str) -> str:
+    """Why a container's command could not be started, from what the runtime said."""
+    found = _EXECUTABLE.search(said)
+    if found is None:
+        return f"could not be started: {said}"
+    file, why = found["file"], found["why"]
+    if "permission denied" in why:
+        return (
+            f"could not be started: {file}: {why}; it must be executable for the container's user"
+        )
+    return (
+        f"could not be started: {file}: {why}; the image must have {file}, "
+        "or the container's command must begin with the Python interpreter that it has"
+    )
+
+
+def _clipped(message: str) -> str:
+    """The message on its way into a condition; of a long one its end, where errors are."""
+    message = message.strip()
+    return message if len(message) <= MOST_SAID else f"[…]{message[-MOST_SAID:]}"

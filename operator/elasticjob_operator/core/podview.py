@@ -1,0 +1,171 @@
+"""What a Pod object says of a job's pod.
+
+The outcome is the trainer container's: another container may keep the pod Running long after it,
+and the pod's own phase may be Failed when it was not the trainer that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from elasticjob_operator.core.containers import (
+    Raw,
+    Trouble,
+    ended,
+    ending,
+    init_trouble,
+    never_ran,
+    running,
+    statuses,
+    waiting_trouble,
+)
+from elasticjob_operator.core.names import INDEX_LABEL
+from elasticjob_operator.core.nodeview import Node, state_under
+from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodPhase
+
+_OVER = ("Succeeded", "Failed")
+
+
+def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
+    """The pod, as far as its job is concerned; None when it has no index.
+
+    Args:
+        raw: the Pod object.
+        trainer: name of the container that trains.
+        nodes: every node of the cluster by name; None when nodes cannot be read.
+    """
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    index = (metadata.get("labels") or {}).get(INDEX_LABEL, "")
+    if not (index.isascii() and index.isdigit()):
+        return None
+    found = statuses(raw, "containerStatuses").get(trainer)
+    phase = _phase(status, found)
+    has_ended = phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+    disrupted = _condition(status, "DisruptionTarget")
+    is_disrupted = disrupted.get("status") == "True"
+    # The condition comes with, or a moment before, the deletion of a pod that runs.
+    terminating = "deletionTimestamp" in metadata or (is_disrupted and not has_ended)
+    started = running(found)
+    trouble = None if has_ended or started else _trouble(raw, found)
+    return Pod(
+        index=int(index),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        created_at=_time(metadata["creationTimestamp"]),
+        phase=phase,
+        ready=not has_ended and _condition(status, "Ready").get("status") == "True",
+        terminating=terminating,
+        node=raw["spec"].get("nodeName") or None,
+        node_state=_node_state(raw, found, nodes),
+        launcher_since=_time(started["startedAt"]) if started and not has_ended else None,
+        obstacle=trouble.obstacle if trouble else None,
+        obstacle_message=trouble.message if trouble else "",
+        over=status.get("phase") in _OVER,
+        launch_failed=phase is PodPhase.FAILED
+        and not terminating
+        and not is_disrupted
+        and _failed_at_launch(status, found),
+        ended_at=_ended_at(metadata, status, found) if has_ended else None,
+        end_message=_end_message(raw, found, disrupted) if has_ended else "",
+    )
+
+
+def _phase(status: Raw, trainer: Raw | None) -> PodPhase:
+    if end := ended(trainer):
+        return PodPhase.SUCCEEDED if end["exitCode"] == 0 else PodPhase.FAILED
+    if status.get("phase") in _OVER:  # without a word of the trainer: evicted, its node is gone
+        return PodPhase(status["phase"])
+    return PodPhase.RUNNING if running(trainer) else PodPhase.PENDING
+
+
+def _condition(status: Raw, kind: str) -> Raw:
+    found: Raw
+    for found in status.get("conditions") or ():
+        if found["type"] == kind:
+            return found
+    return {}
+
+
+def _node_state(raw: Raw, trainer: Raw | None, nodes: Mapping[str, Node] | None) -> NodeState:
+    name = raw["spec"].get("nodeName")
+    if not name or nodes is None:
+        return NodeState.READY
+    node = nodes.get(name)
+    if node is None:
+        # Deleted, if the trainer has run there; else perhaps too new to have been heard of.
+        return NodeState.NOT_READY if running(trainer) or ended(trainer) else NodeState.READY
+    return state_under(node, raw["spec"].get("tolerations") or ())
+
+
+def _trouble(raw: Raw, trainer: Raw | None) -> Trouble | None:
+    """Why the trainer does not run, when something is wrong."""
+    status = raw.get("status") or {}
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        said = scheduled.get("message") or scheduled.get("reason") or "no node was found for it"
+        return Trouble(Obstacle.UNSCHEDULABLE, said)
+    for init in statuses(raw, "initContainerStatuses").values():
+        if trouble := init_trouble(init):
+            return trouble
+    return waiting_trouble(trainer) if trainer else None
+
+
+def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
+    """Whether the trainer never ran, or the pod was never Ready while it did.
+
+    Ready means that the launcher and its member were there. The condition's time moves only when
+    it changes, so that of a pod that never was Ready is from before its trainer started.
+    """
+    end = ended(trainer)
+    if end is None:
+        return running(trainer) is None
+    if never_ran(end):
+        return True
+    ready, started = _condition(status, "Ready"), end.get("startedAt")
+    if ready.get("status") != "False" or not started:
+        return False
+    return _time(ready["lastTransitionTime"]) <= _time(started)
+
+
+def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
+    """When the trainer ended, as well as is known: a pod rejected by its node says no time."""
+    end = ended(trainer) or {}
+    if finished := end.get("finishedAt"):
+        return _time(finished)
+    times = [found.get("lastTransitionTime") for found in status.get("conditions") or ()]
+    return max(_time(said) for said in (*times, metadata["creationTimestamp"]) if said)
+
+
+def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
+    """How the trainer ended, or what ended the pod."""
+    status = raw.get("status") or {}
+    if disrupted.get("status") == "True":
+        return _joined(disrupted.get("reason"), disrupted.get("message"))
+    if status.get("reason"):  # the kubelet's verdict on the whole pod, e.g. Evicted
+        return _joined(status["reason"], status.get("message"))
+    if trainer is not None and (end := ended(trainer)):
+        name = trainer["name"]
+        return f"container {name}: {ending(end, _memory_limit(raw, name))}"
+    for init in statuses(raw, "initContainerStatuses").values():
+        if trouble := init_trouble(init):
+            return trouble.message
+    return "the trainer was not started"
+
+
+def _joined(*parts: str | None) -> str:
+    return ": ".join(part for part in parts if part)
+
+
+def _memory_limit(raw: Raw, name: str) -> str | None:
+    for container in raw["spec"].get("containers") or ():
+        if container["name"] == name:
+            limits: Mapping[str, Any] = (container.get("resources") or {}).get("limits") or {}
+            return limits.get("memory")
+    return None
+
+
+def _time(said: str) -> datetime:
+    """A time of the API server's, always UTC."""
+    return datetime.fromisoformat(said)
