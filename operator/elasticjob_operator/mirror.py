@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
-from elasticjob_operator.core.mirrored import Records, closed, prefix_of, records
+from elasticjob_operator.core.mirrored import Records, closed, job_of, prefix_of, records
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import (
@@ -51,6 +51,7 @@ class Mirror:
         self._client = client
         self._target = Range(root, prefix=True)
         self._jobs: dict[str, dict[str, KeyValue]] = {}
+        self._incarnations: dict[tuple[str, str], set[int]] = {}
         self._known = False
         self._changed: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -76,6 +77,10 @@ class Mirror:
     def prefixes(self) -> tuple[str, ...]:
         """The prefixes of all jobs that have a record."""
         return tuple(self._jobs)
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """The newest incarnation of a job that has a record; None where it has none."""
+        return max(self._incarnations.get((namespace, uid), ()), default=None)
 
     def records(self, prefix: str) -> Records | None:
         """The records of a job, empty ones where it has none; None while etcd can't be read."""
@@ -137,10 +142,10 @@ class Mirror:
                 "mirror %s: etcd went back from revision %d to %d: data was lost",
                 self._target.key, self._revision, found.revision,
             )  # fmt: skip
-        before, self._jobs = self._jobs, {}
+        before, self._jobs, self._incarnations = self._jobs, {}, {}
         for kv in found.kvs:
             if prefix := prefix_of(kv.key):
-                self._jobs.setdefault(prefix, {})[kv.key] = kv
+                self._job(prefix)[kv.key] = kv
         self._cluster_id, self._revision, self._known = found.cluster_id, found.revision, True
         self._tell(*self._jobs, *before)
 
@@ -148,17 +153,35 @@ class Mirror:
         for event in batch.events:
             if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
                 continue  # the range has seen it already
-            job = self._jobs.setdefault(prefix, {})
+            job = self._job(prefix)
             if isinstance(event, Deleted):
                 job.pop(event.key, None)
                 if not job:
-                    del self._jobs[prefix]
+                    self._drop(prefix)
             else:
                 job[event.key] = event
             self._tell(prefix)
         # Events of one revision may come in several batches of several watched ranges; here there
         # is one range, so a revision is complete.
         self._revision = max(self._revision, batch.revision)
+
+    def _job(self, prefix: str) -> dict[str, KeyValue]:
+        """The records of a job, which is remembered from now on."""
+        if prefix not in self._jobs:
+            self._jobs[prefix] = {}
+            if found := job_of(prefix):
+                namespace, uid, incarnation = found
+                self._incarnations.setdefault((namespace, uid), set()).add(incarnation)
+        return self._jobs[prefix]
+
+    def _drop(self, prefix: str) -> None:
+        del self._jobs[prefix]
+        if found := job_of(prefix):
+            namespace, uid, incarnation = found
+            others = self._incarnations[namespace, uid]
+            others.discard(incarnation)
+            if not others:
+                del self._incarnations[namespace, uid]
 
     def _lose(self) -> None:
         if self._known:

@@ -68,6 +68,14 @@ def prefix_of(key: str) -> str:
     return ROOT + "/".join(parts[:3]) + "/"
 
 
+def job_of(prefix: str) -> tuple[str, str, int] | None:
+    """Namespace, uid and incarnation of a prefix; None for one that is no job's."""
+    parts = prefix.removeprefix(ROOT).split("/")
+    if not prefix.startswith(ROOT) or len(parts) != 4 or not parts[2].isascii():
+        return None
+    return (parts[0], parts[1], int(parts[2])) if parts[2].isdigit() else None
+
+
 def records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
     """Read what is stored below `prefix`; what is malformed is named and left out."""
     keys = Keys(prefix)
