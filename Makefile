@@ -38,10 +38,12 @@ imports: install ## import-linter: the arrows between the packages
 	$(PY) -c 'from importlinter.cli import lint_imports_command as run; run()' --no-logo
 
 .PHONY: generate generated
-generate: install ## write the generated files again: the CRD, from the models
+generate: install ## write the generated files again: the CRD, from the models; the chart's copies
 	$(PY) -m elasticjob_operator.model.crdgen
-generated: install ## fail if a generated file is not what the models make
+	$(PY) -m scripts.chart
+generated: install ## fail if a generated file is not what it is made from
 	$(PY) -m elasticjob_operator.model.crdgen --check
+	$(PY) -m scripts.chart --check
 
 .PHONY: format
 format: install ## put the code into its one shape

@@ -1,0 +1,28 @@
+{{/*
+What the schema cannot say, because it is about several values or about what is installed already.
+*/}}
+{{- define "elasticjob.checks" -}}
+{{- if .Values.etcd.enabled }}
+{{- if and (eq (int .Values.etcd.members) 3) (not .Values.etcd.persistence.enabled) }}
+{{- fail "etcd.persistence.enabled must be true with etcd.members 3: a member that comes back empty under its old name breaks the others" }}
+{{- end }}
+{{- $found := lookup "apps/v1" "StatefulSet" .Release.Namespace (include "elasticjob.etcd.name" .) }}
+{{- if and $found (ne (int $found.spec.replicas) (int .Values.etcd.members)) }}
+{{- fail (printf "etcd.members must stay %d, with which this release was installed: members are not added or removed by changing the value" (int $found.spec.replicas)) }}
+{{- end }}
+{{- else }}
+{{- if not .Values.externalEtcd.endpoints }}
+{{- fail "externalEtcd.endpoints must be given if etcd.enabled is false" }}
+{{- end }}
+{{- $keys := .Values.externalEtcd.secretKeys }}
+{{- if and .Values.externalEtcd.secretName (ne (has "user" $keys) (has "password" $keys)) }}
+{{- fail "externalEtcd.secretKeys must have both user and password, or neither" }}
+{{- end }}
+{{- if and .Values.externalEtcd.secretName (ne (has "tls.crt" $keys) (has "tls.key" $keys)) }}
+{{- fail "externalEtcd.secretKeys must have both tls.crt and tls.key, or neither" }}
+{{- end }}
+{{- end }}
+{{- if and (not .Values.operator.serviceAccount.create) (not .Values.operator.serviceAccount.name) }}
+{{- fail "operator.serviceAccount.name must be given if operator.serviceAccount.create is false" }}
+{{- end }}
+{{- end }}

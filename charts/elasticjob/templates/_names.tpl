@@ -1,0 +1,56 @@
+{{/* Names and labels. At most 40 characters, so that every suffix and a pod's ordinal fit. */}}
+{{- define "elasticjob.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "elasticjob.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "elasticjob.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "elasticjob.operator.name" -}}{{ include "elasticjob.fullname" . }}-operator{{- end }}
+{{- define "elasticjob.etcd.name" -}}{{ include "elasticjob.fullname" . }}-etcd{{- end }}
+{{- define "elasticjob.etcd.headless" -}}{{ include "elasticjob.etcd.name" . }}-members{{- end }}
+{{- define "elasticjob.certificates.name" -}}{{ include "elasticjob.fullname" . }}-certificates{{- end }}
+
+{{- define "elasticjob.serviceAccountName" -}}
+{{- .Values.operator.serviceAccount.name | default (include "elasticjob.operator.name" .) }}
+{{- end }}
+
+{{/* Labels of a component: (list $ "operator"). */}}
+{{- define "elasticjob.selectorLabels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "elasticjob.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "elasticjob.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "elasticjob.selectorLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: elasticjob
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The reference of an image: (list $ $image), whose tag may be the chart's appVersion. */}}
+{{- define "elasticjob.image" -}}
+{{- $root := index . 0 }}{{ $image := index . 1 -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}
+{{- end }}
+{{- end }}

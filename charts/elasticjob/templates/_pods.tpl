@@ -1,0 +1,58 @@
+{{/* What every pod of the chart has in common. */}}
+
+{{/* A pod's security context: restricted, with the values' own fields merged in; null removes. */}}
+{{- define "elasticjob.podSecurityContext" -}}
+{{- $restricted := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- $merged := mergeOverwrite $restricted (deepCopy .) }}
+{{- range $key, $value := $merged }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $key }}: {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "elasticjob.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Where a component's pods may run: (list $ $values "component"). */}}
+{{- define "elasticjob.scheduling" -}}
+{{- $root := index . 0 }}{{ $values := index . 1 }}{{ $component := index . 2 }}
+{{- with $values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.topologySpreadConstraints }}
+{{- $labels := include "elasticjob.selectorLabels" (list $root $component) | fromYaml }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ mergeOverwrite (dict "labelSelector" (dict "matchLabels" $labels)) . | toJson }}
+  {{- end }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/* Pods of a component avoid one another's nodes: (list $ "component" "preferred|required"). */}}
+{{- define "elasticjob.antiAffinity" -}}
+{{- $root := index . 0 }}{{ $component := index . 1 }}
+{{- $labels := include "elasticjob.selectorLabels" (list $root $component) | fromYaml }}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) }}
+podAntiAffinity:
+  {{- if eq (index . 2) "required" }}
+  requiredDuringSchedulingIgnoredDuringExecution:
+    - {{ toJson $term }}
+  {{- else }}
+  preferredDuringSchedulingIgnoredDuringExecution:
+    - weight: 100
+      podAffinityTerm: {{ toJson $term }}
+  {{- end }}
+{{- end }}

@@ -1,0 +1,37 @@
+{{- define "elasticjob.certificates.hook" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{/* The pod template that makes or renews certificates: (list $ "service account"). */}}
+{{- define "elasticjob.certificates.pod" -}}
+{{- $root := index . 0 }}{{ $account := index . 1 -}}
+metadata:
+  labels:
+    {{- include "elasticjob.labels" (list $root "certificates") | nindent 4 }}
+spec:
+  restartPolicy: Never
+  serviceAccountName: {{ $account }}
+  securityContext:
+    {{- include "elasticjob.podSecurityContext" $root.Values.operator.podSecurityContext | nindent 4 }}
+  {{- include "elasticjob.scheduling" (list $root (omit $root.Values.operator "topologySpreadConstraints") "certificates") | nindent 2 }}
+  containers:
+    - name: certificates
+      image: {{ include "elasticjob.image" (list $root $root.Values.operator.image) }}
+      imagePullPolicy: {{ $root.Values.operator.image.pullPolicy }}
+      command: [python, -m, elasticjob_operator, certs]
+      args:
+        - --namespace={{ $root.Release.Namespace }}
+        - --secret={{ include "elasticjob.etcd.secretName" $root }}
+        {{- $headless := include "elasticjob.etcd.headless" $root }}
+        {{- range $service := concat (list (include "elasticjob.etcd.name" $root)) (include "elasticjob.etcd.clientServices" $root | splitList ",") | uniq }}
+        - --dns-name={{ $service }}.{{ $root.Release.Namespace }}.svc
+        {{- end }}
+        - --dns-name=*.{{ $headless }}.{{ $root.Release.Namespace }}.svc
+      resources:
+        requests: {cpu: 50m, memory: 128Mi}
+        limits: {memory: 256Mi}
+      securityContext:
+        {{- include "elasticjob.containerSecurityContext" $root | nindent 8 }}
+{{- end }}

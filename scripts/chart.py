@@ -1,0 +1,125 @@
+"""Owns the generated parts of the Helm chart: `python scripts/chart.py [--check]`.
+
+They are the chart's copy of the CRD, which `crds/` has from the models, and the table of values in
+its README, which says what the comments of values.yaml say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts" / "elasticjob"
+DEFINITION = "elasticjobs.elasticjob.dev.yaml"
+BEGIN = "<!-- values: generated from values.yaml by `make generate` -->\n"
+END = "<!-- end of values -->\n"
+MARK = "# -- "
+
+_KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(?: |$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A documented value: its dotted path, its default as JSON, and what it is for."""
+
+    path: str
+    default: str
+    text: str
+
+
+def values(source: str) -> Iterator[Value]:
+    """The documented values of a values.yaml, in its order.
+
+    A comment that begins with `--` belongs to the key below it. Raises ValueError for one that
+    stands above no key.
+    """
+    defaults: Any = yaml.safe_load(source)
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for number, line in enumerate(source.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            if stripped.startswith(MARK):
+                comment = [stripped.removeprefix(MARK)]
+            elif comment:
+                comment.append(stripped.removeprefix("#").strip())
+            continue
+        if match := _KEY.match(line):
+            indent = len(match[1])
+            path = [(depth, key) for depth, key in path if depth < indent] + [(indent, match[2])]
+            if comment:
+                keys = [key for _, key in path]
+                yield Value(".".join(keys), json.dumps(_at(defaults, keys)), " ".join(comment))
+        elif comment:
+            raise ValueError(f"values.yaml:{number}: a comment must stand above a key: {comment}")
+        comment = []
+
+
+def _at(defaults: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        defaults = defaults[key]
+    return defaults
+
+
+def table(source: str) -> str:
+    """The values as a table in Markdown."""
+    rows = ["| value | default | |\n", "|---|---|---|\n"]
+    for value in values(source):
+        text = value.text.replace("|", "\\|")
+        rows.append(f"| `{value.path}` | `{value.default}` | {text} |\n")
+    return "".join(rows)
+
+
+def with_table(readme: str, source: str) -> str:
+    """The README with this table between its two marks. Raises ValueError where they are not."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README.md must have the lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{BEGIN}\n{table(source)}\n{END}{after}"
+
+
+def wanted() -> dict[Path, str]:
+    """What each generated file must be."""
+    readme, source = CHART / "README.md", CHART / "values.yaml"
+    return {
+        CHART / "files" / DEFINITION: (ROOT / "crds" / DEFINITION).read_text(),
+        readme: with_table(readme.read_text(), source.read_text()),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files, or with `--check` show how they differ; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="chart.py", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail when a file is not current")
+    options = parser.parse_args(arguments)
+    stale = 0
+    for path, text in wanted().items():
+        found = path.read_text() if path.exists() else ""
+        if found == text:
+            continue
+        if not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            continue
+        stale = 1
+        names = (str(path.relative_to(ROOT)), "generated")
+        sys.stdout.writelines(
+            difflib.unified_diff(found.splitlines(True), text.splitlines(True), *names)
+        )
+        sys.stderr.write(f"{names[0]} must be generated anew: run `make generate`\n")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
