@@ -1,62 +1,76 @@
 """`python -m elasticjob_agent`: the agent beside a launcher, told by `ELASTICJOB_*` variables.
 
-`python -m elasticjob_agent leave [REASON]` tells the running one that its node is to go: a
-container's `preStop`.
+Beside it, each a moment's work in the agent's container:
+
+- `leave [REASON]` tells the running agent that its node is to go: its `preStop`;
+- `ready` asks it whether it can take part in a round: a probe;
+- `install-launcher FILE` writes the launcher, one file, where the trainer finds it.
 
 Exit codes: 0 the job succeeded or this node left; 1 the job failed or the launcher was lost;
 2 bad settings; 3 the rendezvous refused this node or timed out; 4 the job was ended from outside;
-70 a fault of the agent itself.
+70 a fault of the agent itself. Of the verbs: 0 yes, 1 no, 2 a wrong call.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
 
-from elasticjob_agent import settings as agent_settings
-from elasticjob_agent.core.model import ExitCode
-from elasticjob_agent.health import ask_to_leave
-from elasticjob_agent.settings import SettingsError
-from elasticjob_agent.termination import write_termination
-from elasticjob_agent.wiring import launcher_hands, run_agent, session_nonce, to_standard_error
-
-log = logging.getLogger("elasticjob.agent")
+USAGE = "usage: python -m elasticjob_agent [leave [REASON] | ready | install-launcher FILE]"
 
 
 def main(arguments: list[str]) -> int:
-    to_standard_error()
-    try:
-        match arguments:
-            case []:
-                return _agent()
-            case ["leave", *reason]:
-                return _leave(" ".join(reason) or "its container is to stop")
-    except SettingsError as error:
-        log.error("%s", error)
-        write_termination(agent_settings.told_termination_log(), str(error))
-        return ExitCode.USAGE
-    log.error("usage: python -m elasticjob_agent [leave [REASON]], got %s", " ".join(arguments))
-    return ExitCode.USAGE
+    """Each way imports only what it needs: a probe must not load grpc."""
+    match arguments:
+        case []:
+            from elasticjob_agent.wiring import run_beside_launcher
 
-
-def _agent() -> int:
-    settings = agent_settings.from_environment()
-    session = session_nonce()
-    ending = asyncio.run(run_agent(settings, launcher_hands(settings, session), session))
-    level = logging.INFO if ending.code is ExitCode.OK else logging.ERROR
-    log.log(level, "%s: %s", settings.name, ending.message)
-    return ending.code
+            return run_beside_launcher()
+        case ["leave", *reason]:
+            return _leave(" ".join(reason) or "its container is to stop")
+        case ["ready"]:
+            return _ready()
+        case ["install-launcher", file]:
+            return _install_launcher(file)
+    return _failed(f"{USAGE}, got {' '.join(arguments)}", code=2)
 
 
 def _leave(reason: str) -> int:
-    control = agent_settings.control_socket()
+    from elasticjob_agent.control import NoAnswer, leave
+
     try:
-        asyncio.run(ask_to_leave(control, reason))
-    except (OSError, TimeoutError) as error:
-        log.error("no agent answers at %s: %s", control, error)
-        return ExitCode.FAILED
-    return ExitCode.OK
+        leave(reason)
+    except NoAnswer as error:
+        return _failed(str(error))
+    return 0
+
+
+def _ready() -> int:
+    from elasticjob_agent.control import NoAnswer, is_ready
+
+    try:
+        return 0 if is_ready() else _failed("not ready: no launcher yet, or no lease in etcd")
+    except NoAnswer as error:
+        return _failed(str(error))
+
+
+def _install_launcher(file: str) -> int:
+    from pathlib import Path
+
+    from elasticjob_agent.zipapp_build import build_zipapp
+
+    try:
+        build_zipapp(Path(file))
+    except OSError as error:
+        return _failed(
+            f"the launcher cannot be written to {file}: {error.strerror}; "
+            "its folder must be writable for this user"
+        )
+    return 0
+
+
+def _failed(message: str, code: int = 1) -> int:
+    sys.stderr.write(f"elasticjob: {message}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -79,6 +79,11 @@ class Rendezvous(Protocol):
         """The current directive, then each change."""
         ...
 
+    @property
+    def registered(self) -> bool:
+        """Whether our key stands in etcd, as far as we know."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -118,6 +123,11 @@ class Agent:
             run_id=settings.run_id,
         )
         self.progress = Progress(State(facts), time.monotonic())
+
+    @property
+    def registered(self) -> bool:
+        """Whether the rendezvous holds a lease for this node."""
+        return self._rendezvous is not None and self._rendezvous.registered
 
     def leave(self, reason: str, hurry: bool = False) -> None:
         """Ask this node to leave the job. Safe to call again; `hurry` forgoes all grace."""

@@ -1,8 +1,8 @@
 """What a running agent answers to probes and to its `preStop`: a little HTTP, no library.
 
-`GET /live`: the loop steps. `GET /ready`: the launcher is there and the
-rendezvous knows of this node; not that a round is final. `GET /status`: both and
-the workers, as JSON. `POST /leave`, on the unix socket alone: this node is to go.
+`GET /live`: the loop steps. `GET /ready`: the launcher is there and this node's
+key stands in etcd; not that a round is final. `GET /status`: both and the workers,
+as JSON. `POST /leave`, on the unix socket alone: this node is to go. `control` asks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from elasticjob_agent.agent import Agent
+from elasticjob_agent.control import REQUEST_SECONDS
 from elasticjob_agent.core.local import local_facts
-from elasticjob_agent.core.model import State
 from elasticjob_rendezvous.core.events import Finish, Left, Refused
 
-REQUEST_SECONDS = 5.0
 _MAX_HEAD_BYTES = 8192
 
 
@@ -49,19 +48,23 @@ def _remove(control: Path) -> None:
     control.unlink(missing_ok=True)
 
 
-def ready(state: State) -> bool:
-    """Whether this node can take part: its launcher is there and the rendezvous answered."""
-    over = state.directive is None or isinstance(state.directive, Finish | Left | Refused)
-    return not over and local_facts(state).ready
+def ready(agent: Agent) -> bool:
+    """Whether this node can take part: its launcher is there, and its lease."""
+    state = agent.progress.state
+    over = isinstance(state.directive, Finish | Left | Refused)
+    return not over and agent.registered and local_facts(state).ready
 
 
-def status(state: State) -> dict[str, object]:
+def status(agent: Agent) -> dict[str, object]:
     """The facts of this node, for people."""
+    state = agent.progress.state
     local = local_facts(state)
     crew = state.crew
     return {
         "name": state.facts.name,
-        "ready": ready(state),
+        "ready": ready(agent),
+        "launcher": local.ready,
+        "registered": agent.registered,
         "directive": type(state.directive).__name__,
         "workers": local.workers,
         "round": local.round,
@@ -89,16 +92,15 @@ class _Answers:
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.decode("latin-1").partition(" ")
         path = rest.partition(" ")[0]
-        state = self._agent.progress.state
         match method, path.partition("?")[0]:
             case "GET", "/live":
                 return _reply(HTTPStatus.OK, {"live": True})
             case "GET", "/ready":
-                able = ready(state)
+                able = ready(self._agent)
                 code = HTTPStatus.OK if able else HTTPStatus.SERVICE_UNAVAILABLE
                 return _reply(code, {"ready": able})
             case "GET", "/status":
-                return _reply(HTTPStatus.OK, status(state))
+                return _reply(HTTPStatus.OK, status(self._agent))
             case "POST", "/leave" if self._may_leave:
                 self._agent.leave(unquote(path.partition("?")[2]) or "asked to")
                 return _reply(HTTPStatus.ACCEPTED, {"leaving": True})
@@ -112,13 +114,3 @@ def _reply(code: HTTPStatus, body: dict[str, object]) -> bytes:
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + content
-
-
-async def ask_to_leave(control: Path, reason: str) -> None:
-    """Tell the agent at that socket that its node is to go. Raises OSError or TimeoutError."""
-    async with asyncio.timeout(REQUEST_SECONDS):
-        reader, writer = await asyncio.open_unix_connection(control)
-        writer.write(f"POST /leave?{quote(reason)} HTTP/1.1\r\n\r\n".encode())
-        await writer.drain()
-        await reader.read()
-        writer.close()

@@ -1,4 +1,5 @@
-"""What the agent is told at its start: the only module here that reads the environment.
+"""What the agent is told at its start: the only module here that reads the environment, but
+for `control`, which must be light.
 
 | variable | meaning | default |
 |---|---|---|
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from elasticjob_agent.control import CONTROL
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
@@ -107,11 +109,6 @@ def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
     return _read(os.environ if environ is None else environ)
 
 
-def control_socket() -> Path:
-    """Where the running agent beside this process takes its orders. Raises `SettingsError`."""
-    return Path(_required(os.environ, "ELASTICJOB_CONTROL"))
-
-
 def inherited_names() -> frozenset[str]:
     """The variables that child processes would inherit from this one."""
     return frozenset(os.environ)
@@ -159,7 +156,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         )
     run_id = environ.get("ELASTICJOB_RUN_ID") or shape["uid"]
     folder = environ.get("ELASTICJOB_LOG_DIR", "")
-    control = environ.get("ELASTICJOB_CONTROL", "")
+    control = environ.get(CONTROL, "")
     port = environ.get("ELASTICJOB_HEALTH_PORT", "")
     return AgentSettings(
         prefix=prefix,

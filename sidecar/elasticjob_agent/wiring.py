@@ -7,12 +7,13 @@ import logging
 import secrets
 import sys
 
+from elasticjob_agent import settings as agent_settings
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.hands import Hands
 from elasticjob_agent.health import answering
 from elasticjob_agent.pod import Attach, LauncherHands
-from elasticjob_agent.settings import AgentSettings
+from elasticjob_agent.settings import AgentSettings, SettingsError
 from elasticjob_agent.termination import write_termination
 from elasticjob_rendezvous.core.events import Config, Identity
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
@@ -20,6 +21,22 @@ from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 log = logging.getLogger("elasticjob.agent")
 
 NONCE_BYTES = 6
+
+
+def run_beside_launcher() -> int:
+    """The agent of a pod from its start to its end, as the environment tells it; its exit code."""
+    to_standard_error()
+    try:
+        settings = agent_settings.from_environment()
+    except SettingsError as error:
+        log.error("%s", error)
+        write_termination(agent_settings.told_termination_log(), str(error))
+        return ExitCode.USAGE
+    session = session_nonce()
+    ending = asyncio.run(run_agent(settings, launcher_hands(settings, session), session))
+    level = logging.INFO if ending.code is ExitCode.OK else logging.ERROR
+    log.log(level, "%s: %s", settings.name, ending.message)
+    return ending.code
 
 
 def to_standard_error(level: int = logging.INFO) -> None:

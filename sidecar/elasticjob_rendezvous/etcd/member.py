@@ -142,6 +142,14 @@ class RendezvousMember:
         return False
 
     @property
+    def registered(self) -> bool:
+        """Whether our key stands in etcd, as far as we know."""
+        engine = self._engine
+        if engine is None:
+            return False
+        return engine.session in engine.view.sessions.get(engine.config.identity.id, {})
+
+    @property
     def coordinates(self) -> bool:
         """Whether this member coordinates at present."""
         return self._engine is not None and self._engine.coordinator.active

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from elasticjob_agent.hands import (
     Stopped,
     WorkerExited,
 )
-from elasticjob_agent.health import answering, ask_to_leave
+from elasticjob_agent.health import answering
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_rendezvous.core.events import Directive, Finish, Idle, Left, Local, Run, Workers
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
@@ -87,6 +88,7 @@ class Rendezvous:
         self.says: asyncio.Queue[Directive | Exception] = asyncio.Queue()
         self.says.put_nowait(fault or Idle("registering"))
         self.left = False
+        self.registered = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,21 +195,41 @@ async def probes_and_the_leave(settings: AgentSettings) -> None:
 
     control = settings.control
     assert control is not None
-    agent = Agent(settings, Hands(), lambda _: Waiting())
+    rendezvous = Waiting()
+    rendezvous.registered = False
+    agent = Agent(settings, Hands(), lambda _: rendezvous)
     async with asyncio.timeout(10), answering(agent, "127.0.0.1", None, control):
         assert await asked(control, "GET /ready") == (503, {"ready": False})
+        code, said = await verb(control, "ready")
+        assert code == 1
+        assert "no launcher yet, or no lease" in said
         running = asyncio.create_task(agent.run())
-        while (await asked(control, "GET /ready"))[0] != 200:
+        while not (await asked(control, "GET /status"))[1]["launcher"]:
             await asyncio.sleep(0.01)
+        assert await asked(control, "GET /ready") == (503, {"ready": False}), "it has no lease"
+        rendezvous.registered = True
+        assert await asked(control, "GET /ready") == (200, {"ready": True})
+        assert await verb(control, "ready") == (0, "")
         code, status = await asked(control, "GET /status")
         assert (code, status["name"], status["workers"]) == (200, "node-1", "none")
         assert (await asked(control, "GET /live"))[0] == 200
         assert (await asked(control, "GET /secrets"))[0] == 404
-        await ask_to_leave(control, "the pod is deleted")
+        assert await verb(control, "leave", "the pod is deleted, 100%") == (0, "")
         ending = await running
     assert ending.code is ExitCode.OK
-    assert "left (the pod is deleted)" in ending.message
+    assert "left (the pod is deleted, 100%)" in ending.message
     assert not control.exists()
+
+
+async def verb(control: Path, *words: str) -> tuple[int | None, str]:
+    """What a process beside the agent ends with and says, as a probe or a preStop."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "elasticjob_agent", *words),
+        env={"ELASTICJOB_CONTROL": str(control)},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    return process.returncode, said.decode()
 
 
 async def asked(control: Path, request: str) -> tuple[int, dict[str, object]]:

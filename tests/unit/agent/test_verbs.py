@@ -1,0 +1,75 @@
+"""`python -m elasticjob_agent VERB`: light processes beside the agent, and what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("asyncio", "grpc", "google", "dataclasses", "logging", "inspect", "pyetcd", "zipfile")
+
+
+def verb(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "elasticjob_agent", *words]
+    return subprocess.run(command, env=env, text=True, capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize("words", [["leave"], ["leave", "its", "node"], ["ready"]])
+def test_a_verb_without_an_agent_says_so(words: list[str], tmp_path: Path) -> None:
+    socket = tmp_path / "control"
+    done = verb(*words, ELASTICJOB_CONTROL=str(socket))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"elasticjob: no agent answers at ELASTICJOB_CONTROL={socket}:")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["leave"], ["ready"]])
+def test_a_verb_names_the_variable_it_misses(words: list[str]) -> None:
+    done = verb(*words)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "elasticjob: ELASTICJOB_CONTROL must be set to the agent's socket\n",
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["ready", "now"], ["install-launcher"]])
+def test_a_wrong_call_shows_the_right_one(words: list[str]) -> None:
+    done = verb(*words)
+    assert done.returncode == 2
+    assert "usage: python -m elasticjob_agent [leave [REASON] | ready | install" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["leave"], ["ready"]])
+def test_a_probe_loads_nothing_heavy(words: list[str]) -> None:
+    """It costs a kubelet's probe its time, and the agent its share of CPU."""
+    # -S: what this environment loads at start is none of a probe's doing.
+    command = [sys.executable, "-S", "-X", "importtime", "-m", "elasticjob_agent", *words]
+    path = str(Path(__file__).parents[3] / "sidecar")
+    done = subprocess.run(command, env={"PYTHONPATH": path}, text=True, capture_output=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "elasticjob_agent.control" in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_the_launcher_is_installed_in_one_step_and_again(tmp_path: Path) -> None:
+    target = tmp_path / "launcher.pyz"
+    for _ in range(2):  # a kubelet may run init containers twice
+        done = verb("install-launcher", str(target))
+        assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.stat().st_mode & 0o777 == 0o755
+    assert zipfile.ZipFile(target).testzip() is None
+    said = subprocess.run([sys.executable, str(target)], env={}, text=True, capture_output=True)
+    assert said.returncode == 2
+    assert "the command must follow `--`" in said.stderr
+
+
+def test_a_launcher_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = verb("install-launcher", str(tmp_path / "file" / "launcher.pyz"))
+    assert done.returncode == 1
+    assert "its folder must be writable" in done.stderr
+    assert "Traceback" not in done.stderr
