@@ -1,0 +1,7 @@
+"""The shape of Kubernetes' objects as they travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
