@@ -7,9 +7,14 @@ from dataclasses import dataclass
 ROOT = "/elasticjob/"
 
 
+def job_folder(namespace: str, uid: str) -> str:
+    """The folder of all incarnations of one job."""
+    return f"{ROOT}{namespace}/{uid}/"
+
+
 def job_prefix(namespace: str, uid: str, incarnation: int) -> str:
     """The prefix of one incarnation of one job."""
-    return f"{ROOT}{namespace}/{uid}/{incarnation}/"
+    return f"{job_folder(namespace, uid)}{incarnation}/"
 
 
 @dataclass(frozen=True, slots=True)
