@@ -225,15 +225,27 @@ class Kube:
     ) -> Json:
         """Merge `body` into the object, None deleting a field; return the object.
 
-        `metadata.uid` and `metadata.resourceVersion` in the body are preconditions.
+        `metadata.uid` and `metadata.resourceVersion` in the body are preconditions, but servers
+        pass over the uid at subresources: there it needs the version beside it.
 
         Raises:
             NotFound, Conflict (a precondition), Invalid, Forbidden.
         """
+        preconditions = body.get("metadata", {})
+        if subresource and "uid" in preconditions and not preconditions.get("resourceVersion"):
+            raise ValueError(f"patch of {subresource}: resourceVersion must come with uid")
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._call(
-            _Request("patch", kind, namespace, name, subresource, query=query, body=body)
-        )
+        try:
+            return await self._call(
+                _Request("patch", kind, namespace, name, subresource, query=query, body=body)
+            )
+        except Invalid as error:
+            if all(cause.field != "metadata.uid" for cause in error.causes):
+                raise
+            # Elsewhere another uid is an attempt to change it.
+            raise Conflict(
+                error.operation, error.message, error.status, error.reason, error.causes
+            ) from error
 
     async def delete(
         self,
@@ -345,6 +357,8 @@ async def _configuration(kubeconfig: Path | None, context: str | None) -> Config
                 load_incluster_config(configuration)  # type: ignore[no-untyped-call]
                 return configuration
         path = None if kubeconfig is None else str(kubeconfig)
+        if kubeconfig is not None and not kubeconfig.is_file():
+            raise KubeError("connect", f"no usable configuration: {kubeconfig} is not a file")
         await load_kube_config(  # type: ignore[no-untyped-call]
             path, context, client_configuration=configuration, persist_config=False
         )
