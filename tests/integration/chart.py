@@ -1,0 +1,133 @@
+"""The Helm chart as users render it: the pinned helm on charts/elasticjob."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.places import KUBERNETES_VERSION
+from tests.cluster.programs import programs
+
+Json = dict[str, Any]
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "elasticjob"
+RELEASE, NAMESPACE = "elasticjob", "elasticjob-system"
+HELM_SECONDS = 60.0
+WORKLOADS = ("Deployment", "StatefulSet", "Job", "CronJob")
+
+EXTERNAL: Json = {
+    "etcd": {"enabled": False},
+    "externalEtcd": {"endpoints": ["https://etcd.example:2379"], "secretName": "etcd-root"},
+}
+MATRIX: dict[str, Json] = {
+    "defaults": {},
+    "three members": {"etcd": {"members": 3, "antiAffinity": "required"}},
+    "no volume": {"etcd": {"persistence": {"enabled": False}}},
+    "no TLS": {"etcd": {"tls": {"enabled": False}}},
+    "no users": {"etcd": {"auth": {"enabled": False}}},
+    "neither": {"etcd": {"tls": {"enabled": False}, "auth": {"enabled": False}}},
+    "a Secret of one's own": {"etcd": {"certificates": {"existingSecret": "mine"}}},
+    "external": EXTERNAL,
+    "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
+    "guarded namespaces": {"networkPolicy": {"jobNamespaces": ["team-a"]}},
+    "watched": {"metrics": {"serviceMonitor": {"enabled": True}, "dashboard": {"enabled": True}}},
+    "another name": {"fullnameOverride": "ej", "operator": {"replicas": 2}},
+    "little": {
+        "crds": {"install": False},
+        "rbac": {"aggregate": False},
+        "admissionPolicy": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "operator": {"serviceAccount": {"create": False, "name": "given"}},
+    },
+}
+
+# The C loader where there is one: the CRD is long.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class HelmRefused(Exception):
+    """helm failed; the text is what it said."""
+
+
+def helm(*arguments: str, values: Json | None = None, kubeconfig: Path | None = None) -> str:
+    """What helm prints. `values` are handed over as a file. Raises HelmRefused."""
+    command = [str(programs("helm") / "helm"), *arguments]
+    if kubeconfig:
+        command += ["--kubeconfig", str(kubeconfig)]
+    if values is not None:
+        command += ["--values", "-"]
+    done = subprocess.run(
+        command,
+        input=json.dumps(values or {}),
+        capture_output=True,
+        text=True,
+        timeout=HELM_SECONDS,
+    )
+    if done.returncode:
+        raise HelmRefused(done.stderr)
+    return done.stdout
+
+
+def template(
+    values: Json | None = None,
+    *options: str,
+    name: str = RELEASE,
+    kubernetes: str = KUBERNETES_VERSION,
+) -> str:
+    """The manifests of a release with these values, as text. Raises HelmRefused."""
+    words = ("--namespace", NAMESPACE, "--kube-version", kubernetes)
+    return helm("template", name, str(CHART), *words, *options, values=values or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What the chart makes of some values."""
+
+    objects: list[Json]
+
+    def kinds(self) -> set[str]:
+        return {found["kind"] for found in self.objects}
+
+    def find(self, kind: str, name: str) -> Json:
+        """The one object of this kind and name."""
+        found = [o for o in self.objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+        assert len(found) == 1, f"{len(found)} of {kind} {name}"
+        return found[0]
+
+    def has(self, kind: str, name: str) -> bool:
+        return any((o["kind"], o["metadata"]["name"]) == (kind, name) for o in self.objects)
+
+    def pods(self) -> Iterator[tuple[str, Json]]:
+        """Every pod template, with the name of what it belongs to."""
+        for found in self.objects:
+            if found["kind"] in WORKLOADS:
+                yield f"{found['kind']}/{found['metadata']['name']}", pod_template(found)
+
+
+def pod_template(workload: Json) -> Json:
+    """The pod template of a Deployment, StatefulSet, Job or CronJob."""
+    spec = workload["spec"]
+    if workload["kind"] == "CronJob":
+        spec = spec["jobTemplate"]["spec"]
+    found: Json = spec["template"]
+    return found
+
+
+def render(values: Json | None = None, **options: str) -> Rendered:
+    """The objects of a release with these values, hooks included. Raises HelmRefused."""
+    documents = yaml.load_all(template(values, **options), _LOADER)
+    return Rendered([document for document in documents if document])
+
+
+def environment(pod: Json) -> dict[str, Any]:
+    """The environment of a pod's first container: a value, or where it comes from."""
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom"))
+        for entry in pod["spec"]["containers"][0]["env"]
+    }

@@ -1,0 +1,145 @@
+"""Who may do what: roles, Secrets, tokens, networks; each as little as possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.integration.chart import (
+    EXTERNAL,
+    MATRIX,
+    NAMESPACE,
+    Json,
+    Rendered,
+    render,
+)
+
+GOLDEN = Path(__file__).parents[1] / "unit" / "chart" / "golden" / "rbac.yaml"
+
+
+def mounted_keys(pod: Json) -> set[str]:
+    return {
+        item["key"]
+        for volume in pod["spec"].get("volumes", ())
+        for item in volume.get("secret", {}).get("items", ())
+    }
+
+
+def test_each_pod_sees_only_what_it_needs_of_etcds_secret() -> None:
+    pods = dict(render().pods())
+    assert mounted_keys(pods["Deployment/elasticjob-operator"]) == {"ca.crt", "user", "password"}
+    assert mounted_keys(pods["StatefulSet/elasticjob-etcd"]) == {"ca.crt", "tls.crt", "tls.key"}
+    for name, pod in pods.items():
+        for volume in pod["spec"].get("volumes", ()):
+            assert "secret" not in volume or volume["secret"]["items"], name
+
+
+def test_only_what_speaks_to_the_api_server_has_a_token() -> None:
+    for name, pod in render().pods():
+        blind = pod["spec"].get("automountServiceAccountToken") is False
+        assert blind == (name == "StatefulSet/elasticjob-etcd")
+
+
+def rules(rendered: Rendered) -> Json:
+    """The rules of every role but those for people, by kind, namespace and name."""
+    return {
+        "/".join([o["kind"], o["metadata"].get("namespace", "-"), o["metadata"]["name"]]): o[
+            "rules"
+        ]
+        for o in sorted(rendered.objects, key=lambda o: (o["kind"], o["metadata"]["name"]))
+        if o["kind"] in ("Role", "ClusterRole")
+    }
+
+
+def test_rights_are_exactly_the_golden_ones() -> None:
+    golden = yaml.safe_load(GOLDEN.read_text())
+    assert rules(render()) == golden["everywhere"]
+    assert (
+        rules(render({"watchNamespaces": ["team-a"], "rbac": {"aggregate": False}}))
+        == (golden["in one namespace"])
+    )
+
+
+def test_every_role_is_bound_and_every_binding_has_its_account() -> None:
+    for values in ({}, MATRIX["two namespaces"], MATRIX["little"]):
+        rendered = render(values)
+        roles, bound = set(), set()
+        for found in rendered.objects:
+            place = found["metadata"].get("namespace")
+            if found["kind"] in ("Role", "ClusterRole"):
+                if found["metadata"]["labels"]["app.kubernetes.io/component"] != "users":
+                    roles.add((found["kind"], place, found["metadata"]["name"]))
+            elif found["kind"].endswith("Binding") and "roleRef" in found:
+                bound.add((found["roleRef"]["kind"], place, found["roleRef"]["name"]))
+                for subject in found["subjects"]:
+                    assert subject["namespace"] == NAMESPACE
+                    given = subject["name"] == "given"
+                    assert given or rendered.has("ServiceAccount", subject["name"])
+        assert roles == bound
+
+
+def test_with_namespaces_the_operator_has_no_right_to_others_objects() -> None:
+    rendered = render(MATRIX["two namespaces"])
+    found = rendered.find("ClusterRole", f"{NAMESPACE}-elasticjob-operator")
+    assert [rule["resources"] for rule in found["rules"]] == [["nodes"]]
+    places = {
+        o["metadata"]["namespace"]
+        for o in rendered.objects
+        if o["kind"] == "Role" and o["metadata"]["name"] == "elasticjob-operator"
+    }
+    assert places == {"team-a", "team-b"}
+
+
+def test_etcd_is_reached_by_the_operator_and_jobs_alone() -> None:
+    jobs = {"matchExpressions": [{"key": "elasticjob.dev/job-name", "operator": "Exists"}]}
+    clients = render().find("NetworkPolicy", "elasticjob-etcd")["spec"]["ingress"][0]
+    assert [list(port.values()) for port in clients["ports"]] == [["client"]]
+    operator, pods = clients["from"]
+    assert operator["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "operator"
+    assert "namespaceSelector" not in operator
+    assert pods == {"podSelector": jobs, "namespaceSelector": {}}
+    some = render(MATRIX["two namespaces"]).find("NetworkPolicy", "elasticjob-etcd")
+    assert some["spec"]["ingress"][0]["from"][1]["namespaceSelector"] == {
+        "matchExpressions": [
+            {
+                "key": "kubernetes.io/metadata.name",
+                "operator": "In",
+                "values": ["team-a", "team-b"],
+            }
+        ]
+    }
+
+
+def test_a_guarded_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
+    values = {"networkPolicy": {"jobNamespaces": ["team-a"]}}
+    spec = render(values).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    peers, dns, etcd = spec["egress"]
+    assert spec["ingress"][0]["from"] == peers["to"]
+    assert [port["port"] for port in dns["ports"]] == [53, 53]
+    assert etcd["ports"] == [{"port": 2379}]
+    assert etcd["to"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": NAMESPACE
+    }
+    far = render(values | EXTERNAL).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    assert far["egress"][2] == {"ports": [{"port": 2379}]}
+
+
+def test_people_may_not_write_a_status() -> None:
+    rendered = render()
+    for role in ("view", "edit", "admin"):
+        found = rendered.find("ClusterRole", f"elasticjob-{role}")
+        assert (
+            found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
+        )
+        for rule in found["rules"]:
+            if "elasticjobs/status" in rule["resources"]:
+                assert rule["verbs"] == ["get"]
+            if role == "view":
+                assert set(rule["verbs"]) <= {"get", "list", "watch"}
+
+
+def test_the_admission_policy_needs_1_30() -> None:
+    kinds = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert kinds <= render(kubernetes="v1.30.0").kinds()
+    assert not kinds & render(kubernetes="v1.29.4").kinds()
