@@ -69,8 +69,7 @@ def is_owned(job: ElasticJob, object: Json) -> bool:
     """Whether an object is a child of this very job, not of an earlier one of its name."""
     owners = (object.get("metadata") or {}).get("ownerReferences") or ()
     return any(
-        owner.get("controller") is True and owner.get("uid") == job.metadata.uid
-        for owner in owners
+        owner.get("controller") is True and owner.get("uid") == job.metadata.uid for owner in owners
     )
 
 

@@ -1,0 +1,201 @@
+"""The trainer's command, wrapped: the launcher runs it, once for each local rank.
+
+`$(NAME)` stays as it is, in both `command` and `args`: the kubelet replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticjob_operator.core.names import LAUNCHER_PATH
+from elasticjob_operator.core.nested import (
+    LAUNCHERS,
+    MODULES,
+    Launcher,
+    Taken,
+    Unsafe,
+    taken_out,
+)
+
+DEFAULT_PYTHON = "python3"
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
+_STARTERS = frozenset(
+    {"conda", "dumb-init", "ionice", "nice", "nohup", "nsys", "numactl", "pipenv", "poetry"}
+    | {"stdbuf", "time", "timeout", "tini", "uv", "xvfb-run"}
+)
+"""Programs that run the rest of their arguments as a command."""
+_LAUNCHER_WORD = re.compile(
+    r"(?:^|[\s;&|()'\"`/])(torchrun|accelerate(?:\s+|-)launch)(?=$|[\s;&|()'\"`])"
+    r"|\b(torch\.distributed\.(?:run|launch))\b"
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_PYTHON_MODULE = re.compile(r"-([^cmWX-]*)m(.*)")
+"""`-m`, alone or after other letters, and the module when it is in the same word."""
+_PYTHON_CODE = re.compile(r"-|-[^cmWX-]*c.*", re.DOTALL)
+_PYTHON_VALUED = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+_ENV_FLAGS = frozenset({"-", "-i", "--ignore-environment", "--"})
+_ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What the trainer container runs. `note` says what was taken out, or is empty."""
+
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A command, read: what stands before the program, the program, and the rest.
+
+    Args:
+        before: `env` and its words.
+        python: the interpreter and its options, when the program is one.
+        module: what `-m` names.
+        rest: the script or the arguments of the module or program.
+    """
+
+    before: tuple[str, ...]
+    python: tuple[str, ...]
+    module: str
+    rest: tuple[str, ...]
+
+
+def wrapped(command: Sequence[str], args: Sequence[str], workers: int) -> Wrapped:
+    """The launcher in front of the command, with a nested launcher taken out.
+
+    Args:
+        workers: how many the job starts on a node.
+
+    Raises:
+        Unsafe: there is a nested launcher that cannot be taken out.
+    """
+    words = (*command, *args)
+    read = _read(words)
+    launcher, rest = _launcher(read)
+    if launcher is None:
+        _check_hidden(read)
+        return Wrapped(_launched(_interpreter(read), command), tuple(args))
+    taken = taken_out(launcher, rest, workers)
+    python = read.python or (_beside(read.rest[0]),)
+    note = f"{launcher.name} was taken out: the job itself starts the workers"
+    if taken.dropped:
+        note += f"; not used: {', '.join(taken.dropped)}"
+    if launcher.note:
+        note += f"; {launcher.note}"
+    started = (*_before(read, taken.env), *_program(python, taken))
+    return Wrapped(_launched(python[0], started), (), note)
+
+
+def _launched(python: str, command: Sequence[str]) -> tuple[str, ...]:
+    return (python, LAUNCHER_PATH, "--", *command)
+
+
+def _interpreter(read: _Read) -> str:
+    return read.python[0] if read.python else DEFAULT_PYTHON
+
+
+def _read(words: Sequence[str]) -> _Read:
+    before, rest = _without_env(words)
+    if not rest or not _PYTHON.fullmatch(_name(rest[0])):
+        return _Read(before, (), "", rest)
+    python, left = [rest[0]], list(rest[1:])
+    while left and left[0].startswith("-") and not _PYTHON_CODE.fullmatch(left[0]):
+        word = left.pop(0)
+        if named := _PYTHON_MODULE.fullmatch(word):
+            python += [f"-{named[1]}"] if named[1] else []
+            module = named[2] or (left.pop(0) if left else "")
+            return _Read(before, tuple(python), module, tuple(left))
+        python.append(word)
+        if word in _PYTHON_VALUED and left:
+            python.append(left.pop(0))
+    return _Read(before, tuple(python), "", tuple(left))
+
+
+def _without_env(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """`env A=B program …` as its two parts; an `env` that is not understood stays a program."""
+    if not words or _name(words[0]) != "env":
+        return (), tuple(words)
+    at = 1
+    while at < len(words):
+        if words[at] in _ENV_VALUED:
+            at += 2
+        elif words[at] in _ENV_FLAGS or _ASSIGNMENT.fullmatch(words[at]):
+            at += 1
+        else:
+            break
+    if at >= len(words) or words[at].startswith("-"):
+        return (), tuple(words)
+    return tuple(words[:at]), tuple(words[at:])
+
+
+def _launcher(read: _Read) -> tuple[Launcher | None, tuple[str, ...]]:
+    """The launcher that the command is, and its words."""
+    if read.module:
+        return LAUNCHERS.get(MODULES.get(read.module, "")), read.rest
+    name = _name(read.rest[0]) if read.rest else ""
+    match name:
+        case "torchrun":
+            return LAUNCHERS["torchrun"], read.rest[1:]
+        case "accelerate-launch":
+            return LAUNCHERS["accelerate launch"], read.rest[1:]
+        case "accelerate" if read.rest[1:2] == ("launch",):
+            return LAUNCHERS["accelerate launch"], read.rest[2:]
+    return None, ()
+
+
+def _check_hidden(read: _Read) -> None:
+    """A launcher behind a shell or another program is seen, but cannot be taken out."""
+    if read.python or not read.rest:
+        return
+    name = _name(read.rest[0])
+    found = None
+    if name in _SHELLS:
+        found = _LAUNCHER_WORD.search(" ".join(_shell_text(read.rest[1:])))
+    elif name in _STARTERS or name == "env":
+        found = _LAUNCHER_WORD.search(" ".join(read.rest[1:]))
+    if found is not None:
+        launcher = found[1] or found[2]
+        raise Unsafe(
+            f"{launcher} is inside of {name} and cannot be taken out there: the job starts this "
+            f"command once for each worker, so write `python3 script.py …` in place of {launcher}"
+        )
+
+
+def _shell_text(words: Sequence[str]) -> Sequence[str]:
+    """What a shell is told to run by `-c`; a script file is not seen."""
+    for index, word in enumerate(words):
+        if not word.startswith("-"):
+            return ()
+        if not word.startswith("--") and "c" in word:
+            return words[index + 1 :]
+    return ()
+
+
+def _before(read: _Read, env: Mapping[str, str]) -> tuple[str, ...]:
+    """`env` with the variables a launcher would have set."""
+    added = tuple(f"{name}={value}" for name, value in env.items())
+    return (*(read.before or ("env",)), *added) if added else read.before
+
+
+def _program(python: Sequence[str], taken: Taken) -> tuple[str, ...]:
+    if not taken.python:
+        return taken.words
+    unbuffered = () if "-u" in python else ("-u",)
+    return (*python, *unbuffered, *taken.words)
+
+
+def _beside(program: str) -> str:
+    """The interpreter of a console script: the one beside it in an environment's own folder."""
+    folder, slash, _ = program.rpartition("/")
+    own = slash and folder.endswith("/bin") and not folder.startswith(("/usr/", "/bin"))
+    return f"{folder}/python" if own and "/.local/" not in program else DEFAULT_PYTHON
+
+
+def _name(program: str) -> str:
+    return program.rpartition("/")[2]
