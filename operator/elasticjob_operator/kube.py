@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client import Configuration
@@ -36,6 +35,19 @@ from elasticjob_operator.kube_errors import (
     Unauthorized,
     Unreachable,
     error_of,
+)
+from elasticjob_operator.kube_request import (
+    BUDGETS,
+    ELASTICJOBS,
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    Json,
+    Kind,
+    Request,
 )
 
 __all__ = [
@@ -67,7 +79,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-Json = dict[str, Any]
 Objects = list[Json]  # as `Kube.list` hides the builtin where its own methods are annotated
 
 CALL_SECONDS = 10.0
@@ -77,70 +88,13 @@ RESTARTS = 3
 """How often a list starts over because its pages have expired."""
 UNANSWERED_PAUSE_SECONDS = 0.2
 FIELD_MANAGER = "elasticjob-operator"
-_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of object and where the API server keeps it. `group` is empty for the core."""
-
-    group: str
-    version: str
-    plural: str
-    namespaced: bool = True
-
-    def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Path of an object, or of the collection; None is all namespaces, or none of them."""
-        root = f"/apis/{self.group}" if self.group else "/api"
-        steps = [root, self.version]
-        if namespace is not None and self.namespaced:
-            steps += ["namespaces", namespace]
-        steps += [self.plural, name, subresource]
-        return "/".join(step for step in steps if step)
-
-
-ELASTICJOBS = Kind("elasticjob.dev", "v1alpha1", "elasticjobs")
-PODS = Kind("", "v1", "pods")
-SERVICES = Kind("", "v1", "services")
-SECRETS = Kind("", "v1", "secrets")
-BUDGETS = Kind("policy", "v1", "poddisruptionbudgets")
-NODES = Kind("", "v1", "nodes", namespaced=False)
-LEASES = Kind("coordination.k8s.io", "v1", "leases")
-EVENTS = Kind("events.k8s.io", "v1", "events")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One request. `about` names an object that the path does not: one to be created."""
-
-    verb: str
-    kind: Kind
-    namespace: str | None
-    name: str = ""
-    subresource: str = ""
-    about: str = ""
-    query: Mapping[str, str] = field(default_factory=dict)
-    accept: str = "application/json"
-    body: Json | None = None
-
-    @property
-    def path(self) -> str:
-        path = self.kind.path(self.namespace, self.name, self.subresource)
-        return f"{path}?{urlencode(self.query)}" if self.query else path
-
-    @property
-    def read_only(self) -> bool:
-        return _METHODS[self.verb] == "GET"
-
-    def __str__(self) -> str:
-        named = (self.namespace, self.name or self.about, self.subresource)
-        return f"{self.verb} {self.kind.plural} {'/'.join(part for part in named if part)}".strip()
+_UNTIMED = aiohttp.ClientTimeout(total=None)  # the whole call has its time, see `_call`
 
 
 class Kube:
-    """A client of one API server. Make it with `connect`."""
+    """A client of one API server, as `connect` makes it; `close` it otherwise."""
 
     def __init__(self, configuration: Configuration, call_seconds: float = CALL_SECONDS) -> None:
         self._configuration: Any = configuration
@@ -165,11 +119,15 @@ class Kube:
         try:
             yield kube
         finally:
-            await kube._rest.close()
+            await kube.close()
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        await self._rest.close()
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """Read one object. Raises NotFound."""
-        return await self._call(_Request("get", kind, namespace, name))
+        return await self._call(Request("get", kind, namespace, name))
 
     async def list(
         self,
@@ -186,7 +144,7 @@ class Kube:
         if selector:
             query["labelSelector"] = selector
         accept = _METADATA_ONLY if metadata_only else "application/json"
-        request = _Request("list", kind, namespace, query=query, accept=accept)
+        request = Request("list", kind, namespace, query=query, accept=accept)
         for _ in range(RESTARTS):
             with suppress(Gone):  # the pages came too slowly: they are of one moment
                 return await self._pages(request)
@@ -217,7 +175,7 @@ class Kube:
             query["fieldValidation"] = "Strict"
         name = body.get("metadata", {}).get("name", "")
         return await self._call(
-            _Request("create", kind, namespace, about=name, query=query, body=body)
+            Request("create", kind, namespace, about=name, query=query, body=body)
         )
 
     async def patch(
@@ -237,7 +195,7 @@ class Kube:
         query = {"fieldManager": FIELD_MANAGER}
         try:
             return await self._call(
-                _Request("patch", kind, namespace, name, subresource, query=query, body=body)
+                Request("patch", kind, namespace, name, subresource, query=query, body=body)
             )
         except Invalid as error:
             if all(cause.field != "metadata.uid" for cause in error.causes):
@@ -274,7 +232,7 @@ class Kube:
             "preconditions": preconditions,
         }
         try:
-            await self._call(_Request("delete", kind, namespace, name, body=options))
+            await self._call(Request("delete", kind, namespace, name, body=options))
         except NotFound:
             return False
         except Conflict:
@@ -291,7 +249,7 @@ class Kube:
             return False
         return bool(found["metadata"]["uid"] == uid)
 
-    async def _pages(self, request: _Request) -> Objects:
+    async def _pages(self, request: Request) -> Objects:
         items: Objects = []
         while True:
             page = await self._call(request)
@@ -301,7 +259,7 @@ class Kube:
                 return items
             request = replace(request, query={**request.query, "continue": token})
 
-    async def _call(self, request: _Request) -> Json:
+    async def _call(self, request: Request) -> Json:
         """The answer to a request, sent again while that is safe and its time lasts."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + self._call_seconds
@@ -325,7 +283,7 @@ class Kube:
             log.debug("%s is sent again in %.1f s: %s", request, pause, failure.message)
             await asyncio.sleep(pause)
 
-    async def _send(self, request: _Request) -> Json:
+    async def _send(self, request: Request) -> Json:
         headers = {"Accept": request.accept, "User-Agent": FIELD_MANAGER}
         if request.verb == "patch":
             headers["Content-Type"] = "application/merge-patch+json"
@@ -334,19 +292,28 @@ class Kube:
             headers[setting["key"]] = setting["value"]
         try:
             answer = await self._rest.request(
-                _METHODS[request.verb],
+                request.method,
                 self._host + request.path,
                 headers=headers,
                 body=request.body,
-                _request_timeout=aiohttp.ClientTimeout(total=self._call_seconds),
+                _request_timeout=_UNTIMED,
             )
             body: bytes = await answer.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(request), f"{self._host}: {error!r}") from error
         if answer.status >= 400:
             raise error_of(str(request), answer.status, body, answer.headers)
-        found: Json = json.loads(body)
-        return found
+        return _object(request, answer.status, body)
+
+
+def _object(request: Request, status: int, body: bytes) -> Json:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Unreachable(str(request), "the answer is no object in JSON", status)
+    return found
 
 
 async def _configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
