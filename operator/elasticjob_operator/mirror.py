@@ -78,6 +78,10 @@ class Mirror:
         """The prefixes of all jobs that have a record."""
         return tuple(self._jobs)
 
+    def jobs(self) -> tuple[tuple[str, str], ...]:
+        """Namespace and uid of every job that has a record."""
+        return tuple(self._incarnations)
+
     def newest(self, namespace: str, uid: str) -> int | None:
         """The newest incarnation of a job that has a record; None where it has none."""
         return max(self._incarnations.get((namespace, uid), ()), default=None)

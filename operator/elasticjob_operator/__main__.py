@@ -1,0 +1,74 @@
+"""`python -m elasticjob_operator` serves jobs; with `certs …` it makes etcd's certificates.
+
+Owns the process: its log, its signals and its exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from importlib import import_module
+
+from elasticjob_operator import logs, settings
+from elasticjob_operator.health import Health, answering
+from elasticjob_operator.kube import Kube, KubeError, NoSuchKind
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.replica import Active
+from elasticjob_operator.settings import Settings, SettingsError
+
+log = logging.getLogger("elasticjob_operator.main")
+
+CERTS = "certs"
+
+
+def main() -> int:
+    """The exit code: 0 when told to end, 1 after a failure, 2 when called wrongly."""
+    if sys.argv[1:2] == [CERTS]:
+        code: int = import_module("elasticjob_operator.certs").main(sys.argv[2:])
+        return code
+    if sys.argv[1:]:
+        print(f"usage: python -m elasticjob_operator [{CERTS} …]", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        found = settings.from_environment()
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    logs.configure(found.log_format, found.log_level)
+    try:
+        asyncio.run(_serve(found))
+    except asyncio.CancelledError:
+        log.info("ended")
+    except NoSuchKind as error:
+        log.critical("the ElasticJob CRD must be installed (helm, or kubectl apply): %s", error)
+        return 1
+    except (KubeError, OSError) as error:
+        log.critical("cannot go on: %s", error)
+        return 1
+    except Exception:
+        log.exception("a part of the operator failed: it ends, to be started again")
+        return 1
+    return 0
+
+
+async def _serve(found: Settings) -> None:
+    """Stand by and serve until a signal comes; raises what made it impossible."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, task.cancel)
+    metrics, health = Metrics(), Health()
+    async with (
+        answering(health, metrics.text, found.health_port, found.metrics_port),
+        Kube.connect() as kube,
+    ):
+        health.ready = True
+        metrics.leader.set(1)
+        await Active(found, kube, metrics, health).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""What happened to a job, told for people: from what was and what was done to events.
+
+Computed from the status before and after a pass, so that nothing is told twice, not even by an
+operator that was just started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elasticjob_operator.core.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    RemoveMembers,
+    WriteNodes,
+)
+from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
+from elasticjob_operator.model.status import (
+    CauseStatus,
+    Condition,
+    FirstFailure,
+    RoundStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.records import CauseKind
+from elasticjob_rendezvous.core.roster import natural_order
+
+NAMED_PODS = 5
+TRACEBACK_LINES = 4
+"""The end of a traceback says what went wrong; all of it is in the status."""
+
+
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One event: a reason in one CamelCase word, and a message for people."""
+
+    type: EventType
+    reason: str
+    message: str
+
+
+def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tuple[Happening, ...]:
+    """The events of one pass, in the order in which things happened."""
+    return (
+        *_failure(before, after),
+        *_done(tuple(applied)),
+        *_rounds(before, after),
+        *_conditions(before, after),
+        *_phase(before, after),
+    )
+
+
+def invalid(problems: str) -> Happening:
+    """A job that the API server took and this operator does not understand."""
+    message = f"this operator does not understand the job and leaves it alone: {problems}"
+    return Happening(EventType.WARNING, "InvalidJob", message)
+
+
+def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:
+    """The rounds whose cost is known for good since `after`, oldest first."""
+    known = {found.round for found in before.rounds if _settled(before, found)}
+    return [found for found in after.rounds if _settled(after, found) and found.round not in known]
+
+
+def _settled(status: Status, found: RoundStatus) -> bool:
+    later = any(other.round > found.round for other in status.rounds)
+    return found.start_ms is not None or later or status.phase in FINISHED
+
+
+# -- what was done
+
+
+_WHY = {
+    DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
+    DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
+    DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
+    DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
+    DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
+    DeleteReason.MARKED: "was chosen to leave before",
+    DeleteReason.REPLACED: "failed before and was replaced",
+    DeleteReason.SUSPENDED: "the job is suspended",
+    DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
+    DeleteReason.JOB_DELETED: "the job is deleted",
+    DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
+}
+
+
+def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
+    for action in applied:
+        if isinstance(action, WriteNodes):
+            yield _normal("NodesSet", f"spec.nodes was not set: it is maxNodes, {action.nodes}")
+        elif isinstance(action, RemoveMembers):
+            count = len(action.members)
+            yield _normal(
+                "MembersRemoved", f"{count} member{_s(count)} left the rendezvous: no pod any more"
+            )
+    created = [action.name for action in applied if isinstance(action, CreatePod)]
+    if created:
+        yield _normal("PodsCreated", f"created {_some(created)}")
+    deleted: dict[DeleteReason, list[str]] = {}
+    for action in applied:
+        if isinstance(action, DeletePod):
+            deleted.setdefault(action.reason, []).append(action.name)
+    for reason, names in deleted.items():
+        yield _normal("PodsDeleted", f"deleted {_some(names)}: {_WHY[reason]}")
+
+
+# -- what the rendezvous says
+
+
+def _rounds(before: Status, after: Status) -> Iterator[Happening]:
+    known = {found.round for found in before.rounds}
+    current = after.rendezvous
+    for found in after.rounds:
+        if found.round in known:
+            continue
+        here = current is not None and current.round == found.round
+        cause = current.cause if current is not None and here else None
+        said = cause or CauseStatus(kind=found.cause)
+        parts = (("detect", found.detect_ms), ("stop", found.stop_ms), ("join", found.join_ms))
+        cost = ", ".join(f"{name} {ms} ms" for name, ms in parts if ms is not None)
+        message = f"round {found.round} is final with {found.nodes} node{_s(found.nodes)}"
+        text = f"{message}: {because(said)}" + (f"; {cost}" if cost else "")
+        yield _normal("RoundFinal", text)
+
+
+def because(cause: CauseStatus) -> str:
+    """Why a round began, in words."""
+    who = _some(list(cause.members)) if cause.members else ""
+    detail = f" ({cause.detail})" if cause.detail else ""
+    match cause.kind:
+        case CauseKind.START:
+            return f"the job starts{detail}"
+        case CauseKind.JOIN:
+            return f"{who or 'a node'} joined{detail}"
+        case CauseKind.LEAVE:
+            return f"{who or 'a node'} left{detail}"
+        case CauseKind.LOSS:
+            return f"{who or 'a node'} was lost{detail}"
+        case CauseKind.FAILURE:
+            return f"a worker of {who or 'a node'} failed{detail}"
+        case CauseKind.SCALE_DOWN:
+            return f"fewer nodes are wanted{detail}"
+        case CauseKind.UNCONFIRMED:
+            return f"{who or 'a node'} did not confirm the round{detail}"
+        case CauseKind.MASTER_PORT:
+            return f"the master port was taken{detail}"
+        case CauseKind.DATA_LOST:
+            return f"etcd lost its data{detail}"
+        case other:
+            return f"{other}{': ' + who if who else ''}{detail}"
+
+
+def _failure(before: Status, after: Status) -> Iterator[Happening]:
+    failure = after.first_failure
+    if failure is None or failure == before.first_failure:
+        return
+    yield Happening(EventType.WARNING, "WorkerFailed", failure_text(failure))
+
+
+def failure_text(failure: FirstFailure) -> str:
+    """The culprit in one sentence, and the end of its traceback."""
+    rank = "" if failure.rank is None else f"rank {failure.rank} "
+    if failure.signal is not None:
+        how = f" by signal {failure.signal}"
+    else:
+        how = "" if failure.exit_code is None else f" with exit code {failure.exit_code}"
+    where = f" on {failure.node}" if failure.node else ""
+    kind = f"{failure.class_}: " if failure.class_ else ""
+    said = failure.message or "no message"
+    text = f"{rank}({failure.pod}{where}) failed in round {failure.round}{how}: {kind}{said}"
+    lines = failure.traceback.strip().splitlines()[-TRACEBACK_LINES:]
+    return "\n".join([text, *lines])
+
+
+# -- what became of the job
+
+_TOLD = {
+    ConditionType.NAME_CONFLICT: EventType.WARNING,
+    ConditionType.TEMPLATE_INVALID: EventType.WARNING,
+}
+_STARTING = "PodsStarting"
+
+
+def _conditions(before: Status, after: Status) -> Iterator[Happening]:
+    old = {condition.type: condition for condition in before.conditions}
+    for now in after.conditions:
+        was = old.get(now.type)
+        true = now.status is ConditionStatus.TRUE
+        if now.type in _TOLD and true and not _same(was, now):
+            yield Happening(_TOLD[now.type], now.reason, now.message)
+        if now.type is ConditionType.PODS_READY and _blocked(now) and not _alike(was, now):
+            yield Happening(EventType.WARNING, now.reason, now.message)
+        if now.type is ConditionType.RESIZING and now.message and not _same(was, now):
+            yield _normal("Resizing", now.message)
+
+
+def _blocked(condition: Condition) -> bool:
+    """Pods are not ready for a reason that somebody could do something about."""
+    said_elsewhere = {kind.value for kind in _TOLD}
+    plain = condition.reason == _STARTING or condition.reason.startswith("Job")
+    unready = condition.status is ConditionStatus.FALSE
+    return unready and not plain and condition.reason not in said_elsewhere
+
+
+def _same(was: Condition | None, now: Condition) -> bool:
+    return was is not None and (was.status, was.message) == (now.status, now.message)
+
+
+def _alike(was: Condition | None, now: Condition) -> bool:
+    """The same obstacle: which pods it holds up may change from look to look."""
+    return was is not None and (was.status, was.reason) == (now.status, now.reason)
+
+
+def _phase(before: Status, after: Status) -> Iterator[Happening]:
+    if after.phase is before.phase or after.phase is None:
+        return
+    match after.phase:
+        case Phase.PENDING:
+            text = "resumed" if before.phase is Phase.SUSPENDED else "waits for its first round"
+            yield _normal("Pending", text)
+        case Phase.RUNNING:
+            nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
+            yield _normal("Running", f"trains on {nodes} node{_s(nodes)}")
+        case Phase.RESTARTING:
+            cause = after.rendezvous.cause if after.rendezvous else None
+            why = because(cause) if cause else "the round is formed anew"
+            yield _normal("Restarting", why)
+        case Phase.SUSPENDED:
+            yield _normal("Suspended", "runPolicy.suspend is true")
+        case Phase.SUCCEEDED:
+            yield _normal("Succeeded", "all workers ended with success")
+        case Phase.FAILED:
+            yield Happening(EventType.WARNING, "Failed", _end(after))
+
+
+def _end(after: Status) -> str:
+    failed = next((c for c in after.conditions if c.type is ConditionType.FAILED), None)
+    if failed is None:
+        return "the job failed"
+    return f"{failed.reason}: {failed.message}" if failed.message else failed.reason
+
+
+def _normal(reason: str, message: str) -> Happening:
+    return Happening(EventType.NORMAL, reason, message)
+
+
+def _some(names: list[str]) -> str:
+    ordered = sorted(names, key=natural_order)
+    more = len(ordered) - NAMED_PODS
+    if more <= 0:
+        return ", ".join(ordered)
+    return f"{ordered[0]} … {ordered[-1]} ({len(ordered)})"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

@@ -1,0 +1,21 @@
+"""What to send to change one JSON object into another (RFC 7386). Pure."""
+
+from __future__ import annotations
+
+from elasticjob_operator.core.json import Json
+
+
+def merge_patch(before: Json, after: Json) -> Json:
+    """The patch that turns `before` into `after`; empty when they are equal.
+
+    null deletes a field; a list is replaced as a whole.
+    """
+    patch: Json = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if changed := merge_patch(old, value):
+                patch[key] = changed
+        elif key not in before or old != value:
+            patch[key] = value
+    return patch

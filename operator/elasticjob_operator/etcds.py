@@ -1,0 +1,181 @@
+"""The etcds that jobs use: the operator's own, and those that jobs name and the chart allows.
+
+One client and one mirror for each. What changes there wakes the job that it is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticjob_operator.core.mirrored import Records, job_of
+from elasticjob_operator.core.observed import Obstacle
+from elasticjob_operator.kube import SECRETS, Json, Kube, NotFound
+from elasticjob_operator.mirror import Mirror
+from elasticjob_operator.model import Backend, ElasticJob
+from elasticjob_operator.settings import EtcdSettings
+from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.etcd.users import Users
+
+REQUEST_SECONDS = 5.0
+SETTLING_SECONDS = 5.0
+"""For so long an etcd that cannot be read changes no status."""
+FIRST_READ_SECONDS = 5.0
+
+Changed = Callable[[str, str], None]
+"""Called with namespace and uid of a job whose records changed."""
+
+
+class Refused(Exception):
+    """A job's etcd may not or cannot be used; the text says why and what to do."""
+
+    def __init__(self, obstacle: Obstacle, message: str) -> None:
+        super().__init__(message)
+        self.obstacle = obstacle
+
+
+@dataclass(slots=True)
+class Etcd:
+    """One etcd. `users` is set where each job gets a user of its own there."""
+
+    client: Client
+    mirror: Mirror
+    users: Users | None = None
+    ca_file: Path | str | None = None
+    own: bool = True
+    lost_at: float | None = None
+
+    def is_settling(self, now: float) -> bool:
+        """Whether it cannot be read, but only for so short a time that it is not worth telling."""
+        if self.mirror.known:
+            self.lost_at = None
+            return False
+        if self.lost_at is None:
+            self.lost_at = now
+        return now - self.lost_at < SETTLING_SECONDS
+
+    @property
+    def ca(self) -> bytes | None:
+        """The authorities that pods are to trust, as the file holds them now."""
+        return Path(self.ca_file).read_bytes() if self.ca_file else None
+
+    def newest(self, namespace: str, uid: str) -> int | None:
+        """The newest incarnation of a job that has records here."""
+        return self.mirror.newest(namespace, uid)
+
+    def records(self, namespace: str, uid: str, incarnation: int) -> Records | None:
+        return self.mirror.records(job_prefix(namespace, uid, incarnation))
+
+
+class Etcds:
+    """All etcds in use. Its tasks run in `tasks`."""
+
+    def __init__(
+        self, settings: EtcdSettings, kube: Kube, tasks: asyncio.TaskGroup, changed: Changed
+    ) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._tasks = tasks
+        self._changed = changed
+        self._stack = AsyncExitStack()
+        self._running: list[asyncio.Task[None]] = []
+        self._named: dict[tuple[str, ...], Etcd] = {}
+        self.own: Etcd = self._own()
+
+    async def aclose(self) -> None:
+        """End all mirrors and close all connections."""
+        for task in self._running:
+            task.cancel()
+        await self._stack.aclose()
+
+    def all(self) -> list[Etcd]:
+        return [self.own, *self._named.values()]
+
+    async def of(self, job: ElasticJob) -> Etcd:
+        """The etcd of this job. Raises `Refused`, or `KubeError` when its Secret is unreadable."""
+        wanted = job.spec.rendezvous
+        if wanted.backend is not Backend.ETCD:
+            raise Refused(
+                Obstacle.BACKEND,
+                f"spec.rendezvous.backend: {wanted.backend} is not served on Kubernetes by this "
+                "release; use etcd",
+            )
+        if not wanted.endpoints:
+            return self.own
+        refused = [one for one in wanted.endpoints if one not in self._settings.allowed]
+        if refused:
+            raise Refused(
+                Obstacle.ENDPOINT,
+                f"spec.rendezvous.endpoints: {', '.join(refused)} must be among the chart's "
+                "etcd.allowedEndpoints",
+            )
+        namespace, secret = job.metadata.namespace, wanted.secret_name
+        place = (namespace, secret or "", *sorted(wanted.endpoints))
+        if place not in self._named:
+            held = await self._secret(namespace, secret) if secret else {}
+            self._named[place] = self._start(self._foreign(list(wanted.endpoints), held))
+            await self._named[place].mirror.reached(0, FIRST_READ_SECONDS)
+        return self._named[place]
+
+    async def _secret(self, namespace: str, name: str) -> dict[str, bytes]:
+        try:
+            found: Json = await self._kube.get(SECRETS, namespace, name)
+        except NotFound as error:
+            raise Refused(
+                Obstacle.ENDPOINT,
+                f"spec.rendezvous.secretName: there must be a Secret {name} in {namespace}",
+            ) from error
+        return {key: base64.b64decode(value) for key, value in (found.get("data") or {}).items()}
+
+    def _own(self) -> Etcd:
+        settings = self._settings
+        client = Client(
+            settings.endpoints,
+            tls=settings.tls,
+            user=settings.user,
+            password=settings.password,
+            request_timeout_seconds=REQUEST_SECONDS,
+        )
+        users = Users(client) if settings.manage_users else None
+        ca_file = settings.tls.ca_file if settings.tls else None
+        return self._start(Etcd(client, Mirror(client), users, ca_file))
+
+    def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
+        """A client with what a user's Secret holds; the files live as long as the process."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        files: dict[str, Path | None] = {"ca.crt": None, "tls.crt": None, "tls.key": None}
+        for name in files:
+            if name in held:
+                files[name] = folder / name
+                (folder / name).write_bytes(held[name])
+        user, password = held.get("username"), held.get("password")
+        tls = Tls(files["ca.crt"], files["tls.crt"], files["tls.key"])
+        client = Client(
+            endpoints,
+            tls=tls if any(files.values()) else None,
+            user=user.decode() if user else None,
+            password=password.decode() if password else None,
+            request_timeout_seconds=REQUEST_SECONDS,
+        )
+        return Etcd(client, Mirror(client), None, files["ca.crt"], own=False)
+
+    def _start(self, etcd: Etcd) -> Etcd:
+        self._stack.push_async_callback(etcd.client.aclose)
+        self._running += [
+            self._tasks.create_task(etcd.mirror.run()),
+            self._tasks.create_task(self._follow(etcd.mirror)),
+        ]
+        return etcd
+
+    async def _follow(self, mirror: Mirror) -> None:
+        async for prefix in mirror.changes():
+            if found := job_of(prefix):
+                namespace, uid, _ = found
+                self._changed(namespace, uid)

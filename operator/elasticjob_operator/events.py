@@ -1,0 +1,182 @@
+"""Tells what happened as Kubernetes events on the job. Nothing depends on their being posted.
+
+What is said again is counted instead of posted again; a job that has too much to say is cut short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from elasticjob_operator.core.happenings import Happening
+from elasticjob_operator.kube import EVENTS, Json, Kube, KubeError, NotFound
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.job import API_VERSION, KIND
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "elasticjob.dev/operator"
+LONGEST_NOTE = 1024
+"""The API server refuses more."""
+SERIES_SECONDS = 600.0
+REMEMBERED = 10_000
+BURST = 25
+REFILL_SECONDS = 10.0
+"""A job may tell BURST events at once, and one more each time this has passed."""
+QUEUED = 2_000
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    count: int
+    last: float
+
+
+@dataclass(slots=True)
+class _Allowance:
+    left: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The job that an event is about."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def of(cls, raw: Json) -> Subject:
+        metadata = raw["metadata"]
+        return cls(
+            metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"]
+        )
+
+    @classmethod
+    def of_job(cls, job: ElasticJob) -> Subject:
+        metadata = job.metadata
+        return cls(metadata.namespace, metadata.name, metadata.uid, metadata.resource_version)
+
+    @property
+    def reference(self) -> Json:
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "namespace": self.namespace,
+            "name": self.name,
+            "uid": self.uid,
+            "resourceVersion": self.resource_version,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    subject: Subject
+    happening: Happening
+    moment: datetime
+
+    @property
+    def same(self) -> tuple[str, ...]:
+        """What an event must share with another to be counted with it."""
+        said = self.happening
+        return self.subject.uid, said.type, said.reason, said.message
+
+
+class Events:
+    """Posts events in the background while `run` runs."""
+
+    def __init__(self, kube: Kube, instance: str, clock: Callable[[], float]) -> None:
+        self._kube = kube
+        self._instance = instance
+        self._clock = clock
+        self._queue: asyncio.Queue[_Told] = asyncio.Queue(QUEUED)
+        self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
+        self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
+
+    def tell(self, subject: Subject, found: Iterable[Happening]) -> None:
+        """Have these posted; what is too much is dropped."""
+        for said in found:
+            log.info(
+                "job %s/%s: %s: %s", subject.namespace, subject.name, said.reason, said.message
+            )
+            if self._allowed(subject.uid) and not self._queue.full():
+                self._queue.put_nowait(_Told(subject, said, datetime.now(UTC)))
+
+    async def run(self) -> None:
+        """Post what is told until cancelled."""
+        while True:
+            told = await self._queue.get()
+            try:
+                await self._post(told)
+            except KubeError as error:
+                log.debug("an event could not be posted: %s", error)
+
+    async def _post(self, told: _Told) -> None:
+        namespace, known = told.subject.namespace, self._series.get(told.same)
+        if known is not None and self._clock() - known.last < SERIES_SECONDS:
+            known.count += 1
+            known.last = self._clock()
+            series = {"count": known.count, "lastObservedTime": _micro_time(told.moment)}
+            try:
+                await self._kube.patch(EVENTS, namespace, known.name, {"series": series})
+            except NotFound:
+                pass  # the server has dropped it by its age: it is told as a new one
+            else:
+                return
+        event = self._event(told)
+        await self._kube.create(EVENTS, namespace, event)
+        self._series[told.same] = _Series(event["metadata"]["name"], 1, self._clock())
+        self._series.move_to_end(told.same)
+        if len(self._series) > REMEMBERED:
+            self._series.popitem(last=False)
+
+    def _event(self, told: _Told) -> Json:
+        said = told.happening
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{told.subject.name}.{uuid4().hex[:16]}",
+                "namespace": told.subject.namespace,
+            },
+            "eventTime": _micro_time(told.moment),
+            "type": said.type.value,
+            "reason": said.reason,
+            "note": _cut(said.message),
+            "action": said.reason,
+            "regarding": told.subject.reference,
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+        }
+
+    def _allowed(self, uid: str) -> bool:
+        now = self._clock()
+        allowance = self._allowances.setdefault(uid, _Allowance(BURST, now))
+        self._allowances.move_to_end(uid)
+        if len(self._allowances) > REMEMBERED:
+            self._allowances.popitem(last=False)
+        refilled = allowance.left + (now - allowance.at) / REFILL_SECONDS
+        allowance.left, allowance.at = min(refilled, BURST), now
+        if allowance.left < 1:
+            return False
+        allowance.left -= 1
+        return True
+
+
+def _micro_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _cut(message: str) -> str:
+    raw = message.encode()
+    if len(raw) <= LONGEST_NOTE:
+        return message
+    return raw[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"

@@ -1,0 +1,126 @@
+"""kopf: watches, and wakes. Nothing is decided here, and nothing is written through it.
+
+kopf is used for its watches alone: no finalizers, annotations, events, timers or peering.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+
+from elasticjob_operator.core.names import JOB_LABEL, UID_LABEL
+from elasticjob_operator.delivered import Delivered
+from elasticjob_operator.jobs import JobKey, Jobs
+from elasticjob_operator.kube import ELASTICJOBS, NODES, PODS, Json, Kind
+from elasticjob_operator.nodes import Nodes
+from elasticjob_operator.wakeups import Wakeups
+
+COALESCE_SECONDS = 0.02
+"""What comes together, such as the pods of a drained node, is looked at together."""
+WATCH_SECONDS = 300
+"""A watch is opened anew after this time, from where it was."""
+SILENCE_SECONDS = 90.0
+"""The API server sends a bookmark every minute: one that is silent for longer is dead."""
+
+
+class Handlers:
+    """What the watches tell, and whom it wakes."""
+
+    def __init__(self, jobs: Jobs, nodes: Nodes, delivered: Delivered, wakeups: Wakeups) -> None:
+        self._jobs = jobs
+        self._nodes = nodes
+        self._delivered = delivered
+        self._wakeups = wakeups
+
+    async def job(self, event: Any, **_: Any) -> None:
+        raw = self._took(ELASTICJOBS, event)
+        key = JobKey(raw["metadata"]["namespace"], raw["metadata"]["name"])
+        memory = self._jobs.find(key)
+        if memory is None or memory.written != raw["metadata"]["resourceVersion"]:
+            self._wakeups.wake(key)
+
+    async def pod(self, event: Any, **_: Any) -> None:
+        metadata = self._took(PODS, event)["metadata"]
+        if name := metadata["labels"].get(JOB_LABEL):
+            self._wakeups.wake(JobKey(metadata["namespace"], name), COALESCE_SECONDS)
+
+    async def node(self, event: Any, **_: Any) -> None:
+        raw: Json = event["object"]
+        if self._nodes.take(raw, event["type"] == "DELETED"):
+            for memory in self._jobs.on_node(raw["metadata"]["name"]):
+                self._wakeups.wake(memory.key, COALESCE_SECONDS)
+
+    def _took(self, kind: Kind, event: Any) -> Json:
+        raw: Json = event["object"]
+        self._delivered.take(kind, raw["metadata"], event["type"] == "DELETED")
+        return raw
+
+
+def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:
+    """What kopf is to watch."""
+    found = kopf.OperatorRegistry()
+    kopf.on.login(registry=found)(_login)
+    for kind, handler in ((ELASTICJOBS, handlers.job), (PODS, handlers.pod)):
+        kopf.on.event(kind.group, kind.version, kind.plural, registry=found)(handler)
+    if watch_nodes:
+        kopf.on.event(NODES.group, NODES.version, NODES.plural, registry=found)(handlers.node)
+    return found
+
+
+def settings() -> kopf.OperatorSettings:
+    """kopf without all that it does besides watching."""
+    found = kopf.OperatorSettings()
+    found.posting.enabled = False
+    found.scanning.disabled = True
+    found.peering.standalone = True
+    found.watching.server_timeout = WATCH_SECONDS
+    found.watching.client_timeout = WATCH_SECONDS + 30
+    found.watching.connect_timeout = 10
+    found.watching.inactivity_timeout = SILENCE_SECONDS
+    found.watching.chunk_size = 500
+    found.watching.label_selectors[PODS.group, PODS.version, PODS.plural] = UID_LABEL
+    found.networking.request_timeout = 60
+    found.networking.connect_timeout = 10
+    # A worker for each object lives this long after its last event: with many objects, briefly.
+    found.queueing.idle_timeout = 0.1
+    found.persistence.diffbase_storage = _NoDiffs()
+    found.persistence.progress_storage = _NoProgress()
+    return found
+
+
+def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    """As `Kube.connect` does: the pod's service account, else the kubeconfig."""
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing is kept of objects, not even compared: that costs more than all else here."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("nothing is ever stored on an object")
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """Handlers that only wake have no progress."""
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        raise AssertionError("nothing is ever stored on an object")
+
+    def purge(self, **_: Any) -> None:
+        return
+
+    def touch(self, **_: Any) -> None:
+        raise AssertionError("nothing is ever stored on an object")
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence

@@ -1,0 +1,104 @@
+"""The operator's Prometheus metrics, in a registry of their own."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from elasticjob_operator.model import Phase
+from elasticjob_operator.model.status import RoundStatus
+
+_RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LAG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
+
+
+class Metrics:
+    """All of them. `phases` yields the phase of each job there is, for the gauge."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._phases: Callable[[], Iterable[str]] = lambda: ()
+        self.rounds = Counter(
+            "elasticjob_rounds", "Rounds that became final.", ["cause"], registry=self.registry
+        )
+        self.recovery = Histogram(
+            "elasticjob_recovery_seconds",
+            "What a round cost, by part: detect, stop, join, start, and their total.",
+            ["part", "cause"],
+            buckets=_RECOVERY_BUCKETS,
+            registry=self.registry,
+        )
+        self.reconcile = Histogram(
+            "elasticjob_reconcile_seconds",
+            "Time of one look at a job, with what was done about it.",
+            buckets=_PASS_BUCKETS,
+            registry=self.registry,
+        )
+        self.status_lag = Histogram(
+            "elasticjob_status_lag_seconds",
+            "From a change in etcd to the status that shows it.",
+            buckets=_LAG_BUCKETS,
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "elasticjob_errors", "Looks that failed.", ["kind"], registry=self.registry
+        )
+        self.status_writes = Counter(
+            "elasticjob_status_writes", "Statuses written.", registry=self.registry
+        )
+        self.pods_created = Counter(
+            "elasticjob_pods_created", "Pods created.", registry=self.registry
+        )
+        self.pods_deleted = Counter(
+            "elasticjob_pods_deleted", "Pods deleted.", ["reason"], registry=self.registry
+        )
+        self.queue_depth = Gauge(
+            "elasticjob_queue_depth", "Jobs that wait to be looked at.", registry=self.registry
+        )
+        self.leader = Gauge("elasticjob_leader", "1 on the active replica.", registry=self.registry)
+        self.registry.register(_JobsByPhase(lambda: self._phases()))
+
+    def count_jobs(self, phases: Callable[[], Iterable[str]]) -> None:
+        """Where the phase of every job is read when the metrics are."""
+        self._phases = phases
+
+    def count_error(self, error: BaseException) -> None:
+        """Count a failed look under the kind of its first cause."""
+        cause = error.__cause__ or error
+        self.errors.labels(type(cause).__name__).inc()
+
+    def observe_round(self, found: RoundStatus) -> None:
+        """Count a round whose cost is known as far as it will be."""
+        self.rounds.labels(found.cause).inc()
+        parts = {
+            "detect": found.detect_ms,
+            "stop": found.stop_ms,
+            "join": found.join_ms,
+            "start": found.start_ms,
+        }
+        known = {part: ms / 1000 for part, ms in parts.items() if ms is not None}
+        for part, seconds in known.items():
+            self.recovery.labels(part, found.cause).observe(seconds)
+        if known:
+            self.recovery.labels("total", found.cause).observe(sum(known.values()))
+
+    def text(self) -> bytes:
+        """All of them as Prometheus reads them."""
+        return generate_latest(self.registry)
+
+
+class _JobsByPhase(Collector):
+    def __init__(self, phases: Callable[[], Iterable[str]]) -> None:
+        self._phases = phases
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        family = GaugeMetricFamily("elasticjob_jobs", "Jobs by phase.", labels=["phase"])
+        found = Tally(self._phases())
+        for phase in Phase:
+            family.add_metric([phase.value], found[phase.value])
+        yield family

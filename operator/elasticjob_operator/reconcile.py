@@ -1,0 +1,209 @@
+"""One look at one job: observe, plan, apply, write the status once, then tell what happened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
+from elasticjob_operator.core.actions import WriteNodes
+from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds
+from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.mergepatch import merge_patch
+from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.plan import Plan, plan
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.departures import close_departed
+from elasticjob_operator.dependents import Dependents
+from elasticjob_operator.etcds import SETTLING_SECONDS, Etcd, Etcds, Refused
+from elasticjob_operator.events import Events, Subject
+from elasticjob_operator.jobs import JobKey, JobMemory, Jobs
+from elasticjob_operator.kube import ELASTICJOBS, Conflict, Json, Kube, NotFound
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
+from elasticjob_operator.observe import Observer, due_seconds, seen_again
+from elasticjob_operator.wakeups import Retry
+
+log = logging.getLogger(__name__)
+
+AT_ONCE_SECONDS = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What looks are made with. `clock` is monotonic, `now` is UTC."""
+
+    kube: Kube
+    jobs: Jobs
+    etcds: Etcds
+    observer: Observer
+    applier: Applier
+    dependents: Dependents
+    events: Events
+    metrics: Metrics
+    clock: Callable[[], float]
+    now: Callable[[], datetime]
+
+
+class Reconciler:
+    """Looks at jobs; `look` is what wake-ups lead to."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def look(self, key: JobKey) -> float | None:
+        """Look at a job and do what is due; the seconds until it is to be looked at again.
+
+        Raises:
+            Retry: it could not be finished; trying again may help.
+        """
+        began = self._parts.clock()
+        try:
+            return await self._look(key)
+        except EXPECTED as error:
+            raise Retry(str(error)) from error
+        finally:
+            self._parts.metrics.reconcile.observe(self._parts.clock() - began)
+
+    async def _look(self, key: JobKey) -> float | None:
+        raw = await self._read(key)
+        if raw is None:
+            return None
+        memory = self._parts.jobs.recall(key, raw["metadata"]["uid"])
+        job = self._parse(memory, raw)
+        if job is None:
+            return None
+        changed_at, memory.changed_at = memory.changed_at, None
+        etcd = await self._etcd(job, memory)
+        sight = await self._parts.observer.look(job, memory, etcd)
+        planned = plan(job, sight.observed, self._parts.now())
+        first = planned.actions[:1]
+        if first and isinstance(first[0], WriteNodes):
+            # It changes the object: what else is due is due to the changed one.
+            planned = replace(planned, actions=first)
+        task = Task(job, memory, etcd, sight)
+        applied = await self._parts.applier.apply(task, planned)
+        if any(isinstance(action, WriteNodes) for action in applied.actions):
+            memory.changed_at = changed_at
+            self._tell(job, job.status, job.status, applied)
+            return AT_ONCE_SECONDS
+        created = (self._parts.observer.pod(job, made) for made in applied.created)
+        observed = seen_again(
+            sight.observed,
+            memory,
+            etcd,
+            job,
+            tuple(pod for pod in created if pod is not None),
+            frozenset(applied.deleted),
+        )
+        if etcd is not None and etcd.is_settling(self._parts.clock()):
+            memory.changed_at = changed_at
+            self._tell(job, job.status, job.status, applied)
+            return SETTLING_SECONDS
+        if not await self._write_status(job, raw, memory, observed, applied, changed_at):
+            return AT_ONCE_SECONDS
+        if applied.error is not None:
+            raise Retry(str(applied.error)) from applied.error
+        return await self._next(job, memory, sight.observed, applied, planned)
+
+    async def _next(
+        self,
+        job: ElasticJob,
+        memory: JobMemory,
+        seen: Observed,
+        applied: Applied,
+        planned: Plan,
+    ) -> float | None:
+        if frozenset(memory.foreign) != seen.foreign:
+            return AT_ONCE_SECONDS  # with the next free name
+        if applied.refused and memory.refusal is not None:
+            raise Retry(f"pods cannot be created: {memory.refusal.message}")
+        if memory.phase in FINISHED and any(pod.active for pod in seen.pods):
+            await self._parts.dependents.drop_budget(job, memory)
+        return due_seconds(planned.wake_at, self._parts.now())
+
+    async def _read(self, key: JobKey) -> Json | None:
+        """The job, live. One that had its name and is gone is let go."""
+        try:
+            raw = await self._parts.kube.get(ELASTICJOBS, key.namespace, key.name)
+        except NotFound:
+            raw = None
+        known = self._parts.jobs.find(key)
+        if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
+            await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
+            self._parts.jobs.forget(key)
+            log.info("job %s: gone", key)
+        return raw
+
+    def _parse(self, memory: JobMemory, raw: Json) -> ElasticJob | None:
+        """The job; None for one that only another version of this program understands."""
+        try:
+            return parse_manifest(raw)
+        except InvalidManifest as error:
+            if memory.invalid != raw["metadata"]["resourceVersion"]:
+                memory.invalid = raw["metadata"]["resourceVersion"]
+                self._parts.events.tell(Subject.of(raw), (invalid(str(error)),))
+            return None
+
+    async def _etcd(self, job: ElasticJob, memory: JobMemory) -> Etcd | None:
+        try:
+            return await self._parts.etcds.of(job)
+        except Refused as error:
+            memory.refuse(error.obstacle, str(error), self._parts.now())
+            return None
+
+    async def _write_status(
+        self,
+        job: ElasticJob,
+        raw: Json,
+        memory: JobMemory,
+        observed: Observed,
+        applied: Applied,
+        changed_at: float | None,
+    ) -> bool:
+        """Write the status if it is another one; false when the job has changed meanwhile."""
+        status = next_status(job, observed, observed.rendezvous, self._parts.now())
+        memory.phase = status.phase
+        patch = _status_patch(job.status if raw.get("status") else None, status)
+        if patch:
+            metadata = raw["metadata"]
+            body = {
+                "metadata": {
+                    "uid": metadata["uid"],
+                    "resourceVersion": metadata["resourceVersion"],
+                },
+                "status": patch,
+            }
+            try:
+                written = await self._parts.kube.patch(
+                    ELASTICJOBS, metadata["namespace"], metadata["name"], body, subresource="status"
+                )
+            except (Conflict, NotFound):
+                memory.changed_at = changed_at
+                self._tell(job, job.status, job.status, applied)
+                return False
+            memory.written = written["metadata"]["resourceVersion"]
+            self._parts.metrics.status_writes.inc()
+            if changed_at is not None:
+                self._parts.metrics.status_lag.observe(self._parts.clock() - changed_at)
+        self._tell(job, job.status, status, applied)
+        for found in settled_rounds(job.status, status):
+            self._parts.metrics.observe_round(found)
+        return True
+
+    def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:
+        found = happenings(before, after, applied.actions)
+        self._parts.events.tell(Subject.of_job(job), found)
+
+
+def _status_patch(before: Status | None, after: Status) -> Json:
+    """What to merge into the status; empty when it says so already."""
+    if before == after:
+        return {}
+    return merge_patch(_document(before) if before else {}, _document(after))
+
+
+def _document(status: Status) -> Json:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True)

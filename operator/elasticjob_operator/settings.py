@@ -1,0 +1,224 @@
+"""What the operator is told at its start: the only module here that reads the environment.
+
+| variable | meaning | default |
+|---|---|---|
+| `ELASTICJOB_SIDECAR_IMAGE` | image of the agent in every pod | required |
+| `ELASTICJOB_SIDECAR_PULL_POLICY` | its pull policy | IfNotPresent |
+| `ELASTICJOB_PULL_SECRETS` | names of pull secrets added to every pod, comma separated | none |
+| `ELASTICJOB_SIDECAR_CPU`, `ELASTICJOB_SIDECAR_MEMORY` | what an agent gets | 500m, 128Mi |
+| `ELASTICJOB_ETCD_ENDPOINTS` | etcd as URLs, comma separated; pods use the same | required |
+| `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
+| `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
+| `ELASTICJOB_MANAGE_ETCD_USERS` | each job gets a user in etcd; ours is root | false |
+| `ELASTICJOB_ALLOWED_ENDPOINTS` | what spec.rendezvous.endpoints may name | none |
+| `ELASTICJOB_NAMESPACES` | namespaces whose jobs are served | all |
+| `ELASTICJOB_LEASE_NAMESPACE` | where the active replica's Lease is | the pod's own |
+| `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
+| `ELASTICJOB_POD_NAME` | this replica | the host's name |
+| `ELASTICJOB_METRICS_PORT`, `ELASTICJOB_HEALTH_PORT` | TCP ports; 0 takes a free one | 8080, 8081 |
+| `ELASTICJOB_LOG_FORMAT` | text or json | text |
+| `ELASTICJOB_LOG_LEVEL` | debug, info, warning or error | info |
+| `KUBECONFIG` | outside a cluster: how to reach one | ~/.kube/config |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from elasticjob_rendezvous.etcd.endpoints import Tls
+
+OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class SettingsError(ValueError):
+    """The operator cannot start as it was called; the text names the setting and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarSettings:
+    """What is put into every pod."""
+
+    image: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    cpu: str = "500m"
+    memory: str = "128Mi"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSettings:
+    """The operator's own etcd, and which others jobs may name."""
+
+    endpoints: tuple[str, ...]
+    tls: Tls | None = None
+    user: str | None = None
+    password: str | None = None
+    manage_users: bool = False
+    allowed: frozenset[str] = frozenset()
+
+    @property
+    def ca(self) -> bytes | None:
+        """The authorities that pods are to trust, as the file holds them now."""
+        ca_file = self.tls.ca_file if self.tls else None
+        return Path(ca_file).read_bytes() if ca_file else None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseName:
+    """The Lease of the active replica, and who this one is."""
+
+    namespace: str
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the operator is told. `namespaces` empty means all."""
+
+    sidecar: SidecarSettings
+    etcd: EtcdSettings
+    lease: LeaseName
+    namespaces: tuple[str, ...] = ()
+    metrics_port: int = 8080
+    health_port: int = 8081
+    log_format: Literal["text", "json"] = "text"
+    log_level: str = "info"
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of one replica. Raises `SettingsError`."""
+    return _read(os.environ if environ is None else environ)
+
+
+def _read(environ: Mapping[str, str]) -> Settings:
+    log_format = _one_of(environ, "ELASTICJOB_LOG_FORMAT", ("text", "json"))
+    return Settings(
+        sidecar=SidecarSettings(
+            image=_required(environ, "ELASTICJOB_SIDECAR_IMAGE"),
+            pull_policy=_one_of(
+                environ, "ELASTICJOB_SIDECAR_PULL_POLICY", PULL_POLICIES, "IfNotPresent"
+            ),
+            pull_secrets=_list(environ, "ELASTICJOB_PULL_SECRETS"),
+            cpu=environ.get("ELASTICJOB_SIDECAR_CPU") or "500m",
+            memory=environ.get("ELASTICJOB_SIDECAR_MEMORY") or "128Mi",
+        ),
+        etcd=_etcd(environ),
+        lease=LeaseName(
+            namespace=environ.get("ELASTICJOB_LEASE_NAMESPACE") or _own_namespace(),
+            name=environ.get("ELASTICJOB_LEASE_NAME") or "elasticjob-operator",
+            identity=environ.get("ELASTICJOB_POD_NAME") or socket.gethostname(),
+        ),
+        namespaces=_list(environ, "ELASTICJOB_NAMESPACES"),
+        metrics_port=_port(environ, "ELASTICJOB_METRICS_PORT", 8080),
+        health_port=_port(environ, "ELASTICJOB_HEALTH_PORT", 8081),
+        log_format="json" if log_format == "json" else "text",
+        log_level=_one_of(environ, "ELASTICJOB_LOG_LEVEL", LOG_LEVELS, "info"),
+    )
+
+
+def _etcd(environ: Mapping[str, str]) -> EtcdSettings:
+    endpoints = _endpoints(environ, "ELASTICJOB_ETCD_ENDPOINTS")
+    if not endpoints:
+        raise SettingsError(
+            "ELASTICJOB_ETCD_ENDPOINTS must name at least one etcd, such as http://etcd:2379"
+        )
+    names = {key: f"ELASTICJOB_ETCD_{key}_FILE" for key in ("CA", "CERT", "KEY")}
+    files = {key: environ.get(name) or None for key, name in names.items()}
+    for key, path in files.items():
+        if path is not None and not Path(path).is_file():
+            raise SettingsError(f"{names[key]} must be a file, got {path!r}")
+    if (files["CERT"] is None) != (files["KEY"] is None):
+        raise SettingsError(f"{names['CERT']} and {names['KEY']} must be set together")
+    server_name = environ.get("ELASTICJOB_ETCD_SERVER_NAME") or None
+    tls = any(files.values()) or server_name is not None
+    user = _content(environ, "ELASTICJOB_ETCD_USER_FILE")
+    password = _content(environ, "ELASTICJOB_ETCD_PASSWORD_FILE")
+    if (user is None) != (password is None):
+        raise SettingsError(
+            "ELASTICJOB_ETCD_USER_FILE and ELASTICJOB_ETCD_PASSWORD_FILE must be set together"
+        )
+    manage = _flag(environ, "ELASTICJOB_MANAGE_ETCD_USERS")
+    if manage and user is None:
+        raise SettingsError(
+            "ELASTICJOB_MANAGE_ETCD_USERS needs etcd's root user in ELASTICJOB_ETCD_USER_FILE"
+        )
+    return EtcdSettings(
+        endpoints=endpoints,
+        tls=Tls(files["CA"], files["CERT"], files["KEY"], server_name) if tls else None,
+        user=user,
+        password=password,
+        manage_users=manage,
+        allowed=frozenset(_endpoints(environ, "ELASTICJOB_ALLOWED_ENDPOINTS")),
+    )
+
+
+def _endpoints(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    found = _list(environ, name)
+    for endpoint in found:
+        scheme, _, rest = endpoint.rpartition("://")
+        host, _, port = rest.rpartition(":")
+        sound = host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if scheme not in ("", "http", "https") or not sound:
+            raise SettingsError(f"{name} must hold http(s)://host:port, got {endpoint!r}")
+    return found
+
+
+def _own_namespace() -> str:
+    try:
+        return OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        return "default"  # not in a pod
+
+
+def _required(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise SettingsError(f"{name} must be set")
+    return value
+
+
+def _list(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in environ.get(name, "").split(",") if part.strip())
+
+
+def _content(environ: Mapping[str, str], name: str) -> str | None:
+    path = environ.get(name, "")
+    if not path:
+        return None
+    try:
+        found = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}: {path!r} cannot be read: {error}") from error
+    if not found:
+        raise SettingsError(f"{name}: {path!r} must not be empty")
+    return found
+
+
+def _one_of(
+    environ: Mapping[str, str], name: str, words: tuple[str, ...], default: str = ""
+) -> str:
+    value = environ.get(name) or default or words[0]
+    if value not in words:
+        raise SettingsError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+    return value
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    return _one_of(environ, name, ("false", "true")) == "true"
+
+
+def _port(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
+        raise SettingsError(f"{name} must be a port from 0 to 65535, got {text!r}")
+    return int(text)

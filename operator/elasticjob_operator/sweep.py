@@ -1,0 +1,163 @@
+"""Looks at everything once a minute, in case something was missed.
+
+Watches that died without a word are found, jobs whose change was missed are woken, and etcd is
+cleared of jobs that are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from elasticjob_operator.apply import EXPECTED
+from elasticjob_operator.core.names import UID_LABEL
+from elasticjob_operator.delivered import Delivered
+from elasticjob_operator.departures import close_departed, forget_departed
+from elasticjob_operator.etcds import Etcd, Etcds
+from elasticjob_operator.jobs import JobKey, Jobs
+from elasticjob_operator.kube import ELASTICJOBS, PODS, Json, Kind, Kube
+from elasticjob_operator.nodes import Nodes
+from elasticjob_operator.wakeups import Wakeups
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 60.0
+MOST_OF_THE_TIME = 20
+"""A sweep that takes long waits this many times as long before the next."""
+RESYNC_SWEEPS = 10
+"""In so many sweeps every job is looked at once, whether anything changed or not."""
+MIRROR_DEAD_SECONDS = 60.0
+
+
+class Sweep:
+    """The sweep of the active replica. `namespaces` holds None for all."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespaces: tuple[str | None, ...],
+        jobs: Jobs,
+        nodes: Nodes,
+        delivered: Delivered,
+        etcds: Etcds,
+        wakeups: Wakeups,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._kube = kube
+        self._namespaces = namespaces
+        self._jobs = jobs
+        self._nodes = nodes
+        self._delivered = delivered
+        self._etcds = etcds
+        self._wakeups = wakeups
+        self._clock = clock
+        self._now = now
+        self._count = 0
+        self._gone: set[tuple[str, str]] = set()
+        self._mirrors_dead_since: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            began = self._clock()
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                began = self._clock()
+                await self.sweep()
+            except EXPECTED as error:
+                log.warning("the sweep could not be finished: %s", error)
+            took = self._clock() - began
+            await asyncio.sleep(max(took * MOST_OF_THE_TIME - SWEEP_SECONDS, 0.0))
+
+    def ailment(self) -> str:
+        """What the sweep has found to be dead, for the health probe."""
+        found = [f"the watch of {kind} is dead" for kind in self._delivered.dead]
+        now = self._clock()
+        for since in self._mirrors_dead_since.values():
+            if now - since > MIRROR_DEAD_SECONDS:
+                found.append("etcd answers, and its mirror is dead")
+        return "; ".join(found)
+
+    async def sweep(self) -> None:
+        """Look at everything once."""
+        self._count += 1
+        # etcd first: a job that is made between the two is none that is gone.
+        # In an etcd that a user named there may be jobs of others: only those that we saw go.
+        kept = {*self._etcds.own.mirror.jobs(), *self._jobs.departed}
+        listed = await self._list(ELASTICJOBS)
+        pods = await self._list(PODS, UID_LABEL)
+        changed = self._delivered.compare(ELASTICJOBS, listed)
+        changed_pods = self._delivered.compare(PODS, pods)
+        self._wake(listed, pods, changed, changed_pods)
+        await self._nodes.drop_ghosts(self._kube)
+        await self._clear_gone(kept, listed, pods)
+        for etcd in self._etcds.all():
+            await self._check_mirror(etcd)
+
+    def _wake(
+        self, listed: list[Json], pods: list[Json], changed: set[str], changed_pods: set[str]
+    ) -> None:
+        present = set()
+        for raw in listed:
+            metadata = raw["metadata"]
+            key = JobKey(metadata["namespace"], metadata["name"])
+            present.add(key)
+            due = hash(key) % RESYNC_SWEEPS == self._count % RESYNC_SWEEPS
+            if due or metadata["uid"] in changed:
+                self._wakeups.wake(key)
+        for raw in pods:
+            owner = self._jobs.find_uid(raw["metadata"]["labels"][UID_LABEL])
+            if owner is not None and raw["metadata"]["uid"] in changed_pods:
+                self._wakeups.wake(owner.key)
+        for memory in self._jobs:
+            if memory.key not in present:
+                self._wakeups.wake(memory.key)
+
+    async def _clear_gone(
+        self, kept: set[tuple[str, str]], listed: list[Json], pods: list[Json]
+    ) -> None:
+        """Close the rendezvous of jobs that are gone; once no pod is left, clear their keys.
+
+        Only what two sweeps in a row found gone is cleared.
+        """
+        uids = {raw["metadata"]["uid"] for raw in listed}
+        with_pods = {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
+        served = set(self._namespaces)
+        gone = {
+            (namespace, uid)
+            for namespace, uid in kept
+            if uid not in uids and (None in served or namespace in served)
+        }
+        for namespace, uid in gone:
+            await close_departed(self._etcds, namespace, uid, self._now())
+            if (namespace, uid) in self._gone and uid not in with_pods:
+                log.info("clearing etcd of a job of %s that is gone: %s", namespace, uid)
+                await forget_departed(self._etcds, namespace, uid)
+                self._jobs.departed.discard((namespace, uid))
+        self._gone = gone
+
+    async def _check_mirror(self, etcd: Etcd) -> None:
+        place = id(etcd)
+        if etcd.mirror.known:
+            self._mirrors_dead_since.pop(place, None)
+            return
+        try:
+            await etcd.client.status()
+        except EXPECTED:
+            self._mirrors_dead_since.pop(place, None)  # etcd is dead: to start again is no help
+        else:
+            self._mirrors_dead_since.setdefault(place, self._clock())
+
+    async def _list(self, kind: Kind, selector: str = "") -> list[Json]:
+        found: list[Json] = []
+        for namespace in self._namespaces:
+            found += await self._kube.list(kind, namespace, selector, metadata_only=True)
+        return found
+
+
+def served(namespaces: Iterable[str]) -> tuple[str | None, ...]:
+    """The namespaces to list: None stands for all of them."""
+    return tuple(namespaces) or (None,)

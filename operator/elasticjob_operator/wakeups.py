@@ -1,0 +1,178 @@
+"""Whom to look at next: a level-triggered queue of jobs.
+
+A wake-up carries no news, so many of one job are one. A job is looked at by one worker at a time;
+what wakes it meanwhile has it looked at again. After an error it is tried again, more slowly each
+time; an event does not wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+from elasticjob_operator.jobs import JobKey
+
+log = logging.getLogger(__name__)
+
+WORKERS = 16
+FIRST_BACKOFF_SECONDS = 1.0
+MOST_BACKOFF_SECONDS = 60.0
+
+Work = Callable[[JobKey], Awaitable[float | None]]
+"""Looks at one job; returns the seconds until it is to look again, None for never."""
+
+
+class Retry(Exception):
+    """What a look raises when it could not finish for a reason that is known; it is tried again."""
+
+    def __init__(self, message: str, delay_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.delay_seconds = delay_seconds
+
+
+class Agenda:
+    """Which keys are due when, and which are being worked on. Times are the caller's clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[JobKey, float] = {}
+        self._heap: list[tuple[float, int, JobKey]] = []
+        self._order = count()
+        self._began: dict[JobKey, float] = {}
+        self._failures: dict[JobKey, int] = {}
+
+    def schedule(self, key: JobKey, at: float) -> bool:
+        """Have `key` taken at `at`, or earlier if it is so already; true when that is news."""
+        if self._due.get(key, at + 1) <= at:
+            return False
+        self._due[key] = at
+        if key not in self._began:
+            heapq.heappush(self._heap, (at, next(self._order), key))
+        return True
+
+    def take(self, now: float) -> JobKey | None:
+        """The key that has been due for longest and that nobody works on; it is begun."""
+        while self._heap and self._heap[0][0] <= now:
+            at, _, key = heapq.heappop(self._heap)
+            if key not in self._began and self._due.get(key) == at:
+                del self._due[key]
+                self._began[key] = now
+                return key
+        return None
+
+    def succeed(self, key: JobKey) -> None:
+        self._failures.pop(key, None)
+        self._end(key)
+
+    def fail(self, key: JobKey, now: float, least_seconds: float = 0.0) -> float:
+        """End the work and schedule the next attempt; returns the seconds until then."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16), MOST_BACKOFF_SECONDS)
+        delay = max(delay, least_seconds)
+        self.schedule(key, now + delay)
+        self._end(key)
+        return delay
+
+    def next_at(self) -> float | None:
+        """When a key is due next; None when nothing is scheduled."""
+        while self._heap:
+            at, _, key = self._heap[0]
+            if key not in self._began and self._due.get(key) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def waiting(self, now: float) -> int:
+        """How many keys are due and not yet taken."""
+        return sum(at <= now for at in self._due.values())
+
+    def oldest_began(self) -> float | None:
+        """When the work that takes longest at present began."""
+        return min(self._began.values(), default=None)
+
+    def _end(self, key: JobKey) -> None:
+        del self._began[key]
+        if key in self._due:
+            heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+
+
+class Wakeups:
+    """Runs `work` for each key that was woken, at most `workers` at a time."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        workers: int = WORKERS,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._clock = clock
+        self._slots = asyncio.Semaphore(workers)
+        self._agenda = Agenda()
+        self._news = asyncio.Event()
+        self._failed = failed
+        self._complaints: dict[JobKey, str] = {}
+
+    def wake(self, key: JobKey, delay_seconds: float = 0.0) -> None:
+        """Have the job looked at after the delay, or earlier if another wake-up says so."""
+        if self._agenda.schedule(key, self._clock() + delay_seconds):
+            self._news.set()
+
+    @property
+    def depth(self) -> int:
+        """Jobs that are due and wait for a worker."""
+        return self._agenda.waiting(self._clock())
+
+    @property
+    def longest_seconds(self) -> float:
+        """For how long the slowest look that is under way has taken."""
+        began = self._agenda.oldest_began()
+        return 0.0 if began is None else self._clock() - began
+
+    async def run(self, work: Work) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._slots.acquire()
+                key = await self._next()
+                tasks.create_task(self._look(key, work))
+
+    async def _next(self) -> JobKey:
+        while True:
+            self._news.clear()
+            key = self._agenda.take(self._clock())
+            if key is not None:
+                return key
+            at = self._agenda.next_at()
+            seconds = None if at is None else max(at - self._clock(), 0.0)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self, key: JobKey, work: Work) -> None:
+        try:
+            seconds = await work(key)
+        except Exception as error:  # the top loop of a job: whatever it is, it is tried again
+            self._retry(key, error)
+        else:
+            self._complaints.pop(key, None)
+            if seconds is not None:
+                self._agenda.schedule(key, self._clock() + seconds)
+            self._agenda.succeed(key)
+        finally:
+            self._slots.release()
+            self._news.set()
+
+    def _retry(self, key: JobKey, error: Exception) -> None:
+        least = error.delay_seconds if isinstance(error, Retry) else 0.0
+        delay = self._agenda.fail(key, self._clock(), least)
+        self._failed(error)
+        complaint = f"{type(error).__name__}: {error}"
+        if complaint == self._complaints.get(key):
+            return  # said already
+        self._complaints[key] = complaint
+        trace = None if isinstance(error, Retry) else error
+        log.warning("job %s: tried again in %.0f s: %s", key, delay, error, exc_info=trace)

@@ -1,0 +1,220 @@
+"""The operator as a process, on a real API server and a real etcd; the test plays the kubelet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.integration.apiserver import ApiServer, Refused
+from tests.integration.etcd_server import EtcdServer, Ports, wait_until
+from tests.integration.kube_rig import ELASTICJOBS_PATH, elasticjob
+
+Json = dict[str, Any]
+SECONDS = 15.0
+SIDECAR_IMAGE = "sidecar:test"
+_STOP_SECONDS = 20.0
+
+
+@dataclass
+class Operator:
+    """One replica. Its log is in `folder`."""
+
+    folder: Path
+    server: ApiServer
+    etcd: EtcdServer
+    name: str = "operator-0"
+    options: dict[str, str] = field(default_factory=dict)
+    ports: Ports = field(default_factory=lambda: Ports(2))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self) -> Operator:
+        self.launch()
+        wait_until(self.ready, f"the operator {self.name}; see {self.log}")
+        return self
+
+    def launch(self) -> None:
+        kept = {key: value for key, value in os.environ.items() if "ELASTICJOB" not in key}
+        environment = kept | {
+            "KUBECONFIG": str(self.server.kubeconfig()),
+            "ELASTICJOB_SIDECAR_IMAGE": SIDECAR_IMAGE,
+            "ELASTICJOB_ETCD_ENDPOINTS": self.etcd.url,
+            "ELASTICJOB_POD_NAME": self.name,
+            "ELASTICJOB_HEALTH_PORT": str(self.ports.numbers[0]),
+            "ELASTICJOB_METRICS_PORT": str(self.ports.numbers[1]),
+            "PYTHONWARNINGS": "default",
+            **self.options,
+        }
+        command = ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", "elasticjob_operator"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+
+    def ready(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the operator ended:\n{self.log.read_text()[-3000:]}")
+        return self.page("/readyz")[0] == 200
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of its health port, or of its metrics."""
+        port = self.ports.numbers[1 if path == "/metrics" else 0]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one metric, 0 when it was never counted."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        for line in self.page("/metrics")[1].splitlines():
+            found, _, value = line.rpartition(" ")
+            if found.partition("{")[0] == name and all(label in found for label in wanted):
+                return float(value)
+        return 0.0
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(_STOP_SECONDS)
+
+    def stop(self) -> int:
+        """End it as a kubelet does; its exit code."""
+        self.signal(signal.SIGTERM)
+        assert self.process is not None
+        return self.process.wait(_STOP_SECONDS)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self.ports.close()
+
+
+@dataclass
+class Namespace:
+    """What a test does and sees in its namespace, as users and the kubelet would."""
+
+    server: ApiServer
+    name: str
+
+    def path(self, plural: str, name: str = "") -> str:
+        roots = {
+            "elasticjobs": "/apis/elasticjob.dev/v1alpha1",
+            "poddisruptionbudgets": "/apis/policy/v1",
+            "events": "/apis/events.k8s.io/v1",
+            "resourcequotas": "/api/v1",
+        }
+        folder = f"{roots.get(plural, '/api/v1')}/namespaces/{self.name}/{plural}"
+        return f"{folder}/{name}" if name else folder
+
+    def create_job(self, name: str = "job", **spec: Any) -> Json:
+        path = ELASTICJOBS_PATH.format(self.name)
+        return self.server.request("POST", path, elasticjob(name, **spec))
+
+    def get(self, plural: str, name: str) -> Json | None:
+        try:
+            return self.server.request("GET", self.path(plural, name))
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def job(self, name: str = "job") -> Json:
+        found = self.get("elasticjobs", name)
+        assert found is not None
+        return found
+
+    def status(self, name: str = "job") -> Json:
+        return self.job(name).get("status") or {}
+
+    def condition(self, kind: str, name: str = "job") -> Json:
+        conditions = self.status(name).get("conditions") or ()
+        return next((found for found in conditions if found["type"] == kind), {})
+
+    def list(self, plural: str) -> list[Json]:
+        return self.server.request("GET", self.path(plural))["items"]
+
+    def pods(self) -> list[str]:
+        return sorted(raw["metadata"]["name"] for raw in self.list("pods"))
+
+    def events(self, name: str = "job") -> list[tuple[str, str]]:
+        """Reason and message of each event of the job, oldest first."""
+        found = [raw for raw in self.list("events") if raw["regarding"]["name"] == name]
+        found.sort(key=lambda raw: raw["eventTime"])
+        return [(raw["reason"], raw["note"]) for raw in found]
+
+    def scale(self, nodes: int, name: str = "job") -> None:
+        path = self.path("elasticjobs", name) + "/scale"
+        self.server.patch(path, {"spec": {"replicas": nodes}})
+
+    def patch_job(self, body: Json, name: str = "job") -> None:
+        self.server.patch(self.path("elasticjobs", name), body)
+
+    def set_pod(self, name: str, **status: Any) -> None:
+        """Play the kubelet: say this of the pod."""
+        self.server.patch(self.path("pods", name) + "/status", {"status": status})
+
+    def run_pod(self, name: str) -> None:
+        """Its trainer and its agent run, and it is Ready."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        running = {
+            "name": "trainer",
+            "image": "trainer:1",
+            "imageID": "",
+            "ready": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": now}},
+        }
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+        self.set_pod(name, phase="Running", containerStatuses=[running], conditions=[ready])
+
+    def remove_pod(self, name: str) -> None:
+        """The pod object is gone, as after its grace."""
+        body = {"gracePeriodSeconds": 0}
+        self.server.request("DELETE", self.path("pods", name), body)
+
+    def await_pods(self, *names: str) -> None:
+        wait_until(
+            lambda: self.pods() == sorted(names), f"pods {names}, are {self.pods()}", SECONDS
+        )
+
+    def await_status(self, name: str = "job", **wanted: Any) -> None:
+        def so() -> bool:
+            status = self.status(name)
+            return all(status.get(key) == value for key, value in wanted.items())
+
+        try:
+            wait_until(so, f"status {wanted}", SECONDS)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; it is {self.status(name)}") from error
+
+    def await_condition(self, kind: str, reason: str, name: str = "job") -> Json:
+        try:
+            wait_until(
+                lambda: self.condition(kind, name).get("reason") == reason,
+                f"condition {kind} with {reason}",
+                SECONDS,
+            )
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; it is {self.status(name)}") from error
+        return self.condition(kind, name)
