@@ -1,0 +1,223 @@
+"""What is due for etcd's certificates, and that what is made is what was decided on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+
+from elasticjob_operator import authority
+from elasticjob_operator.certificate_data import (
+    BUNDLE,
+    CERT,
+    FOLLOWING_KEY,
+    KEY,
+    PASSWORD,
+    SIGNING_KEY,
+    USER,
+    Data,
+    applied,
+    held,
+)
+from elasticjob_operator.core.certificates import (
+    AUTHORITY_LIFE,
+    BACKDATED,
+    LEAF_LIFE,
+    LEARNING_TIME,
+    Certificate,
+    Held,
+    Wanted,
+    Work,
+    changes,
+)
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+NAMES = frozenset({"etcd.ns.svc", "*.etcd.ns.svc", "127.0.0.1"})
+WANTED = Wanted(NAMES)
+
+
+def certificate(key: str, issuer: str, made: datetime, life: timedelta) -> Certificate:
+    names = NAMES if key == "leaf" else frozenset()
+    return Certificate(key, issuer, made - BACKDATED, made + life, names)
+
+
+def ca(key: str, made: datetime = NOW) -> Certificate:
+    return certificate(key, key, made, AUTHORITY_LIFE)
+
+
+def leaf(issuer: str, made: datetime = NOW) -> Certificate:
+    return certificate("leaf", issuer, made, LEAF_LIFE)
+
+
+OLD = NOW - AUTHORITY_LIFE * 0.7
+EXPIRED = NOW - AUTHORITY_LIFE - DAY
+GOOD = Held((ca("a"),), "a", None, leaf("a"), True)
+GROWN_OLD = replace(GOOD, bundle=(ca("a", OLD),))
+HOUR = timedelta(hours=1)
+
+
+def announced(ago: timedelta) -> Held:
+    return replace(GROWN_OLD, bundle=(ca("a", OLD), ca("b", NOW - ago)), following="b")
+
+
+CASES = {
+    "nothing": (Held(), [Work.MAKE_AUTHORITY, Work.SIGN, Work.MAKE_PASSWORD]),
+    "all good": (GOOD, []),
+    "no password": (replace(GOOD, password=False), [Work.MAKE_PASSWORD]),
+    "no leaf": (replace(GOOD, leaf=None), [Work.SIGN]),
+    "leaf of a stranger": (replace(GOOD, leaf=leaf("x")), [Work.SIGN]),
+    "leaf with two thirds left": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE * 0.6)), []),
+    "leaf with a third left": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE * 0.7)), [Work.SIGN]),
+    "expired leaf": (replace(GOOD, leaf=leaf("a", NOW - LEAF_LIFE - DAY)), [Work.SIGN]),
+    "another name": (
+        replace(GOOD, leaf=replace(leaf("a"), names=NAMES - {"etcd.ns.svc"})),
+        [Work.SIGN],
+    ),
+    "more names than wanted": (replace(GOOD, leaf=replace(leaf("a"), names=NAMES | {"x"})), []),
+    "the authority's key is lost": (
+        replace(GOOD, signing=None),
+        [Work.MAKE_AUTHORITY, Work.SIGN],
+    ),
+    "the key is another's": (replace(GOOD, signing="x"), [Work.MAKE_AUTHORITY, Work.SIGN]),
+    "an old authority": (GROWN_OLD, [Work.ANNOUNCE_AUTHORITY]),
+    "announced just now": (announced(timedelta()), []),
+    "announced 23 hours ago": (announced(LEARNING_TIME - HOUR), []),
+    "announced 25 hours ago": (
+        announced(LEARNING_TIME + HOUR),
+        [Work.PROMOTE_AUTHORITY, Work.SIGN],
+    ),
+    "the old one expires while the next is being learnt": (
+        replace(announced(HOUR), bundle=(ca("a", EXPIRED), ca("b", NOW - HOUR))),
+        [Work.PROMOTE_AUTHORITY, Work.DROP_AUTHORITY, Work.SIGN],
+    ),
+    "the next one lost its key": (
+        replace(announced(LEARNING_TIME * 2), following=None),
+        [Work.ANNOUNCE_AUTHORITY],
+    ),
+    "a former authority": (replace(GOOD, bundle=(ca("a"), ca("z", OLD))), []),
+    "a former authority that has expired": (
+        replace(GOOD, bundle=(ca("a"), ca("z", EXPIRED))),
+        [Work.DROP_AUTHORITY],
+    ),
+    "the only authority has expired": (
+        replace(GOOD, bundle=(ca("a", EXPIRED),)),
+        [Work.MAKE_AUTHORITY, Work.DROP_AUTHORITY, Work.SIGN],
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "expected"), CASES.values(), ids=CASES)
+def test_what_is_due(before: Held, expected: list[Work]) -> None:
+    due = changes(before, WANTED, NOW)
+    assert [change.work for change in due] == expected
+    assert all(change.reason for change in due)
+
+
+def test_an_authority_that_members_of_etcd_do_not_trust_yet_does_not_sign() -> None:
+    before = announced(LEARNING_TIME * 3)
+    assert changes(before, replace(WANTED, learnt=False), NOW) == ()
+
+
+def renewed(data: Data, now: datetime, wanted: Wanted = WANTED) -> tuple[Data, list[Work]]:
+    due = changes(held(data), wanted, now)
+    return applied(data, due, wanted, now), [change.work for change in due]
+
+
+def trusted_keys(data: Data) -> list[str]:
+    found = (authority.read(block) for block in authority.blocks(data[BUNDLE]))
+    return [one.key for one in found if one is not None]
+
+
+def test_what_is_made_is_good_and_stays_as_it_is() -> None:
+    data, works = renewed({}, NOW)
+    assert works == [Work.MAKE_AUTHORITY, Work.SIGN, Work.MAKE_PASSWORD]
+    made = authority.read(data[CERT])
+    assert made is not None
+    assert made.names == NAMES
+    assert made.issuer_key == authority.key_of(data[SIGNING_KEY])
+    assert (made.ends - NOW, NOW - made.begins) == (LEAF_LIFE, BACKDATED)
+    assert data[USER] == b"root"
+    assert len(data[PASSWORD]) >= 32
+    assert renewed(data, NOW + DAY) == (data, [])
+    other, _ = renewed({}, NOW)
+    assert all(data[key] != other[key] for key in (PASSWORD, SIGNING_KEY, KEY))
+
+
+def test_a_year_of_daily_runs_renews_etcds_certificate_alone() -> None:
+    data, _ = renewed({}, NOW)
+    seen = []
+    for day in range(366):
+        data, works = renewed(data, NOW + day * DAY)
+        seen += works
+    assert seen == [Work.SIGN]
+
+
+def test_an_authority_lives_and_is_followed_without_a_day_of_doubt() -> None:
+    """Daily for thirteen years: whoever took the bundle at most a day ago trusts etcd today."""
+    data, _ = renewed({}, NOW)
+    seen: list[tuple[int, Work]] = []
+    trusted = [trusted_keys(data)]
+    for day in range(1, 13 * 365):
+        data, works = renewed(data, NOW + day * DAY + day * timedelta(seconds=1))
+        seen += [(day, work) for work in works if work is not Work.SIGN]
+        trusted.append(trusted_keys(data))
+        shown = authority.read(data[CERT])
+        assert shown is not None
+        assert shown.issuer_key in trusted[-2]
+        assert shown.ends > NOW + day * DAY + 30 * DAY
+    (announced_on, first), (promoted_on, second), (dropped_on, third) = seen
+    assert (first, second, third) == (
+        Work.ANNOUNCE_AUTHORITY,
+        Work.PROMOTE_AUTHORITY,
+        Work.DROP_AUTHORITY,
+    )
+    assert announced_on * 3 == pytest.approx(AUTHORITY_LIFE.days * 2, rel=0.01)
+    assert promoted_on - announced_on == 1
+    assert dropped_on == pytest.approx(AUTHORITY_LIFE.days, abs=1)
+    assert FOLLOWING_KEY not in data
+    assert len(trusted[-1]) == 1
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {CERT: b"no certificate"},
+        {KEY: b"no key"},
+        {KEY: b""},
+        {CERT: None},
+        {BUNDLE: b"no bundle"},
+        {SIGNING_KEY: b"no key"},
+        {USER: b"somebody"},
+        {PASSWORD: b""},
+    ],
+    ids=lambda harm: "-".join(f"{key}={value!r}" for key, value in harm.items()),
+)
+def test_what_is_harmed_is_made_anew_and_the_rest_is_kept(harm: dict[str, bytes | None]) -> None:
+    data, _ = renewed({}, NOW)
+    harmed = {key: value for key, value in (data | harm).items() if value is not None}
+    after, works = renewed(harmed, NOW)
+    assert works
+    assert renewed(after, NOW) == (after, [])
+    if PASSWORD not in harm and USER not in harm:
+        assert after[PASSWORD] == data[PASSWORD]
+    if BUNDLE not in harm:
+        assert trusted_keys(data)[0] in trusted_keys(after)
+
+
+def test_a_certificate_never_outlives_its_authority() -> None:
+    made = authority.new_authority(NOW - AUTHORITY_LIFE + 10 * DAY)
+    signed = authority.read(authority.sign(made, NAMES, NOW).cert)
+    own = authority.read(made.cert)
+    assert signed is not None
+    assert own is not None
+    assert signed.ends == own.ends
+
+
+def test_two_authorities_have_different_names() -> None:
+    """A chain is looked for by name first: TLS libraries differ in what they do with two of one."""
+    made = [authority.new_authority(NOW).cert for _ in range(2)]
+    subjects = {x509.load_pem_x509_certificate(cert).subject for cert in made}
+    assert len(subjects) == 2
