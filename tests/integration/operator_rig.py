@@ -151,15 +151,15 @@ class Namespace:
         conditions = self.status(name).get("conditions") or ()
         return next((found for found in conditions if found["type"] == kind), {})
 
-    def list(self, plural: str) -> list[Json]:
+    def all(self, plural: str) -> list[Json]:
         return self.server.request("GET", self.path(plural))["items"]
 
     def pods(self) -> list[str]:
-        return sorted(raw["metadata"]["name"] for raw in self.list("pods"))
+        return sorted(raw["metadata"]["name"] for raw in self.all("pods"))
 
     def events(self, name: str = "job") -> list[tuple[str, str]]:
         """Reason and message of each event of the job, oldest first."""
-        found = [raw for raw in self.list("events") if raw["regarding"]["name"] == name]
+        found = [raw for raw in self.all("events") if raw["regarding"]["name"] == name]
         found.sort(key=lambda raw: raw["eventTime"])
         return [(raw["reason"], raw["note"]) for raw in found]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +28,11 @@ def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace
     return Namespace(api_server, namespace)
 
 
+def container(**fields: Any) -> dict[str, Any]:
+    whole = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"], **fields}
+    return {"spec": {"containers": [whole]}}
+
+
 def test_a_job_gets_its_pods_and_all_they_need(here: Namespace) -> None:
     created = here.create_job(minNodes=2, maxNodes=3)
     here.await_pods("job-0", "job-1", "job-2")
@@ -49,3 +54,175 @@ def test_a_job_gets_its_pods_and_all_they_need(here: Namespace) -> None:
     budget = here.get("poddisruptionbudgets", "job")
     assert budget is not None
     assert budget["spec"]["minAvailable"] == 1
+
+
+def test_one_look_writes_the_status_once(here: Namespace, operator: Operator) -> None:
+    before = operator.metric("elasticjob_status_writes_total")
+    here.create_job(maxNodes=4, nodes=4)
+    here.await_status(nodes=4)
+    assert operator.metric("elasticjob_status_writes_total") == before + 1
+
+
+def test_the_budget_follows_the_ready_pods(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2)
+    here.await_pods("job-0", "job-1")
+    for name in ("job-0", "job-1"):
+        here.run_pod(name)
+    here.await_status(readyNodes=2)
+
+    def least() -> int:
+        found = here.get("poddisruptionbudgets", "job")
+        assert found is not None
+        return int(found["spec"]["minAvailable"])
+
+    wait_until(lambda: least() == 1, "minAvailable 1", SECONDS)
+    here.set_pod("job-1", phase="Running", conditions=[{"type": "Ready", "status": "False"}])
+    wait_until(lambda: least() == 0, "minAvailable 0", SECONDS)
+    here.patch_job({"spec": {"elasticity": {"disruptionBudget": False}}})
+    wait_until(lambda: here.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
+
+
+def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=4, nodes=2)
+    here.await_pods("job-0", "job-1")
+    here.scale(4)
+    here.await_pods("job-0", "job-1", "job-2", "job-3")
+    here.await_status(wantedNodes=4, nodes=4)
+    here.scale(9)
+    here.await_condition("Resizing", "AboveMaxNodes")
+    here.scale(1)
+    here.await_pods("job-0")
+    here.await_status(wantedNodes=1, nodes=1)
+    told = dict(here.events())
+    assert "more than wanted; had not started" in told["PodsDeleted"]
+    assert "spec.nodes is 9, above maxNodes" in told["Resizing"]
+
+
+def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2)
+    here.await_pods("job-0", "job-1")
+    uid = here.get("pods", "job-0")["metadata"]["uid"]  # type: ignore[index]
+    here.remove_pod("job-0")
+
+    def replaced() -> bool:
+        found = here.get("pods", "job-0")
+        return found is not None and found["metadata"]["uid"] != uid
+
+    wait_until(replaced, "another job-0", SECONDS)
+    here.await_pods("job-0", "job-1")
+
+
+def test_a_quota_is_told_and_waited_for(here: Namespace) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    here.server.request("POST", here.path("resourcequotas"), quota)
+    counted = {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}}
+    here.server.patch(here.path("resourcequotas", "few") + "/status", counted)
+    here.create_job(minNodes=1, maxNodes=3)
+    found = here.await_condition("PodsReady", "QuotaExceeded")
+    assert "exceeded quota: few" in found["message"]
+    assert here.pods() == ["job-0"]
+    assert ("QuotaExceeded", found["message"]) in here.events()
+    here.server.request("DELETE", here.path("resourcequotas", "few"))
+    here.await_pods("job-0", "job-1", "job-2")
+    here.await_condition("PodsReady", "PodsStarting")
+
+
+def test_a_foreign_pod_is_left_alone_and_its_index_passed_over(here: Namespace) -> None:
+    stranger = {"metadata": {"name": "job-0"}, **container()}
+    made = here.server.request("POST", here.path("pods"), stranger)
+    here.create_job(minNodes=1, maxNodes=2)
+    here.await_pods("job-0", "job-1", "job-2")
+    found = here.await_condition("NameConflict", "NameConflict")
+    assert found["status"] == "True"
+    assert "job-0" in found["message"]
+    same = here.get("pods", "job-0")
+    assert same is not None
+    assert same["metadata"]["uid"] == made["metadata"]["uid"]
+    assert "ownerReferences" not in same["metadata"]
+
+
+def test_a_foreign_service_stops_the_job_and_is_named(here: Namespace) -> None:
+    stranger = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None"}}
+    here.server.request("POST", here.path("services"), stranger)
+    here.create_job(minNodes=1, maxNodes=2)
+    found = here.await_condition("NameConflict", "NameConflict")
+    assert "service job exists and is not this job's" in found["message"]
+    assert here.pods() == []
+    here.server.request("DELETE", here.path("services", "job"))
+    here.await_pods("job-0", "job-1")
+    here.await_condition("NameConflict", "Resolved")
+
+
+def test_a_typo_in_the_template_is_named(here: Namespace) -> None:
+    here.create_job(maxNodes=2, template=container(imagee="oops"))
+    found = here.await_condition("TemplateInvalid", "TemplateInvalid")
+    assert 'unknown field "spec.containers[0].imagee"' in found["message"]
+    assert here.pods() == []
+    assert ("TemplateInvalid", found["message"]) in here.events()
+    here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    here.await_status(phase="Suspended")
+    here.patch_job({"spec": {"runPolicy": {"suspend": False}, "template": container()}})
+    here.await_pods("job-0", "job-1")
+    assert here.condition("TemplateInvalid")["status"] == "False"
+
+
+def test_another_backend_is_refused_with_the_reason(here: Namespace) -> None:
+    here.create_job(maxNodes=2, rendezvous={"backend": "c10d"})
+    found = here.await_condition("PodsReady", "BackendUnavailable")
+    assert "c10d is not served" in found["message"]
+    assert here.pods() == []
+
+
+def test_endpoints_that_the_chart_does_not_allow_are_refused(here: Namespace) -> None:
+    here.create_job(maxNodes=2, rendezvous={"endpoints": ["http://10.0.0.1:2379"]})
+    found = here.await_condition("PodsReady", "EndpointNotAllowed")
+    assert "http://10.0.0.1:2379" in found["message"]
+    assert here.pods() == []
+
+
+def test_suspension_ends_the_pods_and_resumption_makes_others(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2)
+    here.await_pods("job-0", "job-1")
+    here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    here.await_pods()
+    here.await_status(phase="Suspended", nodes=0)
+    here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    here.await_pods("job-0", "job-1")
+    here.await_status(phase="Pending", nodes=2)
+    labels = here.get("pods", "job-0")["metadata"]["labels"]  # type: ignore[index]
+    assert labels["elasticjob.dev/incarnation"] == "2"
+
+
+def test_a_deleted_job_has_its_rendezvous_closed(here: Namespace, newest_etcd: EtcdServer) -> None:
+    uid = here.create_job(maxNodes=2)["metadata"]["uid"]
+    here.await_pods("job-0", "job-1")
+    here.server.request("DELETE", here.path("elasticjobs", "job"))
+    key = f"/elasticjob/{here.name}/{uid}/1/state/round"
+    wait_until(lambda: "Deleted" in newest_etcd.ctl("get", key), "a closed round", SECONDS)
+
+
+def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None:
+    here.create_job(maxNodes=1)
+    here.await_pods("job-0")
+    here.server.request("DELETE", here.path("elasticjobs", "job"))
+    # Without a garbage collector the old children stay, and are strangers to the new job.
+    second = here.create_job(maxNodes=1)
+    here.await_condition("NameConflict", "NameConflict")
+    for plural, name in (("services", "job"), ("secrets", "job-elasticjob")):
+        here.server.request("DELETE", here.path(plural, name))
+    here.server.request("DELETE", here.path("poddisruptionbudgets", "job"))
+    here.await_pods("job-0", "job-1")
+    owner = here.get("pods", "job-1")["metadata"]["ownerReferences"][0]  # type: ignore[index]
+    assert owner["uid"] == second["metadata"]["uid"]
+    here.remove_pod("job-0")
+    here.await_condition("NameConflict", "Resolved")
+
+
+def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: ApiServer) -> None:
+    there = Namespace(api_server, api_server.namespace(f"{here.name[:50]}-b"))
+    here.create_job(maxNodes=1)
+    there.create_job(maxNodes=2)
+    here.await_pods("job-0")
+    there.await_pods("job-0", "job-1")
+    here.await_status(nodes=1)
+    there.await_status(nodes=2)
