@@ -1,0 +1,74 @@
+"""What a template may not say, because the pod is given it for every job.
+
+The API server checks the rest, with its own words, when the first pod is tried.
+"""
+
+from __future__ import annotations
+
+from elasticjob_operator.core.json import Json
+from elasticjob_operator.core.names import LOGS_PATH, RESERVED_VOLUMES, SHARED_PATH
+from elasticjob_operator.core.raw import mappings
+from elasticjob_operator.core.refused import TemplateRefused
+from elasticjob_operator.model.problems import Location
+
+OWN_VARIABLES = "ELASTICJOB_"
+_EVERY_POD = {
+    "hostname": "must be absent: every pod is named after its index",
+    "subdomain": "must be absent: it is the job's Service",
+}
+_TRAINER = {
+    "restartPolicy": "must be absent: the job restarts workers itself, the kubelet must not",
+    "restartPolicyRules": "must be absent: the job restarts workers itself, the kubelet must not",
+}
+
+
+def check(spec: Json, trainer: str) -> None:
+    """Refuse a pod's spec that clashes with what is added. Raises `TemplateRefused`."""
+    for name, message in _EVERY_POD.items():
+        if spec.get(name):
+            raise TemplateRefused.at((name,), message)
+    for index, volume in enumerate(mappings(spec, "volumes", ())):
+        _free(volume.get("name"), ("volumes", index, "name"))
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(mappings(spec, kind, ())):
+            _check_container(container, (kind, index))
+            if kind == "containers" and container.get("name") == trainer:
+                _check_trainer(container, (kind, index))
+
+
+def _check_container(container: Json, location: Location) -> None:
+    """Ours are for the agent and the trainer: the Secret is not to be had by naming its volume."""
+    for field in ("volumeMounts", "volumeDevices"):
+        for index, mount in enumerate(mappings(container, field, location)):
+            _free(mount.get("name"), (*location, field, index, "name"))
+
+
+def _check_trainer(trainer: Json, location: Location) -> None:
+    for name, message in _TRAINER.items():
+        if trainer.get(name):
+            raise TemplateRefused.at((*location, name), message)
+    for index, variable in enumerate(mappings(trainer, "env", location)):
+        if str(variable.get("name")).startswith(OWN_VARIABLES):
+            raise TemplateRefused.at(
+                (*location, "env", index, "name"),
+                f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",
+            )
+    for index, mount in enumerate(mappings(trainer, "volumeMounts", location)):
+        for path in (SHARED_PATH, LOGS_PATH):
+            if is_inside(mount.get("mountPath"), path):
+                raise TemplateRefused.at(
+                    (*location, "volumeMounts", index, "mountPath"),
+                    f"must not be {path} or below it: the launcher is there",
+                )
+
+
+def _free(name: object, location: Location) -> None:
+    if name in RESERVED_VOLUMES:
+        raise TemplateRefused.at(location, f"must not be {name}: this volume is added to the pod")
+
+
+def is_inside(path: object, folder: str) -> bool:
+    """Whether a mount path is this folder or below it, however it is written."""
+    parts = [part for part in str(path).split("/") if part not in ("", ".")]
+    wanted = folder.strip("/").split("/")
+    return parts[: len(wanted)] == wanted

@@ -1,0 +1,161 @@
+"""A job's pod: the user's template, with a launcher in front of the trainer and an agent beside it.
+
+Pure, and the same for the same arguments. See docs/pod.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_operator.core import clashes, names
+from elasticjob_operator.core.access import Access
+from elasticjob_operator.core.children import owner_reference
+from elasticjob_operator.core.json import Json
+from elasticjob_operator.core.raw import mapping, mappings
+from elasticjob_operator.core.refused import TemplateRefused
+from elasticjob_operator.core.sidecar import LOGS_MIB, Around, PodSettings, agent, launcher
+from elasticjob_operator.core.trainer import command_of, needs_shm, trainer
+from elasticjob_operator.model.job import ElasticJob
+
+__all__ = ["PodSettings", "TemplateRefused", "pod"]
+
+DEFAULT_GRACE_SECONDS = 30
+GRACE_MARGIN_SECONDS = 20
+"""What leaving takes beside the workers' own grace: a checkpoint's end, etcd, the containers'."""
+_SECRET_MODE = 0o444
+"""Readable for whatever user the agent runs as: nobody else has the volume."""
+_MESHES = {
+    "sidecar.istio.io/inject": "false",
+    "kuma.io/sidecar-injection": "disabled",
+    "linkerd.io/inject": "disabled",
+    "consul.hashicorp.com/connect-inject": "false",
+}
+"""A mesh's proxy breaks collectives, and outlives the trainer. Two of them read labels."""
+_MESH_LABELS = ("sidecar.istio.io/inject", "kuma.io/sidecar-injection")
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_LOSABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""Without it the autoscaler would keep every machine on which one of our folders lies."""
+_SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
+
+
+def pod(
+    job: ElasticJob, index: int, incarnation: int, settings: PodSettings, access: Access
+) -> Json:
+    """The job's pod with this index, as it is sent to the API server.
+
+    Raises:
+        TemplateRefused: the template cannot be made a pod; names the field and the fix.
+    """
+    template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec: Json = template["spec"]
+    clashes.check(spec, job.trainer().name)
+    [own] = [one for one in spec["containers"] if one["name"] == job.trainer().name]
+    command = command_of(job)
+    name = names.pod_name(job.metadata.name, index)
+    around = _around(spec, own)
+    ours = agent(job, name, incarnation, settings, access, around)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": job.metadata.namespace,
+            **_marks(job, index, incarnation, template, command.note),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "terminationGracePeriodSeconds": _grace_seconds(job),
+            "automountServiceAccountToken": False,
+            **spec,
+            **_priority(job, spec),
+            "restartPolicy": "Never",
+            "hostname": name,
+            "subdomain": names.service_name(job),
+            **_pull_secrets(spec, settings),
+            "initContainers": [
+                launcher(settings, around),
+                *mappings(spec, "initContainers", ()),
+                ours,
+            ],
+            "containers": [
+                trainer(job, own, command) if one is own else one for one in spec["containers"]
+            ],
+            "volumes": [*mappings(spec, "volumes", ()), *_volumes(job, own, around)],
+        },
+    }
+
+
+def _around(spec: Json, own: Json) -> Around:
+    limits = (own.get("resources") or {}).get("limits") or {}
+    return Around(
+        host_network=spec.get("hostNetwork") is True,
+        root=mapping(spec, "securityContext", ()).get("runAsUser") == 0,
+        token=spec.get("automountServiceAccountToken") is True,
+        bounded_disk="ephemeral-storage" in limits,
+    )
+
+
+def _marks(
+    job: ElasticJob,
+    index: int,
+    incarnation: int,
+    template: Mapping[str, Any],
+    note: str,
+) -> Json:
+    """Labels and annotations: the user's, what they left open, and ours."""
+    metadata = template.get("metadata") or {}
+    labels, annotations = (
+        dict(metadata.get("labels") or {}),
+        dict(metadata.get("annotations") or {}),
+    )
+    for mesh, off in _MESHES.items():
+        if mesh not in labels and mesh not in annotations:
+            (labels if mesh in _MESH_LABELS else annotations)[mesh] = off
+    annotations.setdefault(_DEFAULT_CONTAINER, job.trainer().name)
+    losable = filter(None, (annotations.get(_LOSABLE_VOLUMES), *_SCRATCH))
+    annotations[_LOSABLE_VOLUMES] = ",".join(losable)
+    if note:
+        annotations[names.COMMAND_ANNOTATION] = note
+    return {
+        "labels": labels | names.pod_labels(job, index, incarnation),
+        "annotations": annotations,
+    }
+
+
+def _grace_seconds(job: ElasticJob) -> int:
+    return max(DEFAULT_GRACE_SECONDS, job.spec.recovery.stop_grace_seconds + GRACE_MARGIN_SECONDS)
+
+
+def _priority(job: ElasticJob, spec: Json) -> Json:
+    policy = job.spec.run_policy.scheduling_policy
+    wanted = policy.priority_class if policy else None
+    given = spec.get("priorityClassName")
+    if wanted and given and wanted != given:
+        raise TemplateRefused.at(
+            ("priorityClassName",),
+            f"must be absent or {wanted}, as runPolicy.schedulingPolicy.priorityClass is",
+        )
+    return {"priorityClassName": wanted} if wanted else {}
+
+
+def _pull_secrets(spec: Json, settings: PodSettings) -> Json:
+    given = mappings(spec, "imagePullSecrets", ())
+    known = [secret.get("name") for secret in given]
+    added = [{"name": name} for name in settings.pull_secrets if name not in known]
+    return {"imagePullSecrets": [*given, *added]} if given or added else {}
+
+
+def _volumes(job: ElasticJob, own: Json, around: Around) -> list[Json]:
+    secret = {"secretName": names.secret_name(job), "defaultMode": _SECRET_MODE}
+    found: list[Json] = [
+        {"name": names.SHARED_VOLUME, "emptyDir": {}},
+        {"name": names.LOGS_VOLUME, "emptyDir": {"sizeLimit": f"{LOGS_MIB}Mi"}},
+        {"name": names.CONTROL_VOLUME, "emptyDir": {}},
+        {"name": names.ACCESS_VOLUME, "secret": secret},
+    ]
+    if needs_shm(own):
+        found.append({"name": names.SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+    if around.token:
+        found.append({"name": names.NO_TOKEN_VOLUME, "emptyDir": {}})
+    return found
