@@ -55,6 +55,8 @@ def rules(rendered: Rendered) -> Json:
 def test_rights_are_exactly_the_golden_ones() -> None:
     golden = yaml.safe_load(GOLDEN.read_text())
     assert rules(render()) == golden["everywhere"]
+    three = rules(render(MATRIX["three members"]))
+    assert three == golden["everywhere"] | golden["with three members"]
     assert (
         rules(render({"watchNamespaces": ["team-a"], "rbac": {"aggregate": False}}))
         == (golden["in one namespace"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elasticjob_operator.certs import Exit, Request
+from elasticjob_operator.certs import _parsed as parsed
 from elasticjob_operator.settings import from_environment
 from tests.integration.chart import (
     EXTERNAL,
@@ -114,10 +116,45 @@ def test_certificates_are_for_the_names_that_are_dialled() -> None:
         re.sub(r"^.*//[^.]+", "*", e).rpartition(":")[0]
         for e in etcd_options(rendered)["initial-cluster"].split(",")
     }
+    assert dialled <= set(asked_for(rendered).names)
+
+
+def asked_for(rendered: Rendered) -> Request:
+    """What the hook and the CronJob ask of the operator's image, as it understands it."""
+    pods = dict(rendered.pods())
+    asked = []
     for workload in ("Job/elasticjob-certificates-hook", "CronJob/elasticjob-certificates"):
-        arguments = dict(rendered.pods())[workload]["spec"]["containers"][0]["args"]
-        names = {a.partition("=")[2] for a in arguments if a.startswith("--dns-name=")}
-        assert dialled <= names, workload
+        container = pods[workload]["spec"]["containers"][0]
+        assert container["command"] == ["python", "-m", "elasticjob_operator", "certs"]
+        asked.append(parsed(container["args"]))
+    assert asked[0] == asked[1]
+    return asked[0]
+
+
+def test_the_certificates_are_kept_in_the_secret_that_is_mounted() -> None:
+    rendered = render()
+    asked = asked_for(rendered)
+    assert (asked.namespace, asked.members) == (NAMESPACE, None)
+    mounted = {
+        volume["secret"]["secretName"]
+        for _, pod in rendered.pods()
+        for volume in pod["spec"].get("volumes", ())
+        if "secret" in volume
+    }
+    assert mounted == {asked.secret}
+
+
+def test_three_members_are_restarted_to_learn_of_a_new_authority() -> None:
+    assert asked_for(render(MATRIX["three members"])).members == "elasticjob-etcd"
+
+
+def test_what_cannot_succeed_is_not_tried_again() -> None:
+    hook = render().find("Job", "elasticjob-certificates-hook")["spec"]
+    (rule,) = hook["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert Exit.REFUSED in rule["onExitCodes"]["values"]
+    assert Exit.TRY_AGAIN not in rule["onExitCodes"]["values"]
+    assert rule["onExitCodes"]["containerName"] == hook["template"]["spec"]["containers"][0]["name"]
 
 
 def test_the_hook_comes_before_everything_and_cleans_up() -> None:

@@ -38,7 +38,7 @@ once more, so that no right comes or goes unnoticed.
 {{- define "elasticjob.rules.nodes" -}}
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 
 {{/* In the release's namespace: the Lease of the active replica. create knows no names. */}}
@@ -61,4 +61,11 @@ once more, so that no right comes or goes unnoticed.
   resources: [secrets]
   resourceNames: [{{ include "elasticjob.etcd.secretName" . }}]
   verbs: [get, patch]
+{{- if include "elasticjob.certificates.restarts" . }}
+# Members are restarted, one by one, to learn of a new authority.
+- apiGroups: [apps]
+  resources: [statefulsets]
+  resourceNames: [{{ include "elasticjob.etcd.name" . }}]
+  verbs: [get, patch]
+{{- end }}
 {{- end }}

@@ -4,6 +4,24 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
+{{/*
+Whether members are restarted to learn of a new authority: "true", or nothing. One alone has no peer
+whose certificate it could refuse.
+*/}}
+{{- define "elasticjob.certificates.restarts" -}}
+{{- if and .Values.etcd.tls.enabled (gt (int .Values.etcd.members) 1) }}true{{ end }}
+{{- end }}
+
+{{/* What a Job does about failures: exit codes 2 and 3 say that trying again is no help. */}}
+{{- define "elasticjob.certificates.retries" -}}
+backoffLimit: 4
+activeDeadlineSeconds: 300
+podFailurePolicy:
+  rules:
+    - action: FailJob
+      onExitCodes: {containerName: certificates, operator: In, values: [2, 3]}
+{{- end }}
+
 {{/* The pod template that makes or renews certificates: (list $ "service account"). */}}
 {{- define "elasticjob.certificates.pod" -}}
 {{- $root := index . 0 }}{{ $account := index . 1 -}}
@@ -29,6 +47,9 @@ spec:
         - --dns-name={{ $service }}.{{ $root.Release.Namespace }}.svc
         {{- end }}
         - --dns-name=*.{{ $headless }}.{{ $root.Release.Namespace }}.svc
+        {{- if include "elasticjob.certificates.restarts" $root }}
+        - --statefulset={{ include "elasticjob.etcd.name" $root }}
+        {{- end }}
       resources:
         requests: {cpu: 50m, memory: 128Mi}
         limits: {memory: 256Mi}
