@@ -28,7 +28,6 @@ from elasticjob_operator.kube import (
     Kube,
     KubeError,
     NotFound,
-    Unreachable,
 )
 from elasticjob_operator.model.job import GROUP
 
@@ -81,7 +80,7 @@ async def renew(kube: Kube, request: Request, clock: Clock) -> list[str]:
     for _ in range(ATTEMPTS - 1):
         try:
             return await _attempt(kube, request, clock())
-        except (AlreadyExists, Conflict, Unreachable):
+        except (AlreadyExists, Conflict):
             await asyncio.sleep(PAUSE_SECONDS)  # what is there now decides
     return await _attempt(kube, request, clock())
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from elasticjob_operator import authority
+from elasticjob_operator import authority, certs
 from elasticjob_operator.certificate_data import (
     BUNDLE,
     CERT,
@@ -21,6 +21,7 @@ from elasticjob_operator.certificate_data import (
     applied,
     held,
 )
+from elasticjob_operator.certs import Exit, NotOurs
 from elasticjob_operator.core.certificates import (
     AUTHORITY_LIFE,
     BACKDATED,
@@ -32,6 +33,7 @@ from elasticjob_operator.core.certificates import (
     Work,
     changes,
 )
+from elasticjob_operator.kube import AlreadyExists, Conflict, Forbidden, Unreachable
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -221,3 +223,28 @@ def test_two_authorities_have_different_names() -> None:
     made = [authority.new_authority(NOW).cert for _ in range(2)]
     subjects = {x509.load_pem_x509_certificate(cert).subject for cert in made}
     assert len(subjects) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Unreachable("get secrets ns/etcd", "no answer"), Exit.TRY_AGAIN),
+        (Conflict("patch secrets ns/etcd", "changed"), Exit.TRY_AGAIN),
+        (AlreadyExists("create secrets ns/etcd", "exists"), Exit.TRY_AGAIN),
+        (Forbidden("create secrets ns/etcd", "not allowed"), Exit.REFUSED),
+        (NotOurs("not ours"), Exit.REFUSED),
+    ],
+)
+def test_the_exit_status_says_whether_to_try_again(
+    error: Exception,
+    status: Exit,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fails(request: object) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(certs, "_connected", fails)
+    arguments = ["--namespace=ns", "--secret=etcd", "--dns-name=etcd"]
+    assert certs.main(arguments) == status
+    assert capsys.readouterr().err == f"error: {error}\n"

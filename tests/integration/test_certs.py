@@ -1,0 +1,329 @@
+"""etcd's certificates: kept in a Secret of a real API server, and used by real etcd servers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from elasticjob_operator import authority
+from elasticjob_operator.certificate_data import BUNDLE, CERT, KEY, SIGNING_KEY, Data, applied, held
+from elasticjob_operator.certs import BUNDLE_ANNOTATION, Exit, NotOurs, Request, renew
+from elasticjob_operator.core.certificates import (
+    AUTHORITY_LIFE,
+    LEARNING_TIME,
+    Change,
+    Wanted,
+    Work,
+    changes,
+)
+from elasticjob_rendezvous.core.kv import Put, Range
+from elasticjob_rendezvous.etcd.client import Client, Tls
+from elasticjob_rendezvous.etcd.errors import Unavailable
+from tests.integration.apiserver import NOBODY, ApiServer, Json
+from tests.integration.certificates import Certificates, KeyPair
+from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdServer, Ports
+
+SECRET = "etcd"
+NAMES = ("etcd.ns.svc", "*.etcd.ns.svc")
+HOUR = timedelta(hours=1)
+NOW = datetime.now(UTC)
+OLD = NOW - AUTHORITY_LIFE * 0.7
+"""An authority that was made then is due to be followed; etcd and gRPC go by the real clock."""
+
+
+def command(
+    api_server: ApiServer, namespace: str, *more: str, user: str = "admin", secret: str = SECRET
+) -> subprocess.CompletedProcess[str]:
+    arguments = [f"--namespace={namespace}", f"--secret={secret}"]
+    arguments += [f"--dns-name={name}" for name in NAMES]
+    return subprocess.run(
+        [sys.executable, "-m", "elasticjob_operator", "certs", *arguments, *more],
+        env=os.environ | {"KUBECONFIG": str(api_server.kubeconfig(user))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def secret_of(api_server: ApiServer, namespace: str) -> Json:
+    return api_server.request("GET", f"/api/v1/namespaces/{namespace}/secrets/{SECRET}")
+
+
+def data_of(secret: Json) -> Data:
+    return {key: base64.b64decode(value) for key, value in secret["data"].items()}
+
+
+def run(api_server: ApiServer, request: Request, now: datetime, times: int = 1) -> list[list[str]]:
+    """What the command does at that time, several times at once."""
+
+    async def main() -> list[list[str]]:
+        async with api_server.connect() as kube:
+            runs = (renew(kube, request, lambda: now) for _ in range(times))
+            return await asyncio.gather(*runs)
+
+    return asyncio.run(main())
+
+
+def works(lines: list[str]) -> list[Work]:
+    return [work for line in lines for work in Work if line.startswith(f"{work}: ")]
+
+
+def test_the_command_says_what_it_does_and_does_it_once(
+    api_server: ApiServer, namespace: str
+) -> None:
+    first = command(api_server, namespace)
+    assert (first.returncode, first.stderr) == (Exit.DONE, "")
+    assert first.stdout.count(f"secret {namespace}/{SECRET}: made ") == 3
+    made = secret_of(api_server, namespace)
+    assert set(data_of(made)) == {BUNDLE, SIGNING_KEY, CERT, KEY, "user", "password"}
+    for name in (SIGNING_KEY, KEY, "password"):
+        assert data_of(made)[name].decode() not in first.stdout
+
+    second = command(api_server, namespace)
+    assert (second.returncode, second.stderr) == (Exit.DONE, "")
+    assert "nothing is due" in second.stdout
+    assert secret_of(api_server, namespace) == made
+
+    another_name = command(api_server, namespace, "--dns-name=etcd.example.org")
+    assert "made etcd's certificate: the present one is not for etcd.example.org" in (
+        another_name.stdout
+    )
+
+
+def test_the_command_says_why_it_cannot(api_server: ApiServer, namespace: str) -> None:
+    body = {"metadata": {"name": SECRET}, "stringData": {CERT: "mine"}}
+    api_server.request("POST", f"/api/v1/namespaces/{namespace}/secrets", body)
+    before = secret_of(api_server, namespace)
+    refusals = {
+        "was not made by this command": command(api_server, namespace),
+        "forbidden": command(api_server, namespace, user=NOBODY, secret="other"),
+        "not found": command(api_server, "absent", secret="other"),
+    }
+    for words, done in refusals.items():
+        assert (done.returncode, done.stdout) == (Exit.REFUSED, "")
+        assert words in done.stderr
+    wrong = command(api_server, namespace, "--replicas=3")
+    assert wrong.returncode == 2
+    assert secret_of(api_server, namespace) == before
+    with pytest.raises(NotOurs):
+        run(api_server, Request(namespace, SECRET, NAMES), NOW)
+
+
+def test_several_at_once_make_one_secret(api_server: ApiServer, namespace: str) -> None:
+    request = Request(namespace, SECRET, NAMES)
+    runs = run(api_server, request, OLD, times=4)
+    assert sorted(len(works(lines)) for lines in runs) == [0, 0, 0, 3]
+    runs = run(api_server, request, NOW, times=4)  # each would announce an authority of its own
+    assert sorted(len(works(lines)) for lines in runs) == [0, 0, 0, 2]
+    data = data_of(secret_of(api_server, namespace))
+    assert len(authority.blocks(data[BUNDLE])) == 2
+    assert changes(held(data), Wanted(frozenset(NAMES)), NOW) == ()
+
+
+def test_members_of_etcd_learn_of_an_authority_before_it_signs(
+    api_server: ApiServer, namespace: str
+) -> None:
+    request = Request(namespace, SECRET, NAMES, members="etcd")
+    assert len(works(run(api_server, request, OLD)[0])) == 3
+    path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets"
+    api_server.request("POST", path, statefulset(3))
+
+    def annotation() -> str | None:
+        template = api_server.request("GET", f"{path}/etcd")["spec"]["template"]
+        found: str | None = template["metadata"].get("annotations", {}).get(BUNDLE_ANNOTATION)
+        return found
+
+    def rolled_out(current: str, update: str) -> None:
+        revisions = {"currentRevision": current, "updateRevision": update, "replicas": 3}
+        body = {"status": revisions}
+        content_type = "application/merge-patch+json"
+        api_server.request("PATCH", f"{path}/etcd/status", body, content_type=content_type)
+
+    rolled_out("one", "one")
+    run(api_server, request, OLD + HOUR)
+    assert annotation() is None  # nothing is due: no restart
+    lines = run(api_server, request, NOW)[0]
+    assert works(lines) == [Work.ANNOUNCE_AUTHORITY, Work.SIGN]
+    assert "restarted" in lines[-1]
+    assert annotation()
+    rolled_out("one", "two")
+    late = NOW + 2 * LEARNING_TIME
+    assert works(run(api_server, request, late)[0]) == []
+    rolled_out("two", "two")
+    # Somebody took the annotation away: who knows what the members were started with.
+    api_server.patch(f"{path}/etcd", {"spec": {"template": {"metadata": {"annotations": None}}}})
+    lines = run(api_server, request, late)[0]
+    assert works(lines) == []
+    assert "restarted" in lines[-1]
+    assert works(run(api_server, request, late)[0]) == [Work.PROMOTE_AUTHORITY, Work.SIGN]
+    assert "nothing is due" in run(api_server, request, late)[0][0]
+
+
+def statefulset(replicas: int) -> Json:
+    labels = {"app": "etcd"}
+    containers = [{"name": "etcd", "image": "etcd"}]
+    return {
+        "metadata": {"name": "etcd"},
+        "spec": {
+            "serviceName": "etcd",
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}},
+        },
+    }
+
+
+@dataclass
+class Mounted:
+    """A Secret's data as the kubelet mounts it: all files change at once."""
+
+    folder: Path
+    versions: int = 0
+
+    def put(self, data: Data) -> None:
+        self.versions += 1
+        version = self.folder / f"..{self.versions}"
+        version.mkdir(parents=True)
+        for name in (BUNDLE, CERT, KEY):
+            (version / name).write_bytes(data[name])
+            link = self.folder / name
+            if not link.is_symlink():
+                link.symlink_to(Path("..data") / name)
+        fresh = self.folder / "..new"
+        fresh.symlink_to(version.name)
+        fresh.replace(self.folder / "..data")
+
+    @property
+    def certificates(self) -> Certificates:
+        pair = KeyPair(self.folder / CERT, self.folder / KEY)
+        return Certificates(self.folder / BUNDLE, pair, pair)
+
+    @property
+    def tls(self) -> Tls:
+        return Tls(self.folder / BUNDLE)
+
+
+@dataclass
+class Rotation:
+    """The data before an authority is followed, once the next is known, and once it signs."""
+
+    before: Data
+    announced: Data
+    promoted: Data
+
+
+@pytest.fixture(scope="module")
+def rotation() -> Rotation:
+    """What the command does, with the dates of a rotation that ends now."""
+
+    def after(data: Data, now: datetime, *works: Work) -> Data:
+        due = [Change(work, "") for work in works]
+        return applied(data, due, Wanted(frozenset({"localhost", "127.0.0.1"})), now)
+
+    before = after(after({}, OLD, Work.MAKE_AUTHORITY), NOW, Work.SIGN)
+    announced = after(before, NOW - LEARNING_TIME, Work.ANNOUNCE_AUTHORITY)
+    promoted = after(announced, NOW, Work.PROMOTE_AUTHORITY, Work.SIGN)
+    return Rotation(before, announced, promoted)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_running_etcd_and_its_clients_go_through_a_rotation(
+    version: str, rotation: Rotation, tmp_path: Path, start_etcd: Callable[..., EtcdServer]
+) -> None:
+    servers, early, late = (Mounted(tmp_path / name) for name in ("etcd", "early", "late"))
+    for mounted in (servers, early, late):
+        mounted.put(rotation.before)
+    server = start_etcd(version, certificates=servers.certificates)
+
+    async def connects(mounted: Mounted) -> bool:
+        async with Client([server.url], tls=mounted.tls, request_timeout_seconds=2) as client:
+            try:
+                await client.put(Put("/k", b""))
+            except Unavailable:
+                return False
+            return True
+
+    async def main() -> None:
+        async with Client([server.url], tls=late.tls) as lasting:
+            await lasting.put(Put("/k", b""))
+            for mounted in (servers, early):
+                mounted.put(rotation.announced)
+            assert await connects(early)
+            assert await connects(late)  # it has not learnt of the next one yet
+            servers.put(rotation.promoted)
+            assert await connects(early)
+            assert not await connects(late)  # so etcd shows the new certificate, unrestarted
+            await lasting.put(Put("/k", b""))  # what is connected stays so
+            late.put(rotation.promoted)
+            assert await connects(late)
+            await asyncio.to_thread(server.restart)
+            await lasting.put(Put("/k", b""))  # its files were read again
+
+    asyncio.run(main())
+
+
+class Member(EtcdServer):
+    """A member of a cluster that speaks TLS with the others as well, as in the chart."""
+
+    @property
+    def peer_url(self) -> str:
+        return f"https://127.0.0.1:{self.ports.numbers[1]}"
+
+
+def member(folder: Path, name: str, mounted: Mounted) -> Member:
+    cert, key, bundle = (mounted.folder / name for name in (CERT, KEY, BUNDLE))
+    arguments = [
+        f"--peer-cert-file={cert}",
+        f"--peer-key-file={key}",
+        f"--peer-trusted-ca-file={bundle}",
+        "--peer-client-cert-auth",
+    ]
+    return Member(folder, NEWEST, name, mounted.certificates, False, arguments, Ports(2))
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_members_of_etcd_trust_a_new_authority_only_after_a_restart(
+    learnt: bool, rotation: Rotation, tmp_path: Path
+) -> None:
+    """Why the command restarts them when it announces an authority, and waits for that."""
+    mounted = Mounted(tmp_path / "mounted")
+    mounted.put(rotation.before)
+    with ExitStack() as stack:
+        members = [member(tmp_path / name, name, mounted) for name in ("n0", "n1", "n2")]
+        peers = ",".join(f"{one.name}={one.peer_url}" for one in members)
+        for one in members:
+            one.peers = peers
+            stack.callback(one.close)
+            one.launch()
+        for one in members:
+            one.wait_healthy()
+        mounted.put(rotation.announced)
+        if learnt:
+            for one in members:
+                one.restart()
+        mounted.put(rotation.promoted)
+        last = members[2]
+        last.kill()
+        last.launch()
+        if learnt:
+            last.wait_healthy()
+            asyncio.run(read_from(last, mounted))
+        else:
+            with pytest.raises(Unavailable):
+                asyncio.run(read_from(last, mounted))
+
+
+async def read_from(server: EtcdServer, mounted: Mounted) -> None:
+    async with Client([server.url], tls=mounted.tls, request_timeout_seconds=5) as client:
+        await client.range(Range("/k"))
