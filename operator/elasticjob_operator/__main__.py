@@ -14,6 +14,7 @@ from importlib import import_module
 from elasticjob_operator import logs, settings
 from elasticjob_operator.health import Health, answering
 from elasticjob_operator.kube import Kube, KubeError, NoSuchKind
+from elasticjob_operator.leader import LeaseLost, hold_lease
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.replica import Active
 from elasticjob_operator.settings import Settings, SettingsError
@@ -44,7 +45,7 @@ def main() -> int:
     except NoSuchKind as error:
         log.critical("the ElasticJob CRD must be installed (helm, or kubectl apply): %s", error)
         return 1
-    except (KubeError, OSError) as error:
+    except (KubeError, LeaseLost, OSError) as error:
         log.critical("cannot go on: %s", error)
         return 1
     except Exception:
@@ -66,8 +67,9 @@ async def _serve(found: Settings) -> None:
         Kube.connect() as kube,
     ):
         health.ready = True
-        metrics.leader.set(1)
-        await Active(found, kube, metrics, health).run()
+        async with hold_lease(kube, found.lease):
+            metrics.leader.set(1)
+            await Active(found, kube, metrics, health).run()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from elasticjob_operator.core import children
 from elasticjob_operator.core.access import Access, access_of, data_of, given_access
 from elasticjob_operator.core.budget import min_available
-from elasticjob_operator.core.names import budget_name, secret_name, service_name
+from elasticjob_operator.core.names import budget_name, secret_name
 from elasticjob_operator.etcd_access import access_for
 from elasticjob_operator.etcds import Etcd
-from elasticjob_operator.jobs import JobMemory
+from elasticjob_operator.jobs import RECHECK_SECONDS, JobMemory
 from elasticjob_operator.kube import (
     BUDGETS,
     SECRETS,
@@ -28,8 +28,8 @@ from elasticjob_operator.kube import (
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.wakeups import Retry
 
-RECHECK_SECONDS = 600.0
-"""How long what was read is believed."""
+PREDECESSOR_SECONDS = 60.0
+"""For so long the children of a deleted job of the same name are waited for without a word."""
 
 
 class NameTaken(Exception):
@@ -63,8 +63,8 @@ class Dependents:
         old = self._clock() - memory.checked_at > RECHECK_SECONDS
         stale = access is not None and etcd.own and access.ca != etcd.ca
         if old or renew or stale or (needed and access is None):
-            await self._find_or_create(job, SERVICES, service_name(job), children.service(job))
-            memory.access = await self._ensure_access(job, etcd)
+            await self._find_or_create(job, memory, SERVICES, children.service(job))
+            memory.access = await self._ensure_access(job, memory, etcd)
             memory.checked_at = self._clock()
 
     async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
@@ -79,9 +79,9 @@ class Dependents:
         wanted = children.budget(job, least)
         found = await self._get(BUDGETS, namespace, name)
         if found is None:
-            found = await self._find_or_create(job, BUDGETS, name, wanted)
-        elif not children.is_owned(job, found):
-            raise NameTaken(BUDGETS, name)
+            found = await self._find_or_create(job, memory, BUDGETS, wanted)
+        else:
+            self._check_owner(job, memory, BUDGETS, found)
         changed = {
             key: value for key, value in wanted["spec"].items() if found["spec"].get(key) != value
         }
@@ -103,11 +103,11 @@ class Dependents:
     def _is_old(self, memory: JobMemory) -> bool:
         return self._clock() - memory.budget_checked_at > RECHECK_SECONDS
 
-    async def _ensure_access(self, job: ElasticJob, etcd: Etcd) -> Access:
+    async def _ensure_access(self, job: ElasticJob, memory: JobMemory, etcd: Etcd) -> Access:
         namespace, name = job.metadata.namespace, secret_name(job)
         raw = await self._get(SECRETS, namespace, name)
-        if raw is not None and not children.is_owned(job, raw):
-            raise NameTaken(SECRETS, name)
+        if raw is not None:
+            self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
         access = await access_for(etcd.users, namespace, job.metadata.uid, before, etcd.ca)
         if not etcd.own and (given := job.spec.rendezvous.secret_name):
@@ -122,17 +122,27 @@ class Dependents:
             await self._kube.patch(SECRETS, namespace, name, patch)
         return access
 
-    async def _find_or_create(self, job: ElasticJob, kind: Kind, name: str, wanted: Json) -> Json:
+    async def _find_or_create(
+        self, job: ElasticJob, memory: JobMemory, kind: Kind, wanted: Json
+    ) -> Json:
         namespace = job.metadata.namespace
-        found = await self._get(kind, namespace, name)
+        found = await self._get(kind, namespace, wanted["metadata"]["name"])
         if found is None:
             try:
                 return await self._kube.create(kind, namespace, wanted)
             except AlreadyExists as error:
                 raise Retry(str(error)) from error
-        if not children.is_owned(job, found):
-            raise NameTaken(kind, name)
+        self._check_owner(job, memory, kind, found)
         return found
+
+    def _check_owner(self, job: ElasticJob, memory: JobMemory, kind: Kind, found: Json) -> None:
+        if children.is_owned(job, found):
+            return
+        name = found["metadata"]["name"]
+        waited = self._clock() - memory.seen_at
+        if children.is_of_predecessor(job, found) and waited < PREDECESSOR_SECONDS:
+            raise Retry(f"{kind.plural} {name} of the deleted job of this name is still there")
+        raise NameTaken(kind, name)
 
     async def _get(self, kind: Kind, namespace: str, name: str) -> Json | None:
         try:

@@ -17,6 +17,9 @@ from elasticjob_operator.core.observed import Obstacle, Refusal
 from elasticjob_operator.model import Phase
 from elasticjob_rendezvous.core.records import Bounds
 
+RECHECK_SECONDS = 600.0
+"""How long what was read of a job's Service, Secret and budget is believed."""
+
 
 class JobKey(NamedTuple):
     """What a job is called; two jobs after another may share it."""
@@ -38,6 +41,7 @@ class JobMemory:
         refusal: why pods cannot be created, and since when.
         foreign: indices of pods of the right name that are not this job's.
         access: what its Secret holds, once that was read or made.
+        seen_at: monotonic time when it was seen first.
         checked_at: monotonic time when Service and Secret were read last.
         min_available: of its budget as it was read or written last; None for no budget.
         budget_checked_at: monotonic time when that was.
@@ -55,6 +59,7 @@ class JobMemory:
     refusal: Refusal | None = None
     foreign: set[int] = field(default_factory=set)
     access: Access | None = None
+    seen_at: float = 0.0
     checked_at: float = 0.0
     min_available: int | None = None
     budget_checked_at: float = -math.inf
@@ -71,12 +76,14 @@ class JobMemory:
 
 
 class Jobs:
-    """All jobs that were seen. `first_check` is the time from which a new one's children age:
-    spread out, so that a restart does not have all of them read at once.
+    """All jobs that were seen. `clock` is monotonic.
+
+    `random` spreads out when the children of those that a start finds are read first.
     """
 
-    def __init__(self, first_check: Callable[[], float]) -> None:
-        self._first_check = first_check
+    def __init__(self, clock: Callable[[], float], random: Callable[[], float]) -> None:
+        self._clock = clock
+        self._random = random
         self._by_key: dict[JobKey, JobMemory] = {}
         self._by_uid: dict[str, JobMemory] = {}
         self.departed: set[tuple[str, str]] = set()
@@ -94,7 +101,9 @@ class Jobs:
         if found is not None and found.uid == uid:
             return found
         self.forget(key)
-        memory = JobMemory(key, uid, checked_at=self._first_check())
+        now = self._clock()
+        checked_at = now - self._random() * RECHECK_SECONDS
+        memory = JobMemory(key, uid, seen_at=now, checked_at=checked_at)
         self._by_key[key] = self._by_uid[uid] = memory
         return memory
 

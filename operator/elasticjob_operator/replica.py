@@ -18,7 +18,7 @@ import kopf
 from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.pod import PodSettings
 from elasticjob_operator.delivered import Delivered
-from elasticjob_operator.dependents import RECHECK_SECONDS, Dependents
+from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.events import Events
 from elasticjob_operator.handlers import Handlers, registry
@@ -49,7 +49,7 @@ class Active:
         self._kube = kube
         self._metrics = metrics
         self._health = health
-        self._jobs = Jobs(lambda: time.monotonic() - random.uniform(0, RECHECK_SECONDS))
+        self._jobs = Jobs(time.monotonic, random.random)
         self._wakeups = Wakeups(time.monotonic, failed=metrics.count_error)
         self._nodes = Nodes()
         self._delivered = Delivered()

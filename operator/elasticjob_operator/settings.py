@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from elasticjob_operator.core.leases import LeaseSettings
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -71,21 +72,12 @@ class EtcdSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseName:
-    """The Lease of the active replica, and who this one is."""
-
-    namespace: str
-    name: str
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the operator is told. `namespaces` empty means all."""
 
     sidecar: SidecarSettings
     etcd: EtcdSettings
-    lease: LeaseName
+    lease: LeaseSettings
     namespaces: tuple[str, ...] = ()
     metrics_port: int = 8080
     health_port: int = 8081
@@ -111,7 +103,7 @@ def _read(environ: Mapping[str, str]) -> Settings:
             memory=environ.get("ELASTICJOB_SIDECAR_MEMORY") or "128Mi",
         ),
         etcd=_etcd(environ),
-        lease=LeaseName(
+        lease=LeaseSettings(
             namespace=environ.get("ELASTICJOB_LEASE_NAMESPACE") or _own_namespace(),
             name=environ.get("ELASTICJOB_LEASE_NAME") or "elasticjob-operator",
             identity=environ.get("ELASTICJOB_POD_NAME") or socket.gethostname(),

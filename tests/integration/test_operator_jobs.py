@@ -205,17 +205,18 @@ def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None
     here.create_job(maxNodes=1)
     here.await_pods("job-0")
     here.server.request("DELETE", here.path("elasticjobs", "job"))
-    # Without a garbage collector the old children stay, and are strangers to the new job.
     second = here.create_job(maxNodes=1)
-    here.await_condition("NameConflict", "NameConflict")
+    # There is no garbage collector: what the first one left is waited for until we remove it.
     for plural, name in (("services", "job"), ("secrets", "job-elasticjob")):
         here.server.request("DELETE", here.path(plural, name))
     here.server.request("DELETE", here.path("poddisruptionbudgets", "job"))
     here.await_pods("job-0", "job-1")
     owner = here.get("pods", "job-1")["metadata"]["ownerReferences"][0]  # type: ignore[index]
     assert owner["uid"] == second["metadata"]["uid"]
+    here.await_condition("NameConflict", "NameConflict")
     here.remove_pod("job-0")
     here.await_condition("NameConflict", "Resolved")
+    assert not any("exists and is not this job's" in message for _, message in here.events())
 
 
 def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: ApiServer) -> None:

@@ -73,6 +73,17 @@ def is_owned(job: ElasticJob, object: Json) -> bool:
     )
 
 
+def is_of_predecessor(job: ElasticJob, object: Json) -> bool:
+    """Whether an object is a child of an earlier job of this name, and will go as that one did."""
+    owners = (object.get("metadata") or {}).get("ownerReferences") or ()
+    return any(
+        owner.get("controller") is True
+        and (owner.get("kind"), owner.get("name")) == (KIND, job.metadata.name)
+        and owner.get("uid") != job.metadata.uid
+        for owner in owners
+    )
+
+
 def _metadata(job: ElasticJob, name: str) -> Json:
     return {
         "name": name,
