@@ -163,6 +163,14 @@ class Namespace:
         found.sort(key=lambda raw: raw["eventTime"])
         return [(raw["reason"], raw["note"]) for raw in found]
 
+    def await_event(self, reason: str, message: str, name: str = "job") -> None:
+        """Events are posted after the status, in their own time."""
+        wanted = (reason, message)
+        try:
+            wait_until(lambda: wanted in self.events(name), f"event {wanted}", SECONDS)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; there are {self.events(name)}") from error
+
     def scale(self, nodes: int, name: str = "job") -> None:
         path = self.path("elasticjobs", name) + "/scale"
         self.server.patch(path, {"spec": {"replicas": nodes}})

@@ -93,9 +93,10 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
     here.scale(1)
     here.await_pods("job-0")
     here.await_status(wantedNodes=1, nodes=1)
-    told = dict(here.events())
-    assert "more than wanted; had not started" in told["PodsDeleted"]
-    assert "spec.nodes is 9, above maxNodes" in told["Resizing"]
+    here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted are 4")
+    here.await_event(
+        "PodsDeleted", "deleted job-1, job-2, job-3: more than wanted; had not started"
+    )
 
 
 def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -> None:
@@ -121,7 +122,7 @@ def test_a_quota_is_told_and_waited_for(here: Namespace) -> None:
     found = here.await_condition("PodsReady", "QuotaExceeded")
     assert "exceeded quota: few" in found["message"]
     assert here.pods() == ["job-0"]
-    assert ("QuotaExceeded", found["message"]) in here.events()
+    here.await_event("QuotaExceeded", found["message"])
     here.server.request("DELETE", here.path("resourcequotas", "few"))
     here.await_pods("job-0", "job-1", "job-2")
     here.await_condition("PodsReady", "PodsStarting")
@@ -158,7 +159,7 @@ def test_a_typo_in_the_template_is_named(here: Namespace) -> None:
     found = here.await_condition("TemplateInvalid", "TemplateInvalid")
     assert 'unknown field "spec.containers[0].imagee"' in found["message"]
     assert here.pods() == []
-    assert ("TemplateInvalid", found["message"]) in here.events()
+    here.await_event("TemplateInvalid", found["message"])
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     here.await_status(phase="Suspended")
     here.patch_job({"spec": {"runPolicy": {"suspend": False}, "template": container()}})

@@ -1,0 +1,258 @@
+"""What the operator makes of the rendezvous, and what it does to it; the test plays the agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from elasticjob_rendezvous.core.codec import Record, encode
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Failure,
+    FailureClass,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+    Seat,
+)
+from tests.integration.apiserver import ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+_TAKEOVER_SECONDS = 30.0
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path / "etcd")
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def operator(
+    tmp_path: Path, api_server: ApiServer, etcd: EtcdServer, namespace: str
+) -> Iterator[Operator]:
+    options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
+    replica = Operator(tmp_path, api_server, etcd, options=options)
+    try:
+        yield replica.start()
+    finally:
+        replica.close()
+
+
+@dataclass
+class Agents:
+    """The agents of a job, who write what they would in a round."""
+
+    etcd: EtcdServer
+    here: Namespace
+    job: str = "job"
+    incarnation: int = 1
+    charged: tuple[int, ...] = ()
+    members: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> Keys:
+        uid = self.here.job(self.job)["metadata"]["uid"]
+        return Keys(job_prefix(self.here.name, uid, self.incarnation))
+
+    def put(self, key: str, record: Record) -> None:
+        self.etcd.ctl("put", key, encode(record).decode())
+
+    def join(self, *pods: str) -> None:
+        """The agents of these pods wait for a round."""
+        for name in pods:
+            raw = self.here.get("pods", name)
+            assert raw is not None
+            self.members[name] = raw["metadata"]["uid"]
+            self._say(name, MemberState.WAITING, 0)
+
+    def seal(self, number: int, cause: Cause) -> None:
+        """All of them are in a final round, and run its workers."""
+        names = sorted(self.members)
+        seats = tuple(
+            Seat(self.members[name], name, "10.0.0.1", 1, "default", rank, rank, rank, len(names))
+            for rank, name in enumerate(names)
+        )
+        self.put(self.keys.roster(number), Roster(number, len(seats), "10.0.0.1", 29500, seats))
+        self._round(number, RoundState.FINAL, cause)
+        history = History(number, cause, len(seats), 1, detect_ms=5, stop_ms=120, join_ms=80)
+        self.put(self.keys.history(number), history)
+        for name in names:
+            self._say(name, MemberState.RUNNING, number)
+
+    def close(self, number: int, outcome: Outcome) -> None:
+        self._round(number, RoundState.CLOSED, Cause(CauseKind.START), outcome)
+
+    def _round(
+        self, number: int, state: RoundState, cause: Cause, outcome: Outcome | None = None
+    ) -> None:
+        count = len(self.members)
+        now_ms = time.time_ns() // 1_000_000
+        record = Round(
+            number, state, cause, nodes=count, world_size=count, master_name="job-0",
+            charged=self.charged, outcome=outcome, since_ms=now_ms,
+        )  # fmt: skip
+        self.put(self.keys.round, record)
+
+    def _say(self, name: str, state: MemberState, number: int) -> None:
+        uid = self.members[name]
+        member = Member(uid, "s1", name, "10.0.0.1", 1, state=state, round=number)
+        self.put(self.keys.session(uid, "s1"), member)
+
+
+@pytest.fixture
+def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
+    return Namespace(api_server, namespace)
+
+
+def running(here: Namespace, etcd: EtcdServer, count: int) -> Agents:
+    """A job of this size that trains in its first round."""
+    names = [f"job-{index}" for index in range(count)]
+    here.create_job(minNodes=1, maxNodes=count)
+    here.await_pods(*names)
+    for name in names:
+        here.run_pod(name)
+    agents = Agents(etcd, here)
+    wait_until(lambda: bool(etcd.ctl("get", agents.keys.bounds)), "bounds", SECONDS)
+    agents.join(*names)
+    agents.seal(1, Cause(CauseKind.START))
+    here.await_status(phase="Running")
+
+    def all_run() -> bool:
+        return all(member["state"] == "running" for member in here.status()["members"])
+
+    wait_until(all_run, "running members", SECONDS)
+    return agents
+
+
+def test_the_status_mirrors_the_rendezvous(
+    here: Namespace, etcd: EtcdServer, operator: Operator
+) -> None:
+    agents = running(here, etcd, 2)
+
+    def seen() -> dict[str, object]:
+        found = here.status()["rendezvous"]
+        return {key: found.get(key) for key in ("state", "round", "nodes", "worldSize", "master")}
+
+    whole = {"state": "final", "round": 1, "nodes": 2, "worldSize": 2, "master": "job-0"}
+    wait_until(lambda: seen() == whole, f"{whole}, is {seen()}", SECONDS)
+    status = here.status()
+    assert [(one["pod"], one["rank"]) for one in status["members"]] == [("job-0", 0), ("job-1", 1)]
+    assert status["rounds"][0]["detectMs"] == 5
+    agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+    wait_until(lambda: len(here.status()["rounds"]) == 2, "the second round", SECONDS)
+    told = "round 2 is final with 2 nodes: job-1 left (drained); detect 5 ms, stop 120 ms"
+    wait_until(lambda: any(told in text for _, text in here.events()), told, SECONDS)
+    assert operator.metric("elasticjob_rounds_total", cause="start") == 1
+    lag = operator.metric("elasticjob_status_lag_seconds_sum")
+    count = operator.metric("elasticjob_status_lag_seconds_count")
+    assert count > 0
+    assert lag / count < 1.0
+
+
+def test_the_member_of_a_pod_that_is_gone_is_taken_out_at_once(
+    here: Namespace, etcd: EtcdServer
+) -> None:
+    agents = running(here, etcd, 2)
+    key = agents.keys.sessions(agents.members["job-1"])
+    assert etcd.ctl("get", "--prefix", key)
+    here.remove_pod("job-1")
+    wait_until(lambda: not etcd.ctl("get", "--prefix", key), "no member any more", SECONDS)
+    here.await_event("MembersRemoved", "1 member left the rendezvous: no pod any more")
+    # Its index was free only after it had gone.
+    wait_until(lambda: len(here.pods()) == 2, "a replacement", SECONDS)
+
+
+def test_a_pod_that_is_to_go_is_marked_first(here: Namespace, etcd: EtcdServer) -> None:
+    agents = running(here, etcd, 2)
+    here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": ["test/keep"]}})
+    here.scale(1)
+    wait_until(
+        lambda: "SurplusHighestRank" in etcd.ctl("get", agents.keys.bounds), "a mark", SECONDS
+    )
+    here.await_event("PodsDeleted", "deleted job-1: more than wanted; had the highest rank")
+    here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": None}})
+    here.await_pods("job-0")
+    here.await_status(nodes=1)
+
+
+def test_the_culprit_of_a_failure_is_in_the_status_and_the_events(
+    here: Namespace, etcd: EtcdServer
+) -> None:
+    agents = running(here, etcd, 2)
+    failure = Failure(
+        1, agents.members["job-1"], "job-1", 1, 0, FailureClass.USER_ERROR, 1, exit_code=1,
+        message="ValueError: no", traceback="Traceback …\n  line\nValueError: no", node="node-b",
+    )  # fmt: skip
+    agents.put(agents.keys.failure(1, agents.members["job-1"]), failure)
+    agents.charged = (1,)
+    agents.close(2, Outcome(OutcomeKind.FAILED, "spent"))
+    here.await_status(phase="Failed", restarts=1)
+    found = here.status()["firstFailure"]
+    assert (found["pod"], found["rank"], found["exitCode"]) == ("job-1", 1, 1)
+    assert "ValueError" in found["traceback"]
+    here.await_event("Failed", "WorkersFailed: spent")
+    told = dict(here.events())
+    assert told["WorkerFailed"].startswith("rank 1 (job-1 on node-b) failed in round 1 with exit")
+    assert here.condition("Finished")["status"] == "True"
+
+
+def test_success_finishes_the_job_and_frees_its_pods(here: Namespace, etcd: EtcdServer) -> None:
+    agents = running(here, etcd, 2)
+    agents.close(1, Outcome(OutcomeKind.SUCCEEDED))
+    here.await_status(phase="Succeeded")
+    wait_until(lambda: here.get("poddisruptionbudgets", "job") is None, "no budget", SECONDS)
+
+
+def test_etcd_that_goes_away_and_comes_back(
+    here: Namespace, etcd: EtcdServer, operator: Operator
+) -> None:
+    running(here, etcd, 2)
+    before = here.status()
+    etcd.kill()
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
+    assert here.status()["phase"] == "Running"
+    assert here.status()["members"] == before["members"]
+    assert here.pods() == ["job-0", "job-1"]
+    etcd.start()
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "final", "final", SECONDS)
+    assert operator.page("/healthz")[0] == 200
+
+
+def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: EtcdServer) -> None:
+    agents = running(here, etcd, 1)
+    etcd.kill()
+    etcd.wipe()
+    etcd.start()
+    wait_until(lambda: bool(etcd.ctl("get", agents.keys.bounds)), "bounds", SECONDS)
+    assert here.pods() == ["job-0"]
+
+
+def test_an_operator_that_was_killed_catches_up(
+    here: Namespace, etcd: EtcdServer, operator: Operator
+) -> None:
+    agents = running(here, etcd, 2)
+    operator.kill()
+    agents.seal(2, Cause(CauseKind.FAILURE, ("job-1",)))
+    operator.start()
+
+    def caught_up() -> bool:
+        return bool(here.status()["rendezvous"]["round"] == 2)
+
+    wait_until(caught_up, "round 2", _TAKEOVER_SECONDS)
+    assert here.pods() == ["job-0", "job-1"]
