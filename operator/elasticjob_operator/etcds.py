@@ -43,11 +43,13 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Etcd:
-    """One etcd. `users` is set where each job gets a user of its own there."""
+    """One etcd. `users` is set where each job gets a user of its own there, and with it root's
+    password."""
 
     client: Client
     mirror: Mirror
     users: Users | None = None
+    root_password: str = ""
     ca_file: Path | str | None = None
     own: bool = True
     lost_at: float | None = None
@@ -60,6 +62,11 @@ class Etcd:
         if self.lost_at is None:
             self.lost_at = now
         return now - self.lost_at < SETTLING_SECONDS
+
+    async def guard(self) -> None:
+        """Let nobody in without a user from now on, where jobs have users. Raises `EtcdError`."""
+        if self.users is not None:
+            await self.users.enable_auth(self.root_password)
 
     @property
     def ca(self) -> bytes | None:
@@ -145,7 +152,8 @@ class Etcds:
         )
         users = Users(client) if settings.manage_users else None
         ca_file = settings.tls.ca_file if settings.tls else None
-        return self._start(Etcd(client, Mirror(client), users, ca_file))
+        etcd = Etcd(client, Mirror(client), users, settings.password or "", ca_file)
+        return self._start(etcd)
 
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
         """A client with what a user's Secret holds; the files live as long as the process."""
@@ -164,7 +172,7 @@ class Etcds:
             password=password.decode() if password else None,
             request_timeout_seconds=REQUEST_SECONDS,
         )
-        return Etcd(client, Mirror(client), None, files["ca.crt"], own=False)
+        return Etcd(client, Mirror(client), ca_file=files["ca.crt"], own=False)
 
     def _start(self, etcd: Etcd) -> Etcd:
         self._stack.push_async_callback(etcd.client.aclose)

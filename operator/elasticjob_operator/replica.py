@@ -33,6 +33,7 @@ from elasticjob_operator.reconcile import Parts, Reconciler
 from elasticjob_operator.settings import Settings
 from elasticjob_operator.sweep import Sweep, served
 from elasticjob_operator.wakeups import Wakeups
+from elasticjob_rendezvous.etcd.errors import EtcdError
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,18 @@ class Active:
         async with asyncio.TaskGroup() as tasks:
             etcds = Etcds(self._settings.etcd, self._kube, tasks, self._etcd_changed)
             async with aclosing(etcds):
-                if not await etcds.own.mirror.reached(0, FIRST_READ_SECONDS):
+                if await etcds.own.mirror.reached(0, FIRST_READ_SECONDS):
+                    await self._guard(etcds)
+                else:
                     log.warning("etcd cannot be read; jobs train on, none can be changed")
                 await self._serve(etcds, namespaces, tasks)
+
+    async def _guard(self, etcds: Etcds) -> None:
+        """No job needs etcd to be closed to strangers; but none is given a user before it is."""
+        try:
+            await etcds.own.guard()
+        except EtcdError as error:
+            log.error("etcd lets in whoever comes, and no job can start: %s", error)
 
     async def _serve(
         self, etcds: Etcds, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup

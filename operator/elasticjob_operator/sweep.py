@@ -96,6 +96,7 @@ class Sweep:
         await self._clear_gone(kept, listed, pods)
         for etcd in self._etcds.all():
             await self._check_mirror(etcd)
+        await self._etcds.own.guard()
 
     def _wake(
         self, listed: list[Json], pods: list[Json], changed: set[str], changed_pods: set[str]
