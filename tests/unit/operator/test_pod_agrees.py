@@ -1,0 +1,79 @@
+"""What a pod tells its processes is what these read: neither side imports the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from elasticjob_agent.launcher.settings import OWN_VARIABLES, read_settings
+from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings, from_environment
+from elasticjob_operator.core import names, pod
+from elasticjob_operator.core.access import Access, data_of
+from elasticjob_operator.core.pod import PodSettings
+from elasticjob_rendezvous.etcd.endpoints import Tls
+from tests.unit.operator.builders import job
+
+ACCESS = Access(b"k" * 32, b"ca", "job-uid", "secret", b"cert", b"key")
+SETTINGS = PodSettings("sidecar:1", endpoints=("https://etcd:2379",), server_name="etcd-name")
+FIELDS = {"metadata.uid": "pod-uid", "status.podIP": "10.1.2.3", "spec.nodeName": "node-a"}
+
+
+def container(name: str, **fields: Any) -> dict[str, Any]:
+    made = pod.pod(job(recovery={"stopGraceSeconds": 7}, **fields), 3, 2, SETTINGS, ACCESS)["spec"]
+    [found] = [one for one in made["containers"] + made["initContainers"] if one["name"] == name]
+    return dict(found)
+
+
+def told(container: dict[str, Any]) -> dict[str, str]:
+    """Its environment, as the kubelet would make it."""
+    return {
+        one["name"]: one["value"]
+        if "value" in one
+        else FIELDS[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        for one in container["env"]
+    }
+
+
+def test_the_agent_reads_all_that_it_is_told(tmp_path: Path) -> None:
+    for name in data_of(ACCESS):
+        (tmp_path / name).write_bytes(b"k" * 32 if name == "job-key" else name.encode())
+    variables = {
+        name: value.replace(names.ACCESS_PATH, str(tmp_path))
+        for name, value in told(container("elasticjob-agent", nprocPerNode=2)).items()
+    }
+    found = from_environment({**variables, "ELASTICJOB_TERMINATION_LOG": "/end"})
+    ca, cert, key = (str(tmp_path / name) for name in ("ca.crt", "tls.crt", "tls.key"))
+    assert found == AgentSettings(
+        prefix="/elasticjob/default/job-uid/2/",
+        run_id="job-uid",
+        member="pod-uid",
+        name="job-3",
+        address="10.1.2.3",
+        bind_address="10.1.2.3",
+        node="node-a",
+        slots=2,
+        etcd=EtcdAccess(
+            ("https://etcd:2379",), Tls(ca, cert, key, "etcd-name"), "user", "password"
+        ),
+        job_key=b"k" * 32,
+        socket=names.SOCKET_PATH,
+        control=Path(names.CONTROL_SOCKET_PATH),
+        logs=LogSettings(
+            Path(names.LOGS_PATH) / "job-uid", found.logs.max_bytes, keep_rounds=10, shared=True
+        ),
+        stop_grace_seconds=7.0,
+        health_port=17946,
+        termination_log=Path("/end"),
+    )
+    assert str(found.logs.max_bytes) == variables["ELASTICJOB_MAX_LOG_BYTES"]
+
+
+def test_the_launcher_reads_all_that_it_is_told() -> None:
+    trainer = container("trainer")
+    variables = told(trainer)
+    assert set(variables) <= set(OWN_VARIABLES), "no worker inherits them"
+    separator = trainer["command"].index("--")
+    found = read_settings(trainer["command"][separator:], variables)
+    assert found.argv == ("python3", "train.py")
+    assert (found.socket_path, found.stop_grace_seconds) == (names.SOCKET_PATH, 7.0)
+    assert (found.probe_port, found.probe_address) == (0, "")
