@@ -82,6 +82,9 @@ from elasticjob_rendezvous.core.watching import Watches
 FIRST_BACKOFF_SECONDS = 0.1
 LAST_BACKOFF_SECONDS = 2.0
 ATTEND_SECONDS = 1.0
+WATCH_LEADER_SECONDS = 0.2
+"""About how long after the round's end, or a change of coordinator, its key is watched: each
+member begins at its own time, for many at once would keep the last ones from their round."""
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
@@ -126,6 +129,7 @@ class Engine:
         self._doubt = True
         self._looked_at = 0.0
         self._leader_found_at = 0.0
+        self._sealed_at = 0.0
         self._retry_at = 0.0
         self._backoff = FIRST_BACKOFF_SECONDS
         # this member's life
@@ -330,10 +334,22 @@ class Engine:
         A thousand members must not do that in the very moment in which it forms a
         round: they wait for the round, or for a while.
         """
-        at = self.view.round
-        if at is not None and at.record.state is RoundState.FINAL:
+        if self._is_final():
             return True
         return self._alarm.passed(self._leader_found_at + ATTEND_SECONDS, self._clock.now)
+
+    def _may_watch_leader(self) -> bool:
+        """Whether it is time to watch the coordinator's key: what happens before is not missed."""
+        if not self._may_attend():
+            return False
+        if not self._is_final():
+            return True
+        delay_seconds = WATCH_LEADER_SECONDS * (0.5 + self.config.jitter)
+        since = max(self._leader_found_at, self._sealed_at)
+        return self._alarm.passed(since + delay_seconds, self._clock.now)
+
+    def _is_final(self) -> bool:
+        return self.view.round is not None and self.view.round.record.state is RoundState.FINAL
 
     def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
         """Whether an answer comes from another past than ours: etcd was set up anew."""
@@ -377,6 +393,8 @@ class Engine:
         self._known = max(self._known, current.number)
         roster = self.view.rosters.get(current.number)
         if current.state is RoundState.FINAL and roster is not None:
+            if self._last is None or self._last[0].number != current.number:
+                self._sealed_at = self._clock.now
             self._last = self.coordinator.last = (current, roster)
 
     # -- acting ---------------------------------------------------------------------
@@ -455,7 +473,7 @@ class Engine:
             self._effects += opened
         if leads or not self.leadership.key:
             self._effects += self.watches.keep_leader("", 0, now, self._alarm)
-        elif not self._doubt and self._may_attend():
+        elif not self._doubt and self._may_watch_leader():
             key, seen_at = self.leadership.key, self.leadership.seen_at
             self._effects += self.watches.keep_leader(key, seen_at, now, self._alarm)
 
