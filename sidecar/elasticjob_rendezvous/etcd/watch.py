@@ -90,9 +90,11 @@ class _Stream:
         self._timeout_seconds = timeout_seconds
         self._idle_seconds = idle_seconds
         self._call: Any = link.watch.Watch(metadata=metadata)
-        self._reading: asyncio.Task[Any] | None = None
         self._early: list[Any] = []
         self._revision = 0
+        self._reading_since: float | None = None
+        self._gave_up = False
+        self._attention: asyncio.Task[None] | None = None
 
     async def open(
         self, targets: Sequence[Range], start_revision: int, deletions_only: bool
@@ -103,15 +105,15 @@ class _Stream:
         self._revision = start_revision - 1
         created = 0
         while created < len(targets):
-            reply = await self._read(self._timeout_seconds)
-            if reply is None:
-                raise TimeoutError
+            async with asyncio.timeout(self._timeout_seconds):
+                reply = await self._read()
             if reply.created:
                 created += 1
                 self._revision = self._revision if start_revision else reply.header.revision
                 self._check_not_behind(reply)
             else:  # a watch already delivers while the next is still being created
                 self._early.append(reply)
+        self._attention = asyncio.create_task(self._end_when_silent())
         return WatchBatch(self._revision, ())
 
     def _check_not_behind(self, reply: Any) -> None:
@@ -126,47 +128,59 @@ class _Stream:
     async def batch(self) -> WatchBatch:
         """Wait for the next events."""
         while True:
-            reply = self._early.pop(0) if self._early else await self._patient_read()
+            reply = self._early.pop(0) if self._early else await self._read()
             if reply.events:
                 events = wire.watch_events(reply.events)
                 self._revision = max(self._revision, events[-1].mod_revision)
                 return WatchBatch(events[-1].mod_revision, events)
             self._check_not_behind(reply)  # progress
 
-    async def _patient_read(self) -> Any:
-        """Read; after a silence ask the server whether it is still there."""
-        reply = await self._read(self._idle_seconds)
-        if reply is None:
-            await self._write(wire.progress_request())
-            reply = await self._read(self._timeout_seconds)
-        if reply is None:
-            silent_seconds = self._idle_seconds + self._timeout_seconds
-            detail = f"silent for {silent_seconds:g} s, and no answer to a progress request"
-            raise Unavailable(_OPERATION, self._url, detail)
-        return reply
-
     async def _write(self, request: Any) -> None:
         async with asyncio.timeout(self._timeout_seconds):
             await self._call.write(request)
 
-    async def _read(self, timeout_seconds: float) -> Any:
-        """Return the next reply, None after the timeout.
-
-        The read is a task of its own because cancelling a read ends the whole
-        stream; it outlives the timeout, and `close` sees to its end.
-        """
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._call.read())
-        await asyncio.wait((self._reading,), timeout=timeout_seconds)
-        if not self._reading.done():
-            return None
-        task, self._reading = self._reading, None
-        reply = task.result()
+    async def _read(self) -> Any:
+        """Return the next reply. To cancel a read is to end the whole stream."""
+        self._reading_since = asyncio.get_running_loop().time()
+        try:
+            reply = await self._call.read()
+        except asyncio.CancelledError as error:
+            if not self._gave_up:
+                raise
+            read_failure(error)  # raises it if it is meant for our caller
+            silent_seconds = self._idle_seconds + self._timeout_seconds
+            detail = f"silent for {silent_seconds:g} s, and no answer to a progress request"
+            raise Unavailable(_OPERATION, self._url, detail) from None
+        finally:
+            self._reading_since = None
         if reply is grpc.aio.EOF:
             raise Unavailable(_OPERATION, self._url, "the server ended the stream")
         if reply.canceled:
             self._raise_cancellation(reply)
         return reply
+
+    async def _end_when_silent(self) -> None:
+        """After a silence ask the server whether it is still there; end the stream if not.
+
+        One task looks after all reads: a time limit of its own would cost each of them more
+        than the read itself, and a coordinator reads hundreds at a time.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            since = self._reading_since or loop.time()
+            await asyncio.sleep(since + self._idle_seconds - loop.time())
+            if self._reading_since != since:
+                continue
+            try:
+                await self._write(wire.progress_request())
+            except BROKEN as error:
+                read_failure(error)  # the read will say what is wrong; a cancellation goes on
+                return
+            await asyncio.sleep(self._timeout_seconds)
+            if self._reading_since == since:
+                self._gave_up = True
+                self._call.cancel()
+                return
 
     def _raise_cancellation(self, reply: Any) -> None:
         reason = reply.cancel_reason or "cancelled by the server"
@@ -181,11 +195,9 @@ class _Stream:
 
     async def close(self) -> None:
         self._call.cancel()
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait((self._reading,), timeout=self._timeout_seconds)
-            if self._reading.done() and not self._reading.cancelled():
-                self._reading.exception()  # seen: the watch has its own reason to end
+        if self._attention is not None:
+            self._attention.cancel()
+            await asyncio.wait((self._attention,))
 
 
 _CURABLE: dict[str, type[EtcdError]] = {
