@@ -2,7 +2,7 @@
 
 JSON objects with camelCase names; fields that hold their default are left out,
 and unknown fields are ignored, so that an older and a newer release can share a
-job. A record whose class says `ROW = True` is an array of its fields in their order:
+job. A record that is a named tuple is an array of its fields in their order:
 shorter, and much quicker to read where there are many. Owns the format, not the records.
 """
 
@@ -85,18 +85,23 @@ def _names(kind: Any) -> tuple[tuple[str, str, object], ...]:
 
 
 def _plain(value: Any) -> Any:
+    kind: Any = type(value)
     if hasattr(value, "__dataclass_fields__"):
-        kind: Any = type(value)
-        if getattr(kind, "ROW", False):
-            return [getattr(value, attribute) for attribute, _, _ in _names(kind)]
         return {
             name: _plain(item)
             for attribute, name, default in _names(kind)
             if (item := getattr(value, attribute)) is not default and item != default
         }
+    if _is_row(kind):
+        return value
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
+
+
+def _is_row(kind: Any) -> bool:
+    """Whether it is a named tuple, whose fields are of plain types."""
+    return hasattr(kind, "_fields")
 
 
 @cache
@@ -104,14 +109,15 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     """A function that turns parsed JSON into `kind`, built once a type."""
     origin = get_origin(kind)
     if origin is tuple:
-        element: Callable[[Any], Any] = _reader(get_args(kind)[0])
-        return lambda items: tuple(element(item) for item in _as(list, items))
+        return _tuple_reader(get_args(kind)[0])
     if origin in (typing.Union, types.UnionType):
         given: Any = next(arg for arg in get_args(kind) if arg is not type(None))
         inner: Callable[[Any], Any] = _reader(given)
         return lambda item: None if item is None else inner(item)
     if hasattr(kind, "__dataclass_fields__"):
-        return _row_reader(kind) if getattr(kind, "ROW", False) else _dataclass_reader(kind)
+        return _dataclass_reader(kind)
+    if _is_row(kind):
+        return _row_reader(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind
     if kind is float:
@@ -121,17 +127,30 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     return lambda item: _as(kind, item)
 
 
-def _row_reader(kind: type) -> Callable[[Any], Any]:
+def _tuple_reader(kind: Any) -> Callable[[Any], Any]:
+    element = _reader(kind)
+    plain = {kind} if kind in (str, int) else set()
+
+    def read(items: Any) -> Any:
+        items = _as(list, items)
+        if plain.issuperset(map(type, items)):  # a round may name a thousand members
+            return tuple(items)
+        return tuple(element(item) for item in items)
+
+    return read
+
+
+def _row_reader(kind: Any) -> Callable[[Any], Any]:
     """Fields of plain types, in order; more than we know are left alone, fewer are defaults."""
     hints = get_type_hints(kind)
-    types_ = [hints[attribute] for attribute, _, _ in _names(kind)]
-    most = len(types_)
+    expected = tuple(hints[attribute] for attribute in kind._fields)
+    most = len(expected)
 
     def read(row: Any) -> Any:
         row = _as(list, row)[:most]
-        for value, expected in zip(row, types_, strict=False):
-            if type(value) is not expected:
-                raise TypeError(f"{value!r:.40} is not a {expected.__name__}")
+        given = tuple(map(type, row))
+        if given != expected[: len(given)]:
+            raise TypeError(f"{row!r:.80} is not a row of {kind.__name__}")
         return kind(*row)
 
     return read

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import NamedTuple
 
 from elasticjob_rendezvous.core.codec import prepare
 
@@ -218,15 +218,14 @@ class Round:
     since_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """One member's place in a roster. Ranks count workers; `group_rank` counts members.
 
     `session` and the ports are of the moment when the round was sealed: whoever
     coordinates later can ask after a member that is gone from etcd.
-    """
 
-    ROW: ClassVar[bool] = True
+    A tuple, because every member reads the seats of all in every round.
+    """
 
     id: str
     name: str
