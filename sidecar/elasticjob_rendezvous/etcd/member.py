@@ -51,6 +51,7 @@ class RendezvousMember:
         self._engine: Engine | None = None
         self._driver: Driver | None = None
         self._changed = asyncio.Event()
+        self._news: tuple[bool, Directive] | None = None
         self._run: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
 
@@ -166,4 +167,9 @@ class RendezvousMember:
         return self._engine.view
 
     def _stepped(self) -> None:
-        self._changed.set()
+        """Wake those who wait, but only if there is something new for them."""
+        assert self._engine is not None
+        news = (self._engine.watches.ready, self._engine.directive)
+        if news != self._news:
+            self._news = news
+            self._changed.set()
