@@ -288,8 +288,11 @@ def _number(view: View) -> int:
 
 def gone_keys(peers: Peers, members: Mapping[str, Versioned[Member]]) -> list[Versioned[Member]]:
     """The keys of sessions that are proven gone, or whose agent will not come back."""
+    over = peers.gone | peers.forsaken
+    if not over:
+        return []
     return [
         versioned
         for versioned in members.values()
-        if (versioned.record.id, versioned.record.session) in peers.gone | peers.forsaken
+        if (versioned.record.id, versioned.record.session) in over
     ]

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from elasticjob_rendezvous.core.records import Bounds, Member, Roster, Seat
 
+_DIGITS = re.compile(r"(\d+)")
+
 
 def legal_size(bounds: Bounds, available: int) -> int:
     """The largest legal size that `available` members can fill, or 0.
@@ -26,7 +28,7 @@ def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key in which `pod-2` comes before `pod-10`."""
     return tuple(
         (0, int(part), part) if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", name)
+        for part in _DIGITS.split(name)
         if part
     )
 

@@ -62,7 +62,7 @@ class View:
         self.failures: dict[int, dict[str, Failure]] = {}
         self.dones: dict[int, dict[str, Done]] = {}
         self.departed: dict[str, Member] = {}
-        self._members: dict[str, Versioned[Member]] | None = None
+        self._members: dict[str, Versioned[Member]] = {}
         self._newest: dict[str, int] = {}
         self._present: set[str] = set()
 
@@ -125,21 +125,10 @@ class View:
 
     def member(self, id: str) -> Versioned[Member] | None:
         """The valid session of a member: of several the one created last."""
-        sessions = self.sessions.get(id)
-        if not sessions:
-            return None
-        return max(sessions.values(), key=lambda session: session.created)
+        return self._members.get(id)
 
     def members(self) -> dict[str, Versioned[Member]]:
         """The valid session of each member; not to be changed by the caller."""
-        if self._members is None:
-            self._members = {
-                id: next(iter(sessions.values()))
-                if len(sessions) == 1
-                else max(sessions.values(), key=lambda session: session.created)
-                for id, sessions in self.sessions.items()
-                if sessions
-            }
         return self._members
 
     def lowest(self) -> Versioned[Member] | None:
@@ -197,7 +186,7 @@ class View:
             case ("members", id, session):
                 self.sessions.setdefault(id, {})[session] = versioned(Member)
                 self.departed.pop(id, None)
-                self._members = None
+                self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
             case ("roster", number) if number.isdigit():
@@ -209,6 +198,13 @@ class View:
                 self.failures.setdefault(int(number), {})[id] = failure
             case ("done", number, id) if number.isdigit():
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
+
+    def _choose_session(self, id: str) -> None:
+        sessions = self.sessions.get(id)
+        if sessions:
+            self._members[id] = max(sessions.values(), key=lambda session: session.created)
+        else:
+            self._members.pop(id, None)
 
     def _keep_roster(self, roster: Roster) -> None:
         self.rosters[roster.number] = roster
@@ -222,12 +218,12 @@ class View:
             case ("bounds",):
                 self.bounds = None
             case ("members", id, session):
-                self._members = None
                 last = self.sessions.get(id, {}).pop(session, None)
                 if not self.sessions.get(id):
                     self.sessions.pop(id, None)
                     if last is not None:
                         self.departed[id] = last.record
+                self._choose_session(id)
             case ("roster", number) if number.isdigit():
                 self.rosters.pop(int(number), None)
             case ("history", number) if number.isdigit():

@@ -136,7 +136,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             return 0
         waiting = [
             versioned
-            for versioned in member.view.members().values()
+            for versioned in tuple(member.view.members().values())  # the loop goes on meanwhile
             if versioned.record.state is MemberState.WAITING
         ]
         return max(1, len(waiting))
