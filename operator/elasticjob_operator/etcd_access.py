@@ -36,7 +36,9 @@ async def access_for(
     """What the job's Secret shall hold; etcd has its user and role when this returns.
 
     Keys and passwords are made once and kept as long as `existing`, what the Secret holds now, has
-    them. May be called again at any time: what was lost in etcd is put right.
+    them. May be called again at any time: what was lost in etcd is put right. An etcd that has no
+    role for the job is new, perhaps, or lost its data: it is then made to let nobody in without a
+    user.
 
     Args:
         users: of an etcd where each job has a user of its own; None where none is managed.
@@ -53,6 +55,8 @@ async def access_for(
     if access.user != name or not access.password:
         access = replace(access, user=name, password=_random())
     assert access.password, "it was made above"
+    if not await users.has_role(name):
+        await users.enable_auth()
     await users.put_role(name, job_folder(namespace, uid))
     await users.put_user(name, access.password)
     await users.grant(name, name)
@@ -62,8 +66,7 @@ async def access_for(
 async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
     """Remove what etcd holds of a job that is gone: its user first, so that nobody writes again."""
     if users is not None:
-        await users.delete_user(user_name(uid))
-        await users.delete_role(user_name(uid))
+        await forget_user(users, uid)
     removal = Txn((), (Delete(job_folder(namespace, uid), prefix=True),))
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -72,6 +75,22 @@ async def forget_job(client: Client, users: Users | None, namespace: str, uid: s
             continue  # to remove once more does no harm
         return
     await client.txn(removal)
+
+
+async def forget_user(users: Users, uid: str) -> None:
+    """Remove the user of a job that is gone, and its role."""
+    await users.delete_user(user_name(uid))
+    await users.delete_role(user_name(uid))
+
+
+async def uids_with_users(users: Users) -> frozenset[str]:
+    """The jobs that have a user or a role here.
+
+    To find those that are gone, ask this first and for the jobs afterwards: a job of which the
+    answer does not know yet then keeps what it has just been given.
+    """
+    names = (*await users.users(), *await users.roles())
+    return frozenset(uid for name in names if (uid := uid_of_user(name)))
 
 
 def _random() -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob_operator.core.access import Access
-from elasticjob_operator.etcd_access import access_for, forget_job, user_name
+from elasticjob_operator.etcd_access import access_for, forget_job, uids_with_users, user_name
 from elasticjob_rendezvous.core.keys import Keys, job_folder, job_prefix
 from elasticjob_rendezvous.core.kv import KeyValue, Put, Range
 from elasticjob_rendezvous.etcd.client import Client, Tls
@@ -66,9 +66,7 @@ def client_of(server: EtcdServer, access: Access) -> Client:
 async def administrator(server: EtcdServer) -> AsyncIterator[tuple[Client, Users]]:
     access = Access(b"", None, ROOT, ROOT_PASSWORD)
     async with client_of(server, access) as client:
-        users = Users(client)
-        await users.enable_auth(ROOT_PASSWORD)
-        yield client, users
+        yield client, Users(client)
 
 
 @contextlib.asynccontextmanager
@@ -161,6 +159,7 @@ def test_forgetting_a_job_leaves_nothing_of_it(server: EtcdServer) -> None:
                 for incarnation in range(3):
                     await job.put(Put(job_prefix(NAMESPACE, "a", incarnation) + "k", b""))
                 await neighbour.put(Put(job_prefix(NAMESPACE, "b", 0) + "k", b""))
+                assert await uids_with_users(users) == {"a", "b"}
                 for _ in range(2):
                     await forget_job(client, users, NAMESPACE, "a")
                     left = (await client.range(Range("/", True))).kvs

@@ -66,27 +66,27 @@ def test_enabling_is_safe_at_any_time_and_by_several_at_once(server: EtcdServer)
         ):
             for client in (stranger, job):
                 with pytest.raises(InvalidConfiguration, match="locks itself out"):
-                    await Users(client).enable_auth(ROOT_PASSWORD)
+                    await Users(client).enable_auth()
             with pytest.raises(InvalidConfiguration, match="locks itself out"):
                 await Users(one).enable_auth("another password")
             await stranger.put(Put("/k", b""))  # nobody is locked out yet
 
             both = Users(one), Users(other)
-            await asyncio.gather(*(users.enable_auth(ROOT_PASSWORD) for users in both))
+            await asyncio.gather(*(users.enable_auth() for users in both))
             with pytest.raises(Unauthenticated):
                 await stranger.put(Put("/k", b""))
             await one.put(Put("/k", b""))  # its token was got anew
             before = auth_status(server)
             assert "true" in before
-            await both[0].enable_auth(ROOT_PASSWORD)
+            await both[0].enable_auth()
             assert auth_status(server) == before
             await asyncio.to_thread(server.restart)
-            await both[1].enable_auth(ROOT_PASSWORD)
+            await both[1].enable_auth()
             assert auth_status(server) == before
 
         async with root_of(server, "wrong") as impostor:
             with pytest.raises(Unauthenticated):
-                await Users(impostor).enable_auth("wrong")
+                await Users(impostor).enable_auth()
 
     asyncio.run(main())
 
@@ -95,7 +95,7 @@ def test_what_is_so_already_is_not_written_again(server: EtcdServer) -> None:
     async def main() -> None:
         async with root_of(server) as client:
             users = Users(client)
-            await users.enable_auth(ROOT_PASSWORD)
+            await users.enable_auth()
             await make_job(users, "a")
             before = auth_status(server)
             await make_job(users, "a")
@@ -120,7 +120,7 @@ def test_a_password_is_set_and_a_role_narrowed_to_what_they_should_be(server: Et
     async def main() -> None:
         async with root_of(server) as client, client_of(server, "a") as job:
             users = Users(client)
-            await users.enable_auth(ROOT_PASSWORD)
+            await users.enable_auth()
             await make_job(users, "a")
             administrator = f"{ROOT}:{ROOT_PASSWORD}"
             for arguments in (("--prefix=true", "readwrite", "/"), ("read", "/b/k")):
@@ -162,7 +162,7 @@ def test_a_write_whose_answer_is_lost_is_settled_by_reading(
         async with root_of(server) as client:
             lost = lose_first_answers(client, monkeypatch)
             users = Users(client)
-            await users.enable_auth(ROOT_PASSWORD)
+            await users.enable_auth()
             await make_job(users, "a")
             async with client_of(server, "a") as job:
                 await job.put(Put("/a/k", b""))
@@ -289,7 +289,7 @@ def test_a_jobs_user_has_its_own_keys_and_nothing_else(server: EtcdServer) -> No
             client_of(server, "b") as b,
         ):
             users = Users(root)
-            await users.enable_auth(ROOT_PASSWORD)
+            await users.enable_auth()
             for name in ("a", "b"):
                 await make_job(users, name)
             lease = (await a.grant(60)).id
@@ -331,7 +331,7 @@ def test_a_job_that_fills_etcd_gains_no_rights(version: str, start_etcd: StartEt
     async def main() -> None:
         async with root_of(server) as root, client_of(server, "b") as b:
             users = Users(root)
-            await users.enable_auth(ROOT_PASSWORD)
+            await users.enable_auth()
             await make_job(users, "b")
             await root.put(Put(KEY, b"secret"))
             with pytest.raises(EtcdError, match="database space exceeded"):

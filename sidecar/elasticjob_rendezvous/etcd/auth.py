@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 
 import grpc
 from pyetcd.etcdrpc import rpc_pb2
@@ -23,13 +22,9 @@ class Token:
 
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user = user
-        self._password = password or ""
+        self.password = password or ""
         self._metadata: Metadata | None = _HAS_LEADER if user is None else None
         self._lock = asyncio.Lock()
-
-    def is_of(self, user: str, password: str) -> bool:
-        """Whether this is the user, with this password, that the token is for."""
-        return self.user == user and hmac.compare_digest(self._password.encode(), password.encode())
 
     async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
         """Return what a request must carry, after authenticating on `link` if need be."""
@@ -41,7 +36,7 @@ class Token:
             return self._metadata
 
     async def _authenticate(self, link: Link, timeout_seconds: float) -> Metadata:
-        request = rpc_pb2.AuthenticateRequest(name=self.user, password=self._password)
+        request = rpc_pb2.AuthenticateRequest(name=self.user, password=self.password)
         try:
             reply = await link.auth.Authenticate(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:

@@ -56,24 +56,30 @@ class Users:
         # To check a password costs etcd tens of milliseconds of a core, on purpose.
         self._accepted: dict[str, str] = {}
 
-    async def enable_auth(self, root_password: str) -> None:
-        """Make root, with this password, and let nobody in without a user from now on.
+    async def enable_auth(self, root_password: str | None = None) -> None:
+        """Let nobody in without a user from now on. Does nothing where that is so.
 
-        Does nothing where that is so. Raises `InvalidConfiguration` when our own client is not of
-        root with this password, `Unauthenticated` when root has another one already.
+        Makes root, with the password of our own client: with another's it would lock itself out,
+        and `InvalidConfiguration` is raised. Raises `Unauthenticated` when root has another
+        password already.
         """
         token = self._transport.token
-        if not token.is_of(ROOT, root_password):
+        password = token.password if root_password is None else root_password
+        if token.user != ROOT or not password or token.password != password:
             problem = f"the client must be {ROOT!r} with this password, or it locks itself out"
             raise InvalidConfiguration("enabling of auth", repr(token.user), problem)
-        if await self._accepts(ROOT, root_password):
+        if await self._accepts(ROOT, password):
             return
-        await self.put_user(ROOT, root_password)
+        await self.put_user(ROOT, password)
         await self._settle(self._role_adder(ROOT))
         await self.grant(ROOT, ROOT)
         await self._settle(
             lambda: self._write("enabling of auth", "AuthEnable", rpc_pb2.AuthEnableRequest())
         )
+
+    async def has_role(self, name: str) -> bool:
+        """Whether there is such a role."""
+        return await self._permissions_of(name) is not None
 
     async def put_user(self, name: str, password: str) -> None:
         """Make this user if there is none, and its password this one."""
