@@ -109,7 +109,6 @@ class Dependents:
         if raw is not None:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
-        await etcd.guard()  # its data may have been lost, and with it that it asks for users
         access = await access_for(etcd.users, namespace, job.metadata.uid, before, etcd.ca)
         if not etcd.own and (given := job.spec.rendezvous.secret_name):
             access = given_access(await self._kube.get(SECRETS, namespace, given), access.job_key)

@@ -43,13 +43,11 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Etcd:
-    """One etcd. `users` is set where each job gets a user of its own there, and with it root's
-    password."""
+    """One etcd. `users` is set where each job gets a user of its own there."""
 
     client: Client
     mirror: Mirror
     users: Users | None = None
-    root_password: str = ""
     ca_file: Path | str | None = None
     own: bool = True
     lost_at: float | None = None
@@ -66,7 +64,7 @@ class Etcd:
     async def guard(self) -> None:
         """Let nobody in without a user from now on, where jobs have users. Raises `EtcdError`."""
         if self.users is not None:
-            await self.users.enable_auth(self.root_password)
+            await self.users.enable_auth()
 
     @property
     def ca(self) -> bytes | None:
@@ -152,8 +150,7 @@ class Etcds:
         )
         users = Users(client) if settings.manage_users else None
         ca_file = settings.tls.ca_file if settings.tls else None
-        etcd = Etcd(client, Mirror(client), users, settings.password or "", ca_file)
-        return self._start(etcd)
+        return self._start(Etcd(client, Mirror(client), users, ca_file))
 
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
         """A client with what a user's Secret holds; the files live as long as the process."""

@@ -170,7 +170,7 @@ def test_users_keep_to_their_keys_and_nobody_comes_without_one(
             client(members) as nobody,
         ):
             users = Users(root)
-            await users.enable_auth(password)
+            await users.enable_auth()
             await users.put_role("job-1", "/elasticjob/ns/1/")
             await users.put_user("job-1", "secret")
             await users.grant("job-1", "job-1")

@@ -61,6 +61,7 @@ def test_pods_are_restricted(rendered: Rendered) -> None:
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["enableServiceLinks"] is False, name
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys(), name
         assert not any("hostPath" in volume for volume in spec.get("volumes", ())), name
         for container in spec["containers"]:

@@ -31,6 +31,7 @@ metadata:
 spec:
   restartPolicy: Never
   serviceAccountName: {{ $account }}
+  enableServiceLinks: false
   securityContext:
     {{- include "elasticjob.podSecurityContext" $root.Values.operator.podSecurityContext | nindent 4 }}
   {{- include "elasticjob.scheduling" (list $root (omit $root.Values.operator "topologySpreadConstraints") "certificates") | nindent 2 }}
