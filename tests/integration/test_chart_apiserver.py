@@ -27,6 +27,8 @@ from tests.integration.chart import (
 )
 
 SECONDS = 30.0
+TAKE = "--take-ownership"
+"""Of the definition, which the server of the tests has had applied by hand."""
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
 
 
@@ -111,9 +113,9 @@ def kubeconfig(server: ApiServer) -> Iterator[Path]:
     helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", kubeconfig=path)
 
 
-def install(kubeconfig: Path, values: Json, verb: str = "install") -> str:
+def install(kubeconfig: Path, values: Json, *options: str, verb: str = "install") -> str:
     """Install or upgrade without the hook's job, which here nobody runs; returns the notes."""
-    words = ("--namespace", NAMESPACE, "--no-hooks", "--take-ownership")
+    words = ("--namespace", NAMESPACE, "--no-hooks", *options)
     said = helm(verb, RELEASE, str(CHART), *words, values=values, kubeconfig=kubeconfig)
     return said.partition("NOTES:\n")[2]
 
@@ -124,7 +126,7 @@ def names(server: ApiServer, path: str) -> set[str]:
 
 
 def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> None:
-    notes = install(kubeconfig, {})
+    notes = install(kubeconfig, {}, TAKE)
     assert "kubectl apply -f examples/digits/elasticjob.yaml" in notes
     assert f"--namespace {NAMESPACE} rollout status deployment/elasticjob-operator" in notes
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
@@ -132,7 +134,8 @@ def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> N
 
     # An upgrade brings the definition of the chart, whatever there is.
     server.patch(CRD, {"spec": {"names": {"shortNames": ["old"]}}})
-    install(kubeconfig, {"watchNamespaces": ["team-a"], "operator": {"replicas": 2}}, "upgrade")
+    values = {"watchNamespaces": ["team-a"], "operator": {"replicas": 2}}
+    install(kubeconfig, values, verb="upgrade")
     assert server.request("GET", CRD)["spec"]["names"]["shortNames"] == ["ej"]
     found = server.request("GET", f"{deployments}/elasticjob-operator")
     assert found["spec"]["replicas"] == 2
@@ -151,10 +154,10 @@ def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> N
 
 
 def test_the_number_of_members_stays(server: ApiServer, kubeconfig: Path) -> None:
-    install(kubeconfig, {})
+    install(kubeconfig, {}, TAKE)
     with pytest.raises(HelmRefused, match=r"etcd\.members must stay 1, with which this release"):
-        install(kubeconfig, {"etcd": {"members": 3}}, "upgrade")
-    install(kubeconfig, {"etcd": {"members": 1}}, "upgrade")
+        install(kubeconfig, {"etcd": {"members": 3}}, verb="upgrade")
+    install(kubeconfig, {"etcd": {"members": 1}}, verb="upgrade")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_the_notes_say_what_is_special(kubeconfig: Path, values: Json, said: str
 
 
 def notes(kubeconfig: Path, values: Json) -> str:
-    words = ("--dry-run=server", "--namespace", NAMESPACE, "--take-ownership", "-o", "json")
+    words = ("--dry-run=server", "--namespace", NAMESPACE, TAKE, "-o", "json")
     said = helm("install", RELEASE, str(CHART), *words, values=values, kubeconfig=kubeconfig)
     found: dict[str, Any] = json.loads(said)
     return str(found["info"]["notes"])
@@ -208,7 +211,7 @@ def apply_as_nobody(server: ApiServer, namespace: str) -> str:
 
 def test_who_may_not_create_pods_may_not_create_jobs(server: ApiServer, kubeconfig: Path) -> None:
     namespace = server.namespace("people")
-    install(kubeconfig, {})
+    install(kubeconfig, {}, TAKE)
     allow(server, namespace, "elasticjobs", "elasticjob.dev")
     wanted = f"you must be allowed to create pods in namespace {namespace}"
     deadline = time.monotonic() + SECONDS
