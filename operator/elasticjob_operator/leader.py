@@ -147,10 +147,9 @@ class _Held:
                 pause = self._settings.renew_seconds
                 self._trouble = ""
             except _CHANGED:
-                self._in_doubt, pause = True, 0.0
+                pause = 0.0
             except (KubeError, TimeoutError) as error:
-                # It may have been written, or not: read, then decide.
-                self._in_doubt, pause = True, self._settings.renew_seconds / 4
+                pause = self._settings.renew_seconds / 4
                 self._warn("is not renewed", error)
             if self._left() <= 0:
                 self._lose("it could not be renewed in time")
@@ -186,7 +185,7 @@ class _Held:
         """Take or renew the Lease as it was last read or written."""
         namespace, name = self._settings.namespace, self._settings.name
         body = claim(self._settings, self._lease, datetime.now(UTC))
-        sent_at, self._in_doubt = self._clock(), True
+        sent_at, self._in_doubt = self._clock(), True  # whatever comes instead of an answer
         if self._lease is None:
             raw = await self._kube.create(LEASES, namespace, body)
         else:
