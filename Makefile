@@ -58,6 +58,12 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 test: lint types imports generated etcd ## everything, with 10,000 schedules and real etcd servers
 	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
 
+.PHONY: cluster cluster-down
+cluster: install etcd ## a Kubernetes cluster on this machine: one control plane, two workers
+	@$(PY) -m tests.cluster up
+cluster-down: install ## remove the cluster and whatever it left on this machine
+	@$(PY) -m tests.cluster down
+
 .PHONY: bench bench-rendezvous bench-recovery
 bench: bench-rendezvous bench-recovery ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json

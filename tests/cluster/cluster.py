@@ -1,0 +1,169 @@
+"""Owns what a test may do to a cluster: speak to it, and hurt its nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import kind
+from tests.cluster.engine import Engine, wait_until
+from tests.cluster.places import CONTEXT, CONTROL_PLANE, KUBECONFIG, NODES, STATE
+
+KUBECTL, HELM = STATE / "cli" / "kubectl", STATE / "cli" / "helm"
+
+# Nothing in or out but what the node says to itself: as silent as a cable that is cut.
+_CUT = """\
+add table inet cut
+add chain inet cut in { type filter hook prerouting priority -500; }
+add chain inet cut out { type filter hook postrouting priority 500; }
+add rule inet cut in iifname "eth0" drop
+add rule inet cut out oifname "eth0" drop
+"""
+
+
+class CommandFailed(Exception):
+    """A program of the cluster said no; the message holds what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster that runs. The fault controls work on ours only, not on an existing one."""
+
+    kubeconfig: Path
+    kubectl_program: Path
+    helm_program: Path
+    context: str
+    nodes: tuple[str, ...]
+    engine: Engine | None = None  # that the nodes run in
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The nodes that tests may hurt."""
+        return tuple(node for node in self.nodes if node != CONTROL_PLANE)
+
+    def environment(self) -> dict[str, str]:
+        """The environment in which kubectl, Helm and clients find this cluster."""
+        path = f"{self.kubectl_program.parent}:{os.environ.get('PATH', '')}"
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+
+    def kubectl(
+        self, *words: object, input: str | None = None, timeout: float = 60, check: bool = True
+    ) -> str:
+        """What kubectl prints; raises `CommandFailed` if it fails, unless told not to check."""
+        return self._run(self.kubectl_program, "--context", words, input, timeout, check)
+
+    def helm(
+        self, *words: object, input: str | None = None, timeout: float = 120, check: bool = True
+    ) -> str:
+        """What helm prints; raises `CommandFailed` if it fails, unless told not to check."""
+        return self._run(self.helm_program, "--kube-context", words, input, timeout, check)
+
+    def json(self, *words: object, timeout: float = 60) -> Any:
+        """What kubectl prints as JSON, read: `cluster.json("get", "pods")["items"]`."""
+        return json.loads(self.kubectl(*words, "--output", "json", timeout=timeout))
+
+    def _run(
+        self,
+        program: Path,
+        option: str,
+        words: tuple[object, ...],
+        input: str | None,
+        timeout: float,
+        check: bool,
+    ) -> str:
+        done = subprocess.run(
+            [str(program), option, self.context, *map(str, words)],
+            env=self.environment(),
+            input=input or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            said = (done.stderr or done.stdout).strip()
+            raise CommandFailed(f"{program.name} {' '.join(map(str, words))}: {said}")
+        return done.stdout
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def _docker(self, *words: object, stdin: bytes | None = None, timeout: float = 60) -> str:
+        if self.engine is None:
+            raise CommandFailed(f"the nodes of {self.context} are not ours to hurt")
+        return self.engine.run(*words, stdin=stdin, timeout=timeout)
+
+    def exec_on_node(self, node: str, *command: object, timeout: float = 60) -> str:
+        """What the command, run as root on the node, prints."""
+        return self._docker("exec", node, *command, timeout=timeout)
+
+    def pause_node(self, node: str) -> None:
+        """Freeze every process of the node, its pods included; the network stays silent."""
+        self._docker("pause", node)
+
+    def unpause_node(self, node: str) -> None:
+        """Let a paused node go on."""
+        self._docker("unpause", node)
+
+    def cut_node(self, node: str) -> None:
+        """Take the node and its pods off the network, silently: no packet leaves or arrives."""
+        self._docker("exec", "--interactive", node, "nft", "-f", "-", stdin=_CUT.encode())
+
+    def mend_node(self, node: str) -> None:
+        """Put a cut node back on the network; one that is not cut stays as it is."""
+        # An empty table is made first, so that there is one to delete.
+        script = b"add table inet cut\ndelete table inet cut\n"
+        self._docker("exec", "--interactive", node, "nft", "-f", "-", stdin=script)
+
+    def stop_node(self, node: str) -> None:
+        """Take the node's power away: every process ends at once, nothing is said to anybody."""
+        self._docker("kill", node)
+
+    def start_node(self, node: str, timeout: float = 90) -> None:
+        """Start a stopped node, and wait until it is ready again."""
+        self._docker("start", node)
+        if self.engine is not None and self.engine.ours:
+            found = kind.routes(self.engine)
+            for other in self.nodes:
+                kind.connect(self.engine, other, found)
+        self.wait_for_node(node, timeout=timeout)
+
+    def is_ready(self, node: str) -> bool:
+        """Whether Kubernetes believes the node to be ready."""
+        conditions = self.json("get", "node", node)["status"]["conditions"]
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def wait_for_node(self, node: str, *, ready: bool = True, timeout: float = 60) -> None:
+        """Wait until the node is ready, or is no longer."""
+        word = "ready" if ready else "not ready"
+        wait_until(lambda: self.is_ready(node) is ready, timeout, f"{node} to be {word}")
+
+    def kill_node_processes(
+        self, node: str, namespace: str, selector: str = "", containers: tuple[str, ...] = ()
+    ) -> int:
+        """Send SIGKILL to every process of these containers on this node, all at the same time.
+
+        The pods are those of the namespace and label selector, the containers those named, else
+        all that run. The number of containers hit.
+        """
+        words = ["get", "pods", "--namespace", namespace, "--selector", selector]
+        pods = self.json(*words, "--field-selector", f"spec.nodeName={node}")["items"]
+        hit = [
+            status["containerID"].rpartition("/")[2]
+            for pod in pods
+            for kind_of in ("initContainerStatuses", "containerStatuses")
+            for status in pod["status"].get(kind_of, [])
+            if "running" in status["state"] and (not containers or status["name"] in containers)
+        ]
+        kill = "ctr --namespace k8s.io tasks kill --all --signal SIGKILL"
+        script = f'for container; do {kill} "$container" & done; wait'
+        self.exec_on_node(node, "sh", "-c", script, "sh", *hit)
+        return len(hit)
+
+
+def ours(engine: Engine) -> Cluster:
+    """The cluster that `make cluster` makes, in this engine."""
+    return Cluster(KUBECONFIG, KUBECTL, HELM, CONTEXT, NODES, engine)

@@ -1,0 +1,232 @@
+"""Owns the container engine: the machine's own where it can get the stock images, else ours.
+
+Ours is Debian's dockerd in namespaces of its own: it neither sees nor touches the machine's network,
+and everything that it starts ends with its first process. A veth pair joins the two networks, so
+that the machine reaches what the engine publishes on its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from scripts.golang import output
+from tests.cluster import machine
+from tests.cluster.debian import engine_tree, inside, needs
+from tests.cluster.nodeimage import node_image, node_image_name
+from tests.cluster.parts import say
+from tests.cluster.places import ARCHIVES, KUBERNETES_VERSION, PINS, STATE
+
+STOCK_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
+
+_NETWORK = "elasticjob-cluster"  # the network namespace
+_OUTER, _INNER = "ej-cluster", "ej-machine"  # the ends of the veth pair
+# Ranges for the veth pair, of those set aside for documentation: the first unused one is taken.
+_RANGES = ("198.51.100", "203.0.113")
+_SOCKET = STATE / "docker.sock"
+_CAP_SYS_RESOURCE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine, as kind and the fault controls need it."""
+
+    docker: Path
+    archives: str  # where the engine sees the folder of image archives
+    environment: dict[str, str] = field(default_factory=dict)
+    image: str = ""  # to make nodes of
+    api_address: str = ""  # of the machine or the engine: where it is to publish the API server
+
+    @property
+    def ours(self) -> bool:
+        """Whether we started it, and so end it."""
+        return bool(self.environment)
+
+    def settings(self) -> dict[str, str]:
+        """The environment in which programs find this engine."""
+        path = f"{self.docker.parent}:{os.environ.get('PATH', '')}"
+        return {**os.environ, **self.environment, "PATH": path}
+
+    def run(
+        self, *words: object, stdin: bytes | None = None, timeout: float = 60, check: bool = True
+    ) -> str:
+        """What this docker command prints."""
+        done = subprocess.run(
+            [str(self.docker), *map(str, words)],
+            input=stdin if stdin is not None else b"",
+            env=self.settings(),
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode:
+            complaint = done.stderr.decode(errors="replace").strip()
+            raise RuntimeError(f"docker {' '.join(map(str, words[:6]))}: {complaint}")
+        return done.stdout.decode(errors="replace")
+
+
+def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll until it is done; if it is not in that time, say what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} took more than {seconds:.0f} s")
+        time.sleep(0.1)
+
+
+def machines() -> Engine | None:
+    """The machine's own engine, where one answers."""
+    docker = shutil.which("docker")
+    if docker is None:
+        return None
+    engine = Engine(Path(docker), str(ARCHIVES), image=STOCK_IMAGE, api_address="127.0.0.1")
+    try:
+        engine.run("info", timeout=20)
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return None
+    return engine
+
+
+def stock() -> Engine | None:
+    """The machine's own engine, where one answers and can get the stock node image."""
+    engine = machines()
+    if engine is None or engine.run("images", "--quiet", STOCK_IMAGE):
+        return engine
+    try:
+        engine.run("pull", "--quiet", STOCK_IMAGE, timeout=600)
+    except (RuntimeError, subprocess.TimeoutExpired):
+        say(f"{engine.docker} cannot pull {STOCK_IMAGE}: building a node image")
+        return None
+    return engine
+
+
+def running() -> Engine | None:
+    """Our own engine, if it runs."""
+    engine = Engine(
+        STATE / "path" / "docker", "/run/state/archives", {"DOCKER_HOST": f"unix://{_SOCKET}"}
+    )
+    if not (engine.docker.exists() and _SOCKET.exists()):
+        return None
+    try:
+        engine.run("version", timeout=10)
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return None
+    return engine
+
+
+def start() -> Engine:
+    """Start our own engine, with nothing in it but the node image."""
+    if os.geteuid() != 0:
+        raise PermissionError("make cluster must be run as root: no Docker engine was found")
+    image, tree = node_image(), engine_tree()
+    needs("ip", "nsenter", "unshare")
+    stop()
+    machine.prepare()
+    _write_client(tree)
+    address = _make_network()
+    command = inside(
+        tree,
+        {STATE: "/run/state", PINS: "/run/pins"},
+        *("/usr/bin/tini", "--", "/usr/sbin/dockerd", "--host", "unix:///run/state/docker.sock"),
+        *("--pidfile", "/run/docker.pid", "--exec-root", "/run/docker"),
+        *("--data-root", "/run/state/engine", "--cgroup-parent", machine.CGROUP),
+        *("--add-runtime", "without-resource=/run/pins/runc_without_resource.py"),
+        *("--default-runtime", "runc" if _can_give(_CAP_SYS_RESOURCE) else "without-resource"),
+    )
+    with (STATE / "engine.log").open("w") as log:
+        server = subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{_NETWORK}", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    wait_until(lambda: server.poll() is not None or running() is not None, 60, "the engine's start")
+    engine = running()
+    if engine is None:
+        raise RuntimeError(f"the engine ended: {(STATE / 'engine.log').read_text()[-2000:]}")
+    engine = replace(engine, image=node_image_name(image), api_address=address)
+    if left := engine.run("ps", "--all", "--quiet").split():  # when it last ended abruptly
+        engine.run("rm", "--force", "--volumes", *left)
+    _load(engine, image / "image.tar")
+    return engine
+
+
+def _load(engine: Engine, archive: Path) -> None:
+    """Load the node image, unless it is there, and forget older ones."""
+    there = engine.run("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    if engine.image not in there:
+        say("loading the node image")
+        with archive.open("rb") as content:
+            command = [engine.docker, "load", "--quiet"]
+            subprocess.run(
+                command, stdin=content, stdout=subprocess.DEVNULL, env=engine.settings(), check=True
+            )
+    if old := [name for name in there if name != engine.image]:
+        engine.run("rmi", *old)
+
+
+def stop() -> None:
+    """End our own engine and all that it started; leave nothing of them on the machine."""
+    if _NETWORK in _networks():
+        for process in output("ip", "netns", "pids", _NETWORK).split():
+            os.kill(int(process), signal.SIGKILL)
+        wait_until(lambda: output("ip", "netns", "pids", _NETWORK) == "", 30, "the engine's end")
+        output("ip", "netns", "delete", _NETWORK)
+    if Path("/sys/class/net", _OUTER).exists():  # the network's end would remove it, but later
+        output("ip", "link", "delete", _OUTER)
+    wait_until(machine.restored, 30, "the end of the nodes' processes")
+    for left in ("docker.sock", "engine.log"):
+        (STATE / left).unlink(missing_ok=True)
+
+
+def _networks() -> set[str]:
+    folder = Path("/run/netns")
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _can_give(capability: int) -> bool:
+    status = Path("/proc/self/status").read_text()
+    bounding = int(status.partition("CapBnd:")[2].split()[0], base=16)
+    return bool(bounding & 1 << capability)
+
+
+def _write_client(tree: Path) -> None:
+    """Write a `docker` that is the tree's: the machine's may be too new for the engine."""
+    libraries = next((tree / "usr" / "lib").glob("*-linux-gnu"))
+    loader = next(libraries.glob("ld-linux*.so.*"))
+    client = STATE / "path" / "docker"
+    client.parent.mkdir(exist_ok=True)
+    client.write_text(
+        f'#!/bin/sh\nexec {loader} --library-path {libraries} {tree}/usr/bin/docker "$@"\n'
+    )
+    client.chmod(0o755)
+
+
+def _make_network() -> str:
+    """Make the engine's network and join it with the machine's; the engine's address in it."""
+    unused = [subnet for subnet in _RANGES if _is_unused(f"{subnet}.1")]
+    if not unused:
+        raise RuntimeError(f"this machine has routes into {' and '.join(_RANGES)}: none is free")
+    subnet = unused[0]
+    inside = ("ip", "-n", _NETWORK)
+    output("ip", "netns", "add", _NETWORK)
+    output("ip", "link", "add", _OUTER, "type", "veth", "peer", "name", _INNER, "netns", _NETWORK)
+    output("ip", "address", "add", f"{subnet}.1/30", "dev", _OUTER)
+    output(*inside, "address", "add", f"{subnet}.2/30", "dev", _INNER)
+    output(*inside, "link", "set", "lo", "up")
+    output(*inside, "link", "set", _INNER, "up")
+    output("ip", "link", "set", _OUTER, "up")
+    return f"{subnet}.2"
+
+
+def _is_unused(address: str) -> bool:
+    """Whether the machine knows no more of that address than its default route."""
+    known = output("ip", "-o", "route", "show", "table", "all", "match", address).splitlines()
+    return all(line.startswith("default") for line in known)

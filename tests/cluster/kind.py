@@ -1,0 +1,144 @@
+"""Owns the making of the nodes: kind's settings, and the pod network where kind brings none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.golang import output
+from tests.cluster.engine import Engine
+from tests.cluster.places import CLUSTER, CONTROL_PLANE, KUBECONFIG, NODE_ARCHIVES, NODES, STATE
+from tests.cluster.programs import programs
+
+API_PORT = 16443
+# A node is declared lost after four missed reports, and pods on it are evicted ten seconds later;
+# the defaults (40 s and 300 s) would only make tests wait.
+REPORT_SECONDS = 3
+GRACE_SECONDS = 13
+TOLERATION_SECONDS = 10
+
+_FLAGS = (  # component, flag, value
+    ("apiServer", "default-not-ready-toleration-seconds", TOLERATION_SECONDS),
+    ("apiServer", "default-unreachable-toleration-seconds", TOLERATION_SECONDS),
+    ("controllerManager", "node-monitor-grace-period", f"{GRACE_SECONDS}s"),
+)
+
+
+def settings(engine: Engine) -> dict[str, Any]:
+    """What kind is told."""
+    kubelet: dict[str, Any] = {
+        "kind": "KubeletConfiguration",
+        "nodeStatusUpdateFrequency": f"{REPORT_SECONDS}s",
+        "failCgroupV1": False,
+    }
+    # etcd's data lives no longer than the cluster.
+    flags = [
+        {"op": "add", "path": f"/{component}/extraArgs/-", "value": {"name": flag, "value": f"{v}"}}
+        for component, flag, v in _FLAGS
+    ]
+    etcd = {"local": {"extraArgs": [{"name": "unsafe-no-fsync", "value": "true"}]}}
+    patch = [*flags, {"op": "add", "path": "/etcd", "value": etcd}]
+    mounts = [{"hostPath": engine.archives, "containerPath": NODE_ARCHIVES, "readOnly": True}]
+    networking: dict[str, Any] = {"apiServerAddress": engine.api_address, "apiServerPort": API_PORT}
+    if engine.ours:  # no image of kind's pod network
+        networking |= {"disableDefaultCNI": True, "kubeProxyMode": "nftables"}
+    return {
+        "kind": "Cluster",
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "name": CLUSTER,
+        "networking": networking,
+        "kubeadmConfigPatches": [json.dumps(kubelet)],
+        "kubeadmConfigPatchesJSON6902": [
+            {
+                "group": "kubeadm.k8s.io",
+                "version": "v1beta4",
+                "kind": "ClusterConfiguration",
+                "patch": json.dumps(patch),
+            }
+        ],
+        "nodes": [
+            {"role": role, "extraMounts": mounts} for role in ("control-plane", "worker", "worker")
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a node's pods are."""
+
+    node: str
+    pods: str  # a CIDR
+    address: str  # of the node
+
+
+def plugin(pods: str) -> str:
+    """The settings of the pod network on the node with these pod addresses."""
+    ipam = {
+        "type": "host-local",
+        "ranges": [[{"subnet": pods}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    plugins = [
+        {"type": "ptp", "ipMasq": False, "ipam": ipam},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
+    return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins})
+
+
+def routes(engine: Engine) -> list[Route]:
+    """Every node's part of the pod network, as Kubernetes gave it away."""
+    path = (
+        "{range .items[*]}{.metadata.name} {.spec.podCIDR} "
+        '{.status.addresses[?(@.type=="InternalIP")].address}{"\\n"}{end}'
+    )
+    command = ("exec", CONTROL_PLANE, "kubectl", "--kubeconfig=/etc/kubernetes/admin.conf")
+    lines = engine.run(*command, "get", "nodes", "-o", f"jsonpath={path}").splitlines()
+    return [Route(*line.split()) for line in lines if len(line.split()) == 3]
+
+
+def connect(engine: Engine, node: str, found: list[Route]) -> None:
+    """Give a node its pod network and its routes to the other nodes' pods."""
+    lines = []
+    for route in found:
+        if route.node == node:
+            conflist = "/etc/cni/net.d/10-pods.conflist"
+            lines.append(f"printf %s '{plugin(route.pods)}' > {conflist}.new")
+            lines.append(f"mv {conflist}.new {conflist}")
+        else:
+            lines.append(f"ip route replace {route.pods} via {route.address}")
+    script = "\n".join(lines).encode()
+    engine.run("exec", "--interactive", node, "sh", "-eu", stdin=script)
+
+
+def create(engine: Engine) -> None:
+    """Make the nodes and wait until they are ready."""
+    networks = engine.run("network", "ls", "--format", "{{.Name}}").split()
+    if engine.ours and "kind" not in networks:  # kind would make one that wants IPv6
+        engine.run("network", "create", "kind")
+    config = STATE / "kind.json"
+    config.write_text(json.dumps(settings(engine), indent=1))
+    output(
+        *(programs("kind") / "kind", "create", "cluster", "--config", config),
+        *("--image", engine.image, "--kubeconfig", KUBECONFIG, "--retain", "--quiet"),
+        **engine.settings(),
+    )
+    if engine.ours:
+        found = routes(engine)
+        for node in NODES:
+            connect(engine, node, found)
+
+
+def delete(engine: Engine) -> None:
+    """Remove the nodes."""
+    kind = programs("kind") / "kind"
+    output(
+        kind,
+        "delete",
+        "cluster",
+        "--name",
+        CLUSTER,
+        "--kubeconfig",
+        KUBECONFIG,
+        **engine.settings(),
+    )

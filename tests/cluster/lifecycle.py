@@ -1,0 +1,98 @@
+"""Owns the bringing up and taking down of the cluster: `up`, `down`, `found`."""
+
+from __future__ import annotations
+
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+from scripts.environment import locked
+from tests.cluster import debian, engine, kind
+from tests.cluster.cluster import HELM, KUBECTL, Cluster, CommandFailed, ours
+from tests.cluster.engine import Engine
+from tests.cluster.parts import say
+from tests.cluster.places import ARCHIVES, CACHE, CLUSTER, KUBECONFIG, NODES, STATE
+from tests.cluster.programs import MODULES, programs
+
+_LOCK = CACHE / "cluster.lock"
+_READY_SECONDS = 120
+
+
+def found() -> Cluster | None:
+    """The cluster, if it runs and answers."""
+    running = engine.running() or _stock_with_nodes()
+    if running is None or not KUBECONFIG.exists() or not KUBECTL.exists():
+        return None
+    cluster = ours(running)
+    try:
+        cluster.kubectl("get", "--raw", "/readyz", timeout=10)
+        names = cluster.kubectl("get", "nodes", "--output", "name", timeout=10).split()
+    except (CommandFailed, subprocess.TimeoutExpired):
+        return None
+    return cluster if {f"node/{node}" for node in NODES} == set(names) else None
+
+
+def up() -> Cluster:
+    """The running cluster, made if there is none."""
+    with locked(_LOCK):
+        if cluster := found():
+            return cluster
+        _remove()
+        ARCHIVES.mkdir(parents=True, exist_ok=True)
+        chosen = engine.stock()
+        if chosen is None:
+            _build()
+            chosen = engine.start()
+        _link_programs()
+        say(f"making the cluster {CLUSTER}")
+        kind.create(chosen)
+        cluster = ours(chosen)
+        wait = ("wait", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s", "--all")
+        cluster.kubectl(*wait, "nodes", timeout=_READY_SECONDS + 10)
+        cluster.kubectl(*wait, "pods", "--all-namespaces", timeout=_READY_SECONDS + 10)
+        return cluster
+
+
+def down() -> None:
+    """Remove the cluster and all that it left on the machine but what lies in the cache."""
+    with locked(_LOCK):
+        _remove()
+
+
+def _remove() -> None:
+    running = engine.running() or _stock_with_nodes()
+    if running is not None:
+        try:
+            kind.delete(running)
+        except subprocess.CalledProcessError:
+            if not running.ours:  # ours ends with all that is in it
+                raise
+    if running is None or running.ours:
+        engine.stop()
+    for left in (KUBECONFIG, KUBECONFIG.with_suffix(".lock"), STATE / "kind.json"):
+        left.unlink(missing_ok=True)
+
+
+def _stock_with_nodes() -> Engine | None:
+    """The machine's own engine, if it has nodes of ours."""
+    chosen = engine.machines()
+    if chosen is None or not chosen.run("ps", "--all", "--quiet", "--filter", f"name={NODES[0]}"):
+        return None
+    return chosen
+
+
+def _build() -> None:
+    """Make all parts that are missing: programs beside Debian trees, as they wait for each other
+    only at the end."""
+    with ThreadPoolExecutor(2) as lanes:
+        trees = lanes.submit(lambda: [debian.node_tree(), debian.engine_tree()])
+        built = lanes.submit(lambda: [programs(name) for name in MODULES])
+        trees.result()
+        built.result()
+
+
+def _link_programs() -> None:
+    """Put kubectl and Helm into a folder of their own, for people's PATH."""
+    KUBECTL.parent.mkdir(exist_ok=True)
+    for link, module in ((KUBECTL, "kubernetes"), (HELM, "helm")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(programs(module) / link.name)

@@ -1,0 +1,64 @@
+"""Owns what the cluster changes on the machine outside its namespaces, and puts it back.
+
+Nodes run systemd, kubelets and kube-proxies as root on the machine's own kernel: some kernel
+settings have no namespace. What they were is kept in a file until the cluster is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cluster.places import STATE
+
+_SYSCTL = Path("/proc/sys")
+_BEFORE = STATE / "sysctl.json"
+_CHANGED = (  # by the kubelet, systemd in a node, or by us
+    *("fs/file-max", "fs/nr_open", "fs/inotify/max_user_instances", "fs/inotify/max_user_watches"),
+    *("kernel/core_pattern", "kernel/keys/root_maxbytes", "kernel/keys/root_maxkeys"),
+    *("kernel/panic", "kernel/panic_on_oops", "kernel/pid_max"),
+    *("vm/max_map_count", "vm/overcommit_memory", "vm/panic_on_oom"),
+)
+# Every kubelet, kube-proxy and containerd takes some; Debian's default is enough for one node.
+_RAISED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
+
+CGROUP = "elasticjob-cluster"  # the parent of every node's control groups
+
+
+def prepare() -> None:
+    """Note the settings as they are, unless that is done, and raise those that are too low."""
+    now = {name: (_SYSCTL / name).read_text() for name in _CHANGED if (_SYSCTL / name).exists()}
+    if not _BEFORE.exists():
+        _BEFORE.write_text(json.dumps(now))
+    for name, least in _RAISED.items():
+        if int(now[name]) < least:
+            (_SYSCTL / name).write_text(str(least))
+
+
+def restored() -> bool:
+    """Put every setting back and remove the nodes' control groups; False if one is still in use."""
+    if _BEFORE.exists():
+        for name, value in json.loads(_BEFORE.read_text()).items():
+            if (_SYSCTL / name).read_text() != value:
+                (_SYSCTL / name).write_text(value)
+    try:
+        for group in _groups():
+            group.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    _BEFORE.unlink(missing_ok=True)
+    return True
+
+
+def _groups() -> Iterator[Path]:
+    """The control groups of the nodes in every hierarchy, innermost first."""
+    root = Path("/sys/fs/cgroup")
+    for hierarchy in (root, *root.iterdir()):
+        if (hierarchy / CGROUP).is_dir():
+            inner = [path for path in (hierarchy / CGROUP).rglob("*") if path.is_dir()]
+            yield from sorted(inner, key=lambda path: len(path.parts), reverse=True)
+            yield hierarchy / CGROUP

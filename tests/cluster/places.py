@@ -1,0 +1,34 @@
+"""Owns where the test cluster keeps what it needs, and what everything in it is called."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PINS = ROOT / "scripts" / "cluster"
+WHEELS = ROOT.parent / "shared" / "wheels"  # optional: wheels to prefer, such as a CPU-only torch
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticjob"
+STATE = CACHE / "cluster"  # of the cluster that runs now; the parts it is made of lie beside it
+KUBECONFIG = STATE / "kubeconfig"
+ARCHIVES = STATE / "archives"  # every node sees this folder, as NODE_ARCHIVES
+NODE_ARCHIVES = "/archives"
+
+CLUSTER = "elasticjob"
+CONTEXT = f"kind-{CLUSTER}"
+CONTROL_PLANE = f"{CLUSTER}-control-plane"
+NODES = (CONTROL_PLANE, f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
+
+
+def pinned(name: str, module: str) -> str:
+    """The version, such as `v1.36.3`, of the module that `scripts/cluster/<name>` pins."""
+    text = (PINS / name / "go.mod").read_text()
+    match = re.search(rf"^(?:require )?\s*{re.escape(module)} (v\S+)", text, re.MULTILINE)
+    if match is None:
+        raise ValueError(f"{PINS / name / 'go.mod'} must require {module}")
+    return match[1]
+
+
+KUBERNETES_VERSION = pinned("kubernetes", "k8s.io/kubernetes")
