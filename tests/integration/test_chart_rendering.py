@@ -49,6 +49,12 @@ def test_objects_are_labelled_and_where_they_belong(rendered: Rendered) -> None:
         seen.add(place)
 
 
+def test_a_pods_labels_do_not_change_with_the_version(rendered: Rendered) -> None:
+    for name, pod in rendered.pods():
+        assert not {"helm.sh/chart", "app.kubernetes.io/version"} & pod["metadata"]["labels"].keys()
+        assert pod["metadata"]["labels"]["app.kubernetes.io/part-of"] == "elasticjob", name
+
+
 def test_no_object_of_the_chart_looks_like_a_pod_of_a_job(rendered: Rendered) -> None:
     for name, pod in rendered.pods():
         assert not any(

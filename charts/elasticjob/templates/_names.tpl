@@ -33,16 +33,21 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{- define "elasticjob.labels" -}}
-{{- $root := index . 0 -}}
+{{/* A pod's labels. No version is among them: a newer chart alone must not restart etcd. */}}
+{{- define "elasticjob.podLabels" -}}
 {{ include "elasticjob.selectorLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: elasticjob
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
-{{- with $root.Values.commonLabels }}
+{{- with (index . 0).Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{- define "elasticjob.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "elasticjob.podLabels" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/* The reference of an image: (list $ $image), whose tag may be the chart's appVersion. */}}

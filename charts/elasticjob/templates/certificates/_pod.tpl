@@ -27,7 +27,7 @@ podFailurePolicy:
 {{- $root := index . 0 }}{{ $account := index . 1 -}}
 metadata:
   labels:
-    {{- include "elasticjob.labels" (list $root "certificates") | nindent 4 }}
+    {{- include "elasticjob.podLabels" (list $root "certificates") | nindent 4 }}
 spec:
   restartPolicy: Never
   serviceAccountName: {{ $account }}
