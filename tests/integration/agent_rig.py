@@ -247,6 +247,12 @@ class Pod:
         self._gang.agents.append(AgentProcess(f"{self.name}'s {what}", process, log))
         return self._gang.agents[-1]
 
+    def is_ready(self) -> bool:
+        """What a readiness probe in the agent's container answers."""
+        command = [sys.executable, "-m", "elasticjob_agent", "ready"]
+        done = subprocess.run(command, env=self.env, capture_output=True, timeout=PATIENCE_SECONDS)
+        return done.returncode == 0
+
     def pre_stop(self) -> None:
         """What kubelet runs in the agent's container before it stops the pod."""
         command = [sys.executable, "-m", "elasticjob_agent", "leave", "the pod is deleted"]

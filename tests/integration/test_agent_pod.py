@@ -76,3 +76,24 @@ def test_the_pods_deletion_is_a_leave_and_costs_nothing(gang: Gang, launcher_fil
     assert pods[1].agent.wait() == 0, gang.outputs()
     assert gang.round().state is RoundState.CLOSED
     assert gang.round().charged == ()
+
+
+def test_ready_is_who_has_a_launcher_and_a_lease(gang: Gang, launcher_file: Path) -> None:
+    [pod] = gang.pods(1, launcher_file)
+    [worker] = gang.started(1, 1)
+    assert pod.is_ready()
+    pod.agent.signal(signal.SIGKILL)
+    pod.agent.wait()
+    assert not pod.is_ready()
+    endpoints, pod.env["ELASTICJOB_ENDPOINTS"] = pod.env["ELASTICJOB_ENDPOINTS"], "127.0.0.1:1"
+    cut_off = pod.start_agent()
+    cut_off.says("took over round 1")
+    assert not pod.is_ready(), "it has workers, but no lease"
+    gang.stepping(worker)
+    cut_off.signal(signal.SIGKILL)
+    cut_off.wait()
+    pod.env["ELASTICJOB_ENDPOINTS"] = endpoints
+    pod.start_agent()
+    until(pod.is_ready, "the lease")
+    gang.finish()
+    assert pod.agent.wait() == 0, gang.outputs()
