@@ -28,6 +28,10 @@ demo: install ## an elastic training run on this machine, scaled and hurt: build
 etcd: install ## the etcd servers of the tests and benchmarks, in the cache
 	@$(PY) -m scripts.etcd_servers "$(CACHE)"
 
+.PHONY: kubernetes
+kubernetes: install ## the Kubernetes programs and helm, for the tests, in the cache: minutes, once
+	@$(PY) -c 'from tests.cluster.programs import programs; programs("kubernetes"); programs("helm")'
+
 .PHONY: lint types imports
 lint: install ## ruff
 	$(PY) -m ruff check .
@@ -55,7 +59,7 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports generated etcd ## everything, with 10,000 schedules and real etcd servers
+test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules and real servers
 	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
 
 .PHONY: cluster cluster-down

@@ -1,7 +1,9 @@
-"""Fixtures of the integration tests: real etcd servers."""
+"""Fixtures of the integration tests: real etcd servers, and a real Kubernetes API server."""
 
 from __future__ import annotations
 
+import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.apiserver import ApiServer
 from tests.integration.certificates import Certificates, make_certificates
 from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdCluster, EtcdServer
 
@@ -73,3 +76,20 @@ def start_cluster(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server that tests share, ElasticJobs defined. Use a namespace of your own."""
+    server = ApiServer(tmp_path_factory.mktemp("apiserver"))
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, api_server: ApiServer) -> str:
+    """A new namespace, named after the test."""
+    words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
+    return api_server.namespace(f"{words[:50].strip('-')}-{uuid.uuid4().hex[:8]}")

@@ -1,0 +1,235 @@
+"""A real Kubernetes API server for tests, with an etcd of its own and nothing else of a cluster.
+
+There are no controllers and no kubelets: what a test creates stays as it is, and a pod never runs.
+Admission, validation, RBAC and quota are the server's own. Like an etcd of the tests, it dies with
+the test process whatever happens, and is signalled by its pid alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from elasticjob_operator.kube import Kube
+from elasticjob_operator.model.crdgen import DEFAULT_FILE
+from tests.cluster.programs import programs
+from tests.integration.certificates import Certificates, make_certificates
+from tests.integration.etcd_server import EtcdServer, Ports, wait_until
+
+Json = dict[str, Any]
+
+ADMIN = "admin"
+CRD = Path(__file__).resolve().parents[2] / DEFAULT_FILE
+NOBODY = "nobody"  # authenticated, and allowed nothing until a test binds it to a role
+
+_GROUPS = {ADMIN: "system:masters", NOBODY: ""}
+_START_SECONDS = 60.0
+_STOP_SECONDS = 20.0
+_HTTP_SECONDS = 10.0
+
+
+class Refused(Exception):
+    """The server's answer to a raw request that it refused: its HTTP status and its words."""
+
+    def __init__(self, status: int, body: Json) -> None:
+        super().__init__(f"{status}: {body.get('message', body)}")
+        self.status = status
+        self.body = body
+
+
+@dataclass
+class ApiServer:
+    """One API server. `request` speaks to it without any code of the product."""
+
+    folder: Path
+    ports: Ports = field(default_factory=lambda: Ports(1))
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.certificates: Certificates = make_certificates(self.folder / "certificates")
+        self.etcd = EtcdServer(self.folder / "etcd")
+        self._tls = ssl.create_default_context(cafile=self.certificates.ca_file)
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.ports.numbers[0]}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "kube-apiserver.log"
+
+    def start(self) -> ApiServer:
+        self.etcd.start()
+        self.launch()
+        self.wait_ready()
+        self._define_elasticjobs()
+        return self
+
+    def launch(self) -> None:
+        """Start the process, without waiting for it to serve."""
+        tokens = self.folder / "tokens.csv"
+        tokens.write_text(
+            "".join(
+                f'{user}-token,{user},{user}-uid,"{group}"\n' for user, group in _GROUPS.items()
+            )
+        )
+        key = self.certificates.server.key_file
+        options = {
+            "etcd-servers": self.etcd.url,
+            "bind-address": "127.0.0.1",
+            "advertise-address": "127.0.0.1",
+            "secure-port": str(self.ports.numbers[0]),
+            "endpoint-reconciler-type": "none",  # there is no address for others to find
+            "service-cluster-ip-range": "10.96.0.0/16",
+            "tls-cert-file": str(self.certificates.server.cert_file),
+            "tls-private-key-file": str(key),
+            "service-account-issuer": "https://kubernetes.default.svc",
+            "service-account-signing-key-file": str(key),
+            "service-account-key-file": str(self.certificates.server.cert_file),
+            "token-auth-file": str(tokens),
+            "authorization-mode": "RBAC",
+            # It wants in each namespace the service account that a controller would make.
+            "disable-admission-plugins": "ServiceAccount",
+            "profiling": "false",
+        }
+        binary = programs("kubernetes") / "kube-apiserver"
+        command = ["setpriv", "--pdeathsig", "KILL", str(binary)]
+        command += [f"--{name}={value}" for name, value in options.items()]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+            )
+
+    def wait_ready(self) -> None:
+        try:
+            wait_until(self.ready, f"the API server at {self.url}", _START_SECONDS)
+        except (TimeoutError, ChildProcessError) as error:
+            tail = self.log.read_text(errors="replace")[-3000:]
+            raise AssertionError(f"{error}; its log ends with:\n{tail}") from error
+
+    def ready(self) -> bool:
+        """Whether the server says that it is ready."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise ChildProcessError(f"kube-apiserver ended with {self.process.returncode}")
+        try:
+            return self.fetch("GET", "/readyz") == b"ok"
+        except (Refused, OSError):
+            return False
+
+    def fetch(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+    ) -> bytes:
+        """The administrator's raw request. Raises Refused."""
+        request = urllib.request.Request(
+            self.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {
+                "Authorization": f"Bearer {ADMIN}-token",
+                "Content-Type": content_type,
+                "Accept": accept,
+            },
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_HTTP_SECONDS, context=self._tls) as reply:
+                found: bytes = reply.read()
+                return found
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read()
+            try:
+                raise Refused(error.code, json.loads(said)) from None
+            except ValueError:
+                raise Refused(error.code, {"message": said.decode(errors="replace")}) from None
+
+    def request(self, method: str, path: str, body: Json | None = None, **options: str) -> Json:
+        """The same, with the answer's JSON."""
+        found: Json = json.loads(self.fetch(method, path, body, **options))
+        return found
+
+    def patch(self, path: str, body: Json) -> Json:
+        """A merge patch."""
+        return self.request("PATCH", path, body, content_type="application/merge-patch+json")
+
+    def namespace(self, name: str) -> str:
+        """Create a namespace and return its name."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        return name
+
+    def kubeconfig(self, user: str = ADMIN) -> Path:
+        """A kubeconfig of one context, `test`, as this user."""
+        path = self.folder / f"{user}.kubeconfig"
+        ca, cluster = str(self.certificates.ca_file), {"cluster": "test", "user": user}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": cluster}],
+            "clusters": [
+                {"name": "test", "cluster": {"server": self.url, "certificate-authority": ca}}
+            ],
+            "users": [{"name": user, "user": {"token": f"{user}-token"}}],
+        }
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    def connect(
+        self, user: str = ADMIN, call_seconds: float = 10.0
+    ) -> AbstractAsyncContextManager[Kube]:
+        """A client of the product's own, as this user."""
+        return Kube.connect(self.kubeconfig(user), call_seconds=call_seconds)
+
+    def _define_elasticjobs(self) -> None:
+        definition = yaml.safe_load(CRD.read_text())
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        self.request("POST", path, definition)
+        group, version = definition["spec"]["group"], definition["spec"]["versions"][0]["name"]
+
+        def served() -> bool:
+            try:
+                self.fetch("GET", f"/apis/{group}/{version}/elasticjobs")
+            except Refused:
+                return False
+            return True
+
+        wait_until(served, "ElasticJobs to be served")
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end; `launch` starts it again on the same data and port."""
+        self._signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(_STOP_SECONDS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None, "the server was not started"
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        """End both processes, however they are, and give their ports back."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        self.etcd.close()
+        self.ports.close()

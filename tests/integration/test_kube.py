@@ -1,0 +1,493 @@
+"""The client of the API server, call by call and refusal by refusal, on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes.aio.config import incluster_config
+
+from elasticjob_operator import kube as kube_module
+from elasticjob_operator.kube import (
+    BUDGETS,
+    ELASTICJOBS,
+    LEASES,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    AlreadyExists,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Kind,
+    Kube,
+    KubeError,
+    NoSuchKind,
+    NotFound,
+    QuotaExceeded,
+    Unauthorized,
+    Unreachable,
+)
+from tests.integration.apiserver import NOBODY, ApiServer
+from tests.integration.kube_rig import Json, elasticjob, pod, run
+
+OTHER_UID = "4b2ee1f0-0000-4000-8000-000000000000"
+
+
+def secret(name: str, **metadata: object) -> Json:
+    return {"metadata": {"name": name, **metadata}, "stringData": {"a": "1", "b": "2"}}
+
+
+def test_what_was_created_is_read_as_the_server_keeps_it(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        created = await kube.create(ELASTICJOBS, namespace, elasticjob())
+        assert created["metadata"]["uid"]
+        assert created["spec"]["rendezvous"]["keepAliveSeconds"] == 5, "defaults are filled in"
+        assert await kube.get(ELASTICJOBS, namespace, "job") == created
+
+    run(api_server, scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PODS, pod("x")),
+        (SECRETS, secret("x")),
+        (SERVICES, {"metadata": {"name": "x"}, "spec": {"clusterIP": "None"}}),
+        (BUDGETS, {"metadata": {"name": "x"}, "spec": {"minAvailable": 1}}),
+        (LEASES, {"metadata": {"name": "x"}, "spec": {"holderIdentity": "me"}}),
+    ],
+    ids=lambda value: value.plural if isinstance(value, Kind) else "",
+)
+def test_every_kind_has_its_path(
+    api_server: ApiServer, namespace: str, kind: Kind, body: Json
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        created = await kube.create(kind, namespace, body, strict=True)
+        assert [found["metadata"]["uid"] for found in await kube.list(kind, namespace)] == [
+            created["metadata"]["uid"]
+        ]
+
+    run(api_server, scenario)
+
+
+def test_a_kind_without_namespaces_has_its_path_too(api_server: ApiServer) -> None:
+    async def scenario(kube: Kube) -> None:
+        await kube.create(NODES, None, {"metadata": {"name": "machine"}})
+        assert (await kube.get(NODES, None, "machine"))["metadata"]["name"] == "machine"
+        assert "machine" in [found["metadata"]["name"] for found in await kube.list(NODES)]
+
+    run(api_server, scenario)
+
+
+# --- reading
+
+
+def test_an_absent_object_is_not_found_and_an_unknown_kind_is_something_else(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(NotFound, match=f'^get pods {namespace}/x: pods "x" not found$'):
+            await kube.get(PODS, namespace, "x")
+        for unknown in (Kind("elasticjob.dev", "v1", "elasticjobs"), Kind("", "v1", "podz")):
+            with pytest.raises(NoSuchKind):
+                await kube.get(unknown, namespace, "x")
+            with pytest.raises(NoSuchKind):
+                await kube.list(unknown)
+
+    run(api_server, scenario)
+
+
+def test_a_list_has_every_page(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_module, "PAGE_SIZE", 3)
+
+    async def scenario(kube: Kube) -> None:
+        names = [f"s-{number}" for number in range(7)]
+        for name in names:
+            await kube.create(
+                SECRETS, namespace, secret(name, labels={"odd": str(name[-1] in "135")})
+            )
+        assert [one["metadata"]["name"] for one in await kube.list(SECRETS, namespace)] == names
+        found = await kube.list(SECRETS, namespace, selector="odd=True,odd!=False")
+        assert [one["metadata"]["name"] for one in found] == ["s-1", "s-3", "s-5"]
+        everywhere = [one["metadata"]["namespace"] for one in await kube.list(SECRETS)]
+        assert everywhere.count(namespace) == 7
+        assert await kube.list(SECRETS, namespace, selector="odd=perhaps") == []
+
+    run(api_server, scenario)
+
+
+def test_a_list_of_metadata_has_nothing_else(
+    api_server: ApiServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_module, "PAGE_SIZE", 1)
+
+    async def scenario(kube: Kube) -> None:
+        for name in ("a", "b"):
+            await kube.create(ELASTICJOBS, namespace, elasticjob(name))
+        found = await kube.list(ELASTICJOBS, namespace, metadata_only=True)
+        assert [one["metadata"]["name"] for one in found] == ["a", "b"]
+        assert all("spec" not in one and one["metadata"]["uid"] for one in found)
+
+    run(api_server, scenario)
+
+
+# --- creating
+
+
+def test_a_name_that_is_taken(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        await kube.create(PODS, namespace, pod("x"))
+        with pytest.raises(AlreadyExists, match=f'create pods {namespace}/x: pods "x" already'):
+            await kube.create(PODS, namespace, pod("x"))
+
+    run(api_server, scenario)
+
+
+def test_a_namespace_that_is_not_there(api_server: ApiServer) -> None:
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(NotFound, match='namespaces "nowhere" not found'):
+            await kube.create(PODS, "nowhere", pod("x"))
+
+    run(api_server, scenario)
+
+
+def test_a_dry_run_keeps_nothing(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        found = await kube.create(PODS, namespace, pod("x"), dry_run=True, strict=True)
+        assert found["spec"]["dnsPolicy"] == "ClusterFirst", "as it would be"
+        assert await kube.list(PODS, namespace) == []
+
+    run(api_server, scenario)
+
+
+def test_a_typo_in_a_pod_is_found_when_it_is_to_be(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        typo = pod("x", restartPolice="Never")
+        with pytest.raises(Invalid, match=r'unknown field "spec\.restartPolice"') as found:
+            await kube.create(PODS, namespace, typo, dry_run=True, strict=True)
+        assert found.value.status == 400
+        await kube.create(PODS, namespace, typo)
+
+    run(api_server, scenario)
+
+
+def test_what_is_invalid_says_which_fields(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        wrong = pod("x", restartPolicy="Perhaps", dnsPolicy="Never")
+        with pytest.raises(Invalid) as found:
+            await kube.create(PODS, namespace, wrong)
+        assert {cause.field for cause in found.value.causes} == {
+            "spec.restartPolicy",
+            "spec.dnsPolicy",
+        }
+        assert (found.value.status, found.value.reason) == (422, "Invalid")
+        with pytest.raises(Invalid, match=r"spec\.maxNodes: .*must be at least minNodes"):
+            await kube.create(ELASTICJOBS, namespace, elasticjob(minNodes=5))
+
+    run(api_server, scenario)
+
+
+def test_what_is_too_large_is_invalid(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        large = secret("x", annotations={"a": "x" * 300_000})
+        with pytest.raises(Invalid, match=r"metadata\.annotations: Too long"):
+            await kube.create(SECRETS, namespace, large)
+
+    run(api_server, scenario)
+
+
+# --- changing
+
+
+def test_a_patch_merges_and_takes_away(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        await kube.create(SECRETS, namespace, secret("x", labels={"keep": "1", "drop": "1"}))
+        patch = {"metadata": {"labels": {"drop": None, "new": "2"}}}
+        changed = await kube.patch(SECRETS, namespace, "x", patch)
+        assert changed["metadata"]["labels"] == {"keep": "1", "new": "2"}
+        assert await kube.get(SECRETS, namespace, "x") == changed
+
+    run(api_server, scenario)
+
+
+def test_a_patch_of_another_or_a_changed_object_is_a_conflict(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        created = await kube.create(ELASTICJOBS, namespace, elasticjob())
+        uid, version = created["metadata"]["uid"], created["metadata"]["resourceVersion"]
+        precondition = {"uid": uid, "resourceVersion": version}
+
+        async def patch(phase: str, metadata: Json) -> Json:
+            body = {"metadata": metadata, "status": {"phase": phase}}
+            return await kube.patch(ELASTICJOBS, namespace, "job", body, subresource="status")
+
+        assert (await patch("Running", precondition))["status"]["phase"] == "Running"
+        with pytest.raises(Conflict, match="has been modified"):
+            await patch("Failed", precondition)
+        with pytest.raises(Conflict, match="has been modified"):
+            await patch("Failed", precondition | {"uid": OTHER_UID})
+        with pytest.raises(ValueError, match="resourceVersion must come with uid"):
+            await patch("Failed", {"uid": uid})
+        assert (await kube.get(ELASTICJOBS, namespace, "job"))["status"]["phase"] == "Running"
+
+    run(api_server, scenario)
+
+
+def test_a_uid_is_a_precondition_by_itself_where_the_server_heeds_it(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        for kind, body in ((ELASTICJOBS, elasticjob("x")), (PODS, pod("x"))):
+            uid = (await kube.create(kind, namespace, body))["metadata"]["uid"]
+            labels = {"labels": {"a": "b"}}
+            with pytest.raises(Conflict):
+                await kube.patch(kind, namespace, "x", {"metadata": labels | {"uid": OTHER_UID}})
+            changed = await kube.patch(kind, namespace, "x", {"metadata": labels | {"uid": uid}})
+            assert changed["metadata"]["labels"]["a"] == "b"
+
+    run(api_server, scenario)
+
+
+def test_a_patch_of_scale_heeds_the_version_of_the_job(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        metadata = (await kube.create(ELASTICJOBS, namespace, elasticjob()))["metadata"]
+        seen = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+
+        async def scale(replicas: int) -> Json:
+            body = {"metadata": seen, "spec": {"replicas": replicas}}
+            return await kube.patch(ELASTICJOBS, namespace, "job", body, subresource="scale")
+
+        assert (await scale(3))["spec"]["replicas"] == 3
+        with pytest.raises(Conflict):
+            await scale(2)
+        assert (await kube.get(ELASTICJOBS, namespace, "job"))["spec"]["nodes"] == 3
+
+    run(api_server, scenario)
+
+
+def test_a_patch_of_an_absent_object_creates_none(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(NotFound):
+            await kube.patch(PODS, namespace, "x", {"metadata": {"labels": {"a": "b"}}})
+        body = {"metadata": {"uid": OTHER_UID, "resourceVersion": "1"}, "status": {}}
+        with pytest.raises(NotFound):
+            await kube.patch(ELASTICJOBS, namespace, "x", body, subresource="status")
+
+    run(api_server, scenario)
+
+
+# --- deleting
+
+
+def test_only_the_very_object_is_deleted(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        first = await kube.create(SECRETS, namespace, secret("x"))
+        uid = first["metadata"]["uid"]
+        assert await kube.delete(SECRETS, namespace, "x", uid=uid)
+        assert not await kube.delete(SECRETS, namespace, "x", uid=uid), "it is gone"
+        second = await kube.create(SECRETS, namespace, secret("x"))
+        assert not await kube.delete(SECRETS, namespace, "x", uid=uid), "it is another"
+        version = second["metadata"]["resourceVersion"]
+        assert not await kube.delete(SECRETS, namespace, "x", uid=uid, resource_version=version)
+        assert await kube.get(SECRETS, namespace, "x") == second
+
+    run(api_server, scenario)
+
+
+def test_an_object_that_changed_is_not_deleted(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        first = await kube.create(SECRETS, namespace, secret("x"))
+        uid, version = first["metadata"]["uid"], first["metadata"]["resourceVersion"]
+        second = await kube.patch(SECRETS, namespace, "x", {"metadata": {"labels": {"a": "b"}}})
+        with pytest.raises(Conflict):
+            await kube.delete(SECRETS, namespace, "x", uid=uid, resource_version=version)
+        version = second["metadata"]["resourceVersion"]
+        assert await kube.delete(SECRETS, namespace, "x", uid=uid, resource_version=version)
+
+    run(api_server, scenario)
+
+
+def test_a_pod_is_deleted_with_its_own_grace(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        body = pod("x", nodeName="machine", terminationGracePeriodSeconds=77)
+        uid = (await kube.create(PODS, namespace, body))["metadata"]["uid"]
+        assert await kube.delete(PODS, namespace, "x", uid=uid)
+        found = (await kube.get(PODS, namespace, "x"))["metadata"]
+        assert (found["uid"], found["deletionGracePeriodSeconds"]) == (uid, 77)
+
+    run(api_server, scenario)
+
+
+# --- not being allowed to
+
+
+def test_what_is_not_allowed_is_forbidden(api_server: ApiServer, namespace: str) -> None:
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(Forbidden, match=f'User "{NOBODY}" cannot list resource "pods"'):
+            await kube.list(PODS, namespace)
+        with pytest.raises(Forbidden) as found:
+            await kube.create(PODS, namespace, pod("x"))
+        assert not isinstance(found.value, QuotaExceeded)
+        with pytest.raises(Forbidden):
+            await kube.patch(PODS, namespace, "x", {"metadata": {"labels": {"a": "b"}}})
+        with pytest.raises(Forbidden):
+            await kube.delete(PODS, namespace, "x", uid="uid")
+
+    run(api_server, scenario, user=NOBODY)
+
+
+def test_a_role_allows_what_it_names_alone(api_server: ApiServer, namespace: str) -> None:
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["create"]}
+    api_server.request("POST", f"{rbac}/roles", {"metadata": {"name": "r"}, "rules": [rule]})
+    binding = {
+        "metadata": {"name": "r"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": NOBODY}],
+    }
+    api_server.request("POST", f"{rbac}/rolebindings", binding)
+
+    async def scenario(kube: Kube) -> None:
+        async with asyncio.timeout(10):
+            while True:  # the server's own view of roles lags a little
+                try:
+                    await kube.create(PODS, namespace, pod("x"))
+                    break
+                except Forbidden:
+                    await asyncio.sleep(0.05)
+        with pytest.raises(Forbidden, match='cannot get resource "pods"'):
+            await kube.get(PODS, namespace, "x")
+
+    run(api_server, scenario, user=NOBODY)
+
+
+def test_a_quota_that_is_used_up_is_told_from_other_refusals(
+    api_server: ApiServer, namespace: str
+) -> None:
+    # Nobody works out a quota's status here, so the test does; admission counts on by itself.
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    hard = {"pods": "1"}
+    api_server.request("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": hard}})
+    api_server.patch(f"{path}/few/status", {"status": {"hard": hard, "used": {"pods": "0"}}})
+
+    async def scenario(kube: Kube) -> None:
+        async with asyncio.timeout(10):
+            created = 0
+            while True:  # admission's view of the quota lags a little
+                try:
+                    await kube.create(PODS, namespace, pod(f"x-{created}"))
+                    created += 1
+                except QuotaExceeded as error:
+                    if "exceeded quota" in error.message:
+                        break
+                await asyncio.sleep(0.05)
+        assert created == 1
+        with pytest.raises(QuotaExceeded, match=r"exceeded quota: few, requested: pods=1"):
+            await kube.create(PODS, namespace, pod("y"))
+        with pytest.raises(QuotaExceeded):
+            await kube.create(PODS, namespace, pod("y"), dry_run=True)
+
+    run(api_server, scenario)
+
+
+def test_a_pod_that_breaks_the_pod_security_of_its_namespace_is_forbidden(
+    api_server: ApiServer, namespace: str
+) -> None:
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api_server.patch(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+
+    async def scenario(kube: Kube) -> None:
+        with pytest.raises(Forbidden, match=r'violates PodSecurity "restricted:latest"') as found:
+            await kube.create(PODS, namespace, pod("x"))
+        assert not isinstance(found.value, QuotaExceeded)
+
+    run(api_server, scenario)
+
+
+def test_credentials_that_are_not_accepted(api_server: ApiServer, tmp_path: Path) -> None:
+    document = yaml.safe_load(api_server.kubeconfig().read_text())
+    document["users"][0]["user"]["token"] = "stale"
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(document))
+
+    async def main() -> None:
+        async with Kube.connect(kubeconfig) as kube:
+            with pytest.raises(Unauthorized):
+                await kube.list(PODS)
+
+    asyncio.run(main())
+
+
+# --- getting there
+
+
+def test_a_server_that_does_not_answer_in_time_is_unreachable(
+    api_server: ApiServer, namespace: str
+) -> None:
+    async def scenario(kube: Kube) -> None:
+        for call in (kube.get(PODS, namespace, "x"), kube.create(PODS, namespace, pod("x"))):
+            with pytest.raises(Unreachable, match=r"no answer from https://.* in 0\.5 s"):
+                await call
+
+    api_server.pause()
+    try:
+        run(api_server, scenario, call_seconds=0.5)
+    finally:
+        api_server.resume()
+
+
+def test_the_context_is_the_named_one(api_server: ApiServer, tmp_path: Path) -> None:
+    document = yaml.safe_load(api_server.kubeconfig().read_text())
+    document["contexts"].append({"name": "good", "context": document["contexts"][0]["context"]})
+    document["contexts"][0]["context"] = {"cluster": "none", "user": "none"}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(document))
+
+    async def main() -> None:
+        async with Kube.connect(kubeconfig, "good") as kube:
+            assert await kube.get(Kind("", "v1", "namespaces", namespaced=False), None, "default")
+        for context in (None, "absent"):
+            with pytest.raises(KubeError, match="no usable configuration"):
+                async with Kube.connect(kubeconfig, context):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(KubeError, match=f"no usable configuration: {tmp_path}/absent is"):
+            async with Kube.connect(tmp_path / "absent"):
+                pass
+
+    asyncio.run(main())
+
+
+def test_in_a_pod_the_service_account_is_used(
+    api_server: ApiServer, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, _, port = api_server.url.removeprefix("https://").partition(":")
+    token = tmp_path / "token"
+    token.write_text("admin-token")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    ca = str(api_server.certificates.ca_file)
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", ca)
+
+    async def main() -> None:
+        async with Kube.connect() as kube:
+            assert await kube.list(PODS, namespace) == []
+
+    asyncio.run(main())
