@@ -40,6 +40,7 @@ from elasticjob_rendezvous.core.view import Versioned, View
 KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
 FENCES_PER_TXN = 50
+FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,18 @@ class Coordinator:
 
     # -- the look -------------------------------------------------------------------
 
-    def decide(self, view: View, own: Versioned[Member], clock: Clock) -> Act | None:
-        """The next transaction, if one is due; `timers.wake` says when to look again."""
+    def decide(
+        self, view: View, own: Versioned[Member], clock: Clock, brought: Bounds | None = None
+    ) -> Act | None:
+        """The next transaction, if one is due; `timers.wake` says when to look again.
+
+        `brought` are the bounds to write where nobody else does.
+        """
         self.timers.begin_step(clock.now)
-        if view.bounds is None or self.keys.round in view.malformed:
+        if not view.malformed.keys().isdisjoint((self.keys.round, self.keys.bounds)):
             return None
+        if view.bounds is None:
+            return self._first_bounds(view, own, clock, brought) if brought else None
         bounds = view.bounds.record
         self.timers.since(absence.TOOK_OVER)
         fences = self._duplicates(view, own) + gone_keys(self.peers, view.members())
@@ -144,13 +152,23 @@ class Coordinator:
 
     # -- joinable -------------------------------------------------------------------
 
+    def _first_bounds(
+        self, view: View, own: Versioned[Member], clock: Clock, brought: Bounds
+    ) -> Act:
+        """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
+        put = Put(self.keys.bounds, encode(brought))
+        none = Compare(self.keys.bounds, Target.CREATE, 0)
+        if view.round is None and _known(view) == 0:
+            return self._write(view, own, clock, FIRST, (put,), "round 1 opens", (none,))
+        compares = (none, Compare(own.key, Target.CREATE, own.created))
+        return Act(Txn(compares, (put,), (Range(self.keys.bounds),)), "the bounds are written")
+
     def _first_round(
         self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
     ) -> Act | None:
-        known = max(member.record.known for member in view.members().values())
+        known = _known(view)
         if known == 0:
-            first = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
-            return self._write(view, own, clock, first, (), "round 1 opens")
+            return self._write(view, own, clock, FIRST, (), "round 1 opens")
         if not self.timers.over("data lost", bounds.keep_alive_seconds):
             return None  # let the others register again: they may know a higher number
         if self.last and self.last[0].number == known:
@@ -170,9 +188,8 @@ class Coordinator:
         if current.state is RoundState.CLOSED:
             return None
         members = [versioned.record for versioned in view.members().values()]
-        known = max(member.known for member in members)
         used = [member.round for member in members if self._used_before(view, member)]
-        top = max([known, *used])
+        top = max([_known(view), *used])
         if top <= current.number and not used:
             return None
         number = max(top, current.number) + 1
@@ -562,6 +579,11 @@ class Coordinator:
             ),
             note,
         )
+
+
+def _known(view: View) -> int:
+    """The highest round number that any member has seen."""
+    return max(member.record.known for member in view.members().values())
 
 
 def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:

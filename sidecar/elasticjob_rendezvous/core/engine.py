@@ -591,8 +591,6 @@ class Engine:
             return txn
         if own.leaving:
             return own_key.report(own, stored) or self._leave(own, stored)
-        if self.coordinator.active and (txn := own_key.write_bounds(own, stored)):
-            return txn
         return own_key.update(own, stored)
 
     def _leave(self, own: Own, stored: Versioned[Member]) -> Txn | None:
@@ -638,7 +636,7 @@ class Engine:
             self._busy_note = f"the coordinator {name} lost its agent: it is set aside"
             return Write(own_key.set_aside(own, stored, leader))
         if self.lease.holds(now):
-            act = self.coordinator.decide(self.view, stored, self._clock)
+            act = self.coordinator.decide(self.view, stored, self._clock, self.config.bounds)
             if act is not None:
                 self._busy_note = act.note
                 return Write(act.txn)

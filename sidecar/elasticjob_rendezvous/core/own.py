@@ -204,18 +204,6 @@ def _confirmation(own: Own, stored: Member) -> int:
     return stored.confirmed
 
 
-def write_bounds(own: Own, stored: Versioned[Member]) -> Txn | None:
-    """Outside Kubernetes the first member writes the bounds."""
-    if own.view.bounds is not None or own.config.bounds is None:
-        return None
-    key = own.view.keys.bounds
-    return Txn(
-        (Compare(key, Target.CREATE, 0), Compare(stored.key, Target.CREATE, stored.created)),
-        (Put(key, encode(own.config.bounds)),),
-        (Range(key),),
-    )
-
-
 def disagreement(own: Own) -> str:
     """Outside Kubernetes all members must bring the same sizes; says what differs."""
     mine, there = own.config.bounds, own.view.bounds

@@ -73,6 +73,7 @@ class Job:
         self.bounds(**bounds)
         self.coordinator = Coordinator(KEYS)
         self.leader = names[0] if names else ""
+        self.brought: Bounds | None = None  # by the coordinator, where no operator writes bounds
         for name in names:
             self.member(name)
         self.coordinator.take_over(self.now, ())
@@ -116,6 +117,11 @@ class Job:
         answer = Probed(identity(name), session, verdict)
         self.coordinator.peers.probed(answer, self.view(), self.now, ORPHAN_SECONDS)
         return self
+
+    def brings(self, bounds: Bounds) -> Self:
+        """There are no bounds but those that the coordinator was started with."""
+        self.brought = bounds
+        return self.delete(KEYS.bounds)
 
     def round(self, number: int, state: RoundState = RoundState.JOINABLE, **fields: Any) -> Self:
         return self.put(KEYS.round, a_round(number, state, **fields))
@@ -162,7 +168,8 @@ class Job:
 
     def look(self) -> Act | None:
         """What the coordinator would do now."""
-        return self.coordinator.decide(self.view(), self.stored(self.leader), self.clock)
+        own = self.stored(self.leader)
+        return self.coordinator.decide(self.view(), own, self.clock, self.brought)
 
     def commit(self, txn: Txn) -> TxnResult:
         return self.etcd.txn(txn)

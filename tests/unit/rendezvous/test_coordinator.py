@@ -10,6 +10,7 @@ from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
+    Bounds,
     CauseKind,
     History,
     MemberState,
@@ -77,6 +78,8 @@ def duplicates() -> Job:
 
 SITUATIONS = {
     "open": lambda: Job("a", "b"),
+    "open with bounds": lambda: Job("a", "b").brings(Bounds(1, 4)),
+    "bounds alone": lambda: Job("a", "b").round(1).brings(Bounds(1, 4)),
     "freeze": joinable,
     "seal": confirmed,
     "loss": lost,
@@ -107,7 +110,9 @@ def test_a_coordinator_in_office_does(situation: Any) -> None:
     assert job.commit(act.txn).succeeded
 
 
-@pytest.mark.parametrize("name", ["open", "freeze", "seal", "loss", "failure", "close"])
+@pytest.mark.parametrize(
+    "name", ["open", "open with bounds", "freeze", "seal", "loss", "failure", "close"]
+)
 def test_no_round_is_written_over_one_that_was_not_seen(name: str) -> None:
     job = SITUATIONS[name]()
     act = job.look()
@@ -117,7 +122,9 @@ def test_no_round_is_written_over_one_that_was_not_seen(name: str) -> None:
     assert job.current().number == 9
 
 
-@pytest.mark.parametrize("name", ["open", "freeze", "seal", "loss", "failure", "close"])
+@pytest.mark.parametrize(
+    "name", ["open", "open with bounds", "freeze", "seal", "loss", "failure", "close"]
+)
 def test_every_round_is_written_on_its_revision_and_ones_own_session(name: str) -> None:
     job = SITUATIONS[name]()
     act = job.look()
@@ -156,9 +163,36 @@ def test_the_first_round_opens_once_there_are_bounds() -> None:
     assert current.previous == 0
 
 
+def test_the_first_member_brings_the_bounds_with_the_first_round() -> None:
+    bounds = Bounds(1, 2)
+    job = Job("a", "b").brings(bounds)
+    assert job.act().number == 1
+    assert job.read(Bounds, KEYS.bounds) == bounds
+
+
+def test_bounds_that_came_meanwhile_are_not_changed() -> None:
+    job = Job("a", "b").brings(Bounds(1, 2))
+    act = job.look()
+    assert act is not None
+    job.bounds(max_nodes=7)
+    assert not job.commit(act.txn).succeeded
+    assert job.read(Bounds, KEYS.bounds).max_nodes == 7
+
+
+def test_no_first_round_comes_with_the_bounds_where_members_know_a_later_one() -> None:
+    job = Job("a", "b").brings(Bounds(1, 2)).change("b", known=5)
+    act = job.look()
+    assert act is not None
+    assert job.commit(act.txn).succeeded
+    assert job.view().bounds is not None
+    assert job.view().round is None
+
+
 @pytest.mark.parametrize("key", [KEYS.round, KEYS.bounds])
 def test_nothing_is_decided_on_what_cannot_be_read(key: str) -> None:
-    joinable().put(key, ["not a record"]).idle()
+    job = joinable().put(key, ["not a record"])
+    job.brought = Bounds(1, 4)
+    job.idle()
 
 
 # -- joinable -------------------------------------------------------------------------

@@ -124,7 +124,6 @@ WRITES: dict[str, tuple[Callable[[Own], Txn | None], dict[str, Any]]] = {
     "close": (close, {}),
     "depose": (depose, {}),
     "set aside": (set_aside, {}),
-    "write bounds": (with_stored(own_key.write_bounds), {"bounds": Bounds(1, 4)}),
 }
 
 
@@ -134,8 +133,6 @@ def test_a_fenced_session_writes_nothing(
 ) -> None:
     """Fenced after it looked and before it wrote: etcd refuses all of it."""
     job = Job("b", "a").round(1)
-    if "bounds" in own:
-        job.delete(KEYS.bounds)
     txn = write(job.own("a", **own))
     assert txn is not None
     job.gone("a")
@@ -147,8 +144,6 @@ def test_a_fenced_session_writes_nothing(
 @pytest.mark.parametrize(("write", "own"), WRITES.values(), ids=WRITES.keys())
 def test_a_living_session_does(write: Callable[[Own], Txn | None], own: dict[str, Any]) -> None:
     job = Job("b", "a").round(1)
-    if "bounds" in own:
-        job.delete(KEYS.bounds)
     txn = write(job.own("a", **own))
     assert txn is not None
     assert job.commit(txn).succeeded
@@ -435,24 +430,6 @@ def test_a_coordinator_that_is_set_aside_keeps_everything_but_its_seniority() ->
     assert [kv.key for target, kvs in result.ranges if target.limit for kv in kvs] == [
         job.stored("a").key
     ]
-
-
-def test_the_first_member_writes_the_bounds_and_no_other_changes_them() -> None:
-    mine, theirs = Bounds(1, 2), Bounds(3, 4)
-    job = Job("a", "b").delete(KEYS.bounds)
-    first = own_key.write_bounds(job.own("a", bounds=mine), job.stored("a"))
-    second = own_key.write_bounds(job.own("b", bounds=theirs), job.stored("b"))
-    assert first is not None
-    assert second is not None
-    assert job.commit(first).succeeded
-    assert not job.commit(second).succeeded
-    assert job.read(Bounds, KEYS.bounds) == mine
-    assert own_key.write_bounds(job.own("b", bounds=theirs), job.stored("b")) is None
-
-
-def test_where_an_operator_writes_the_bounds_no_member_does() -> None:
-    job = Job("a").delete(KEYS.bounds)
-    assert own_key.write_bounds(job.own("a"), job.stored("a")) is None
 
 
 @pytest.mark.parametrize(
