@@ -88,15 +88,13 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._start()
-        self._tell(
-            replace(
-                self._local,
-                ready=True,
-                workers=Workers.NONE,
-                failure=None,
-                done=False,
-                master_port=self._hold_port(),
-            )
+        self._local = replace(
+            self._local,
+            ready=True,
+            workers=Workers.NONE,
+            failure=None,
+            done=False,
+            master_port=self._hold_port(),
         )
         directive = self._call(self._await_run, self._timeout_seconds + SHUTDOWN_SECONDS)
         if not isinstance(directive, Run):
@@ -104,8 +102,6 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         roster = directive.roster
         seat = roster.seat(directive.member)
         assert seat is not None, "a Run directive seats its member"
-        self._tell(replace(self._local, workers=Workers.STARTING, round=roster.number))
-        self._say_running_soon(roster.number)
         self._release_port()
         info = RendezvousStoreInfo(roster.master_address, roster.master_port)
         return RendezvousInfo(None, seat.group_rank, len(roster.seats), info, roster.number)
@@ -156,19 +152,6 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._thread = None
         return not alive
 
-    def _say_running_soon(self, number: int) -> None:
-        """The caller starts its workers now; nobody tells us when they run."""
-
-        def running() -> None:
-            local = self._local
-            if local.round == number and local.workers is Workers.STARTING and self._member:
-                self._local = replace(local, workers=Workers.RUNNING)
-                self._member.tell(self._local)
-
-        loop = self._loop
-        assert loop is not None
-        loop.call_soon_threadsafe(loop.call_later, START_SECONDS, running)
-
     # -- waiting, in the loop -------------------------------------------------------
 
     async def _await(self, enough: Callable[[Directive], bool], seconds: float) -> Directive:
@@ -180,7 +163,13 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         raise RendezvousConnectionError("the rendezvous ended unexpectedly")
 
     async def _await_run(self) -> Directive:
+        """Say that we are ready, and wait for a round newer than the last.
+
+        All in one visit to the loop: each costs the caller's thread a fight for the GIL.
+        """
+        assert self._member is not None
         wanted = self._local.round
+        self._member.tell(self._local)
 
         def enough(directive: Directive) -> bool:
             if isinstance(directive, Run):
@@ -188,11 +177,29 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             return isinstance(directive, Left | Finish | Refused)
 
         try:
-            return await self._await(enough, self._timeout_seconds)
+            directive = await self._await(enough, self._timeout_seconds)
         except TimeoutError as error:
             raise RendezvousTimeoutError(
                 f"no round of {self._run_id!r} within {self._timeout_seconds:g} s"
             ) from error
+        if isinstance(directive, Run):
+            self._started(directive.roster.number)
+        return directive
+
+    def _started(self, number: int) -> None:
+        """The caller starts its workers now; nobody tells us when they run.
+
+        Until then they count as promised: the directive was handed over.
+        """
+
+        def running() -> None:
+            local = self._local
+            if local.round == number and local.workers is Workers.STARTING and self._member:
+                self._local = replace(local, workers=Workers.RUNNING)
+                self._member.tell(self._local)
+
+        self._local = replace(self._local, workers=Workers.STARTING, round=number)
+        asyncio.get_running_loop().call_later(START_SECONDS, running)
 
     async def _await_closed(self, outcome: Outcome) -> None:
         assert self._member is not None
