@@ -12,6 +12,7 @@ import random
 import time
 from contextlib import aclosing
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import kopf
 
@@ -105,6 +106,8 @@ class Active:
             settings=kopf_settings(),
             namespaces=self._settings.namespaces,
             clusterwide=not self._settings.namespaces,
+            # Else kopf asks for the user's name, and a uid of a container has none.
+            identity=cast(Any, self._settings.lease.identity),  # its type is kopf's own
         )
 
     def _parts(self, etcds: Etcds, events: Events) -> Parts:
