@@ -193,7 +193,7 @@ class Applier:
     # -- pods
 
     async def _create(self, task: Task, creations: list[CreatePod], applied: Applied) -> None:
-        """One first, then more and more at once: what is refused is mostly refused for all."""
+        """One first, then many at once: what is refused is mostly refused for all."""
         if task.etcd is None:
             applied.refused = True
             return  # the refusal says why
@@ -207,7 +207,7 @@ class Applier:
             if len(applied.created) - made < len(batch):
                 applied.refused = True
                 return
-            at_once = min(2 * at_once, MOST_AT_ONCE)
+            at_once = MOST_AT_ONCE
         task.memory.refusal = None
 
     async def _create_one(self, task: Task, action: CreatePod, applied: Applied) -> None:

@@ -77,11 +77,7 @@ class Dependents:
             return
         name, namespace = budget_name(job), job.metadata.namespace
         wanted = children.budget(job, least)
-        found = await self._get(BUDGETS, namespace, name)
-        if found is None:
-            found = await self._find_or_create(job, memory, BUDGETS, wanted)
-        else:
-            self._check_owner(job, memory, BUDGETS, found)
+        found = await self._find_or_create(job, memory, BUDGETS, wanted)
         changed = {
             key: value for key, value in wanted["spec"].items() if found["spec"].get(key) != value
         }
@@ -105,7 +101,7 @@ class Dependents:
 
     async def _ensure_access(self, job: ElasticJob, memory: JobMemory, etcd: Etcd) -> Access:
         namespace, name = job.metadata.namespace, secret_name(job)
-        raw = await self._get(SECRETS, namespace, name)
+        raw = None if _is_new(job) else await self._get(SECRETS, namespace, name)
         if raw is not None:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
@@ -125,13 +121,13 @@ class Dependents:
     async def _find_or_create(
         self, job: ElasticJob, memory: JobMemory, kind: Kind, wanted: Json
     ) -> Json:
-        namespace = job.metadata.namespace
-        found = await self._get(kind, namespace, wanted["metadata"]["name"])
+        namespace, name = job.metadata.namespace, wanted["metadata"]["name"]
+        found = None if _is_new(job) else await self._get(kind, namespace, name)
         if found is None:
             try:
                 return await self._kube.create(kind, namespace, wanted)
-            except AlreadyExists as error:
-                raise Retry(str(error)) from error
+            except AlreadyExists:
+                found = await self._kube.get(kind, namespace, name)
         self._check_owner(job, memory, kind, found)
         return found
 
@@ -149,6 +145,11 @@ class Dependents:
             return await self._kube.get(kind, namespace, name)
         except NotFound:
             return None
+
+
+def _is_new(job: ElasticJob) -> bool:
+    """Whether nothing was made of the job yet, so that its objects need not be looked for."""
+    return job.status.phase is None
 
 
 def _preconditions(raw: Json) -> Json:

@@ -18,6 +18,8 @@ from elasticjob_operator.wakeups import Wakeups
 
 COALESCE_SECONDS = 0.02
 """What comes together, such as the pods of a drained node, is looked at together."""
+PATIENT_SECONDS = 0.25
+"""Pods that start do so one after the other, and nothing is to be done about it."""
 WATCH_SECONDS = 300
 """A watch is opened anew after this time, from where it was."""
 SILENCE_SECONDS = 90.0
@@ -41,9 +43,13 @@ class Handlers:
             self._wakeups.wake(key)
 
     async def pod(self, event: Any, **_: Any) -> None:
-        metadata = self._took(PODS, event)["metadata"]
-        if name := metadata["labels"].get(JOB_LABEL):
-            self._wakeups.wake(JobKey(metadata["namespace"], name), COALESCE_SECONDS)
+        raw = self._took(PODS, event)
+        metadata = raw["metadata"]
+        name = metadata["labels"].get(JOB_LABEL)
+        if name and not (event["type"] == "ADDED" and _says_nothing(raw)):
+            calm = event["type"] == "MODIFIED" and _starts(raw)
+            seconds = PATIENT_SECONDS if calm else COALESCE_SECONDS
+            self._wakeups.wake(JobKey(metadata["namespace"], name), seconds)
 
     async def node(self, event: Any, **_: Any) -> None:
         raw: Json = event["object"]
@@ -55,6 +61,21 @@ class Handlers:
         raw: Json = event["object"]
         self._delivered.take(kind, raw["metadata"], event["type"] == "DELETED")
         return raw
+
+
+def _says_nothing(pod: Json) -> bool:
+    """Whether a pod is as it was when it was made: whoever made it knows of it."""
+    bound = (pod.get("spec") or {}).get("nodeName")
+    return not bound and not (pod.get("status") or {}).get("conditions")
+
+
+def _starts(pod: Json) -> bool:
+    """Whether a pod is on its way, or runs, and nothing of it has ended."""
+    status = pod.get("status") or {}
+    found = status.get("containerStatuses") or ()
+    ended = any("terminated" in (container.get("state") or {}) for container in found)
+    going = bool(pod["metadata"].get("deletionTimestamp"))
+    return not going and not ended and status.get("phase") in ("Pending", "Running")
 
 
 def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:

@@ -47,20 +47,18 @@ class Health:
 @asynccontextmanager
 async def answering(
     health: Health, metrics: Callable[[], bytes], health_port: int, metrics_port: int
-) -> AsyncIterator[tuple[int, int]]:
-    """Answer at both ports, 0 taking a free one; yields them. Raises OSError."""
+) -> AsyncIterator[None]:
+    """Answer at both ports. Raises OSError."""
     probes = {
         "/healthz": lambda: _text(*health.answer_health()),
         "/readyz": lambda: _text(*health.answer_ready()),
     }
     scrapes = {"/metrics": lambda: _reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, metrics())}
     async with contextlib.AsyncExitStack() as stack:
-        ports = []
         for port, pages in ((health_port, probes), (metrics_port, scrapes)):
             server = await asyncio.start_server(_Answers(pages), None, port, limit=_MAX_HEAD_BYTES)
             await stack.enter_async_context(server)
-            ports.append(server.sockets[0].getsockname()[1])
-        yield ports[0], ports[1]
+        yield
 
 
 class _Answers:

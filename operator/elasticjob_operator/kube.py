@@ -317,7 +317,8 @@ def _object(request: Request, status: int, body: bytes) -> Json:
 
 
 async def _configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
-    configuration = Configuration()
+    # With it each request would read proxies and ~/.netrc anew, in a thread.
+    configuration = Configuration(client_session_kwargs={"trust_env": False})
     try:
         if kubeconfig is None and context is None:
             with suppress(ConfigException):  # not in a pod

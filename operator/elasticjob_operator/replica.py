@@ -22,7 +22,7 @@ from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.events import Events
-from elasticjob_operator.handlers import Handlers, registry
+from elasticjob_operator.handlers import COALESCE_SECONDS, Handlers, registry
 from elasticjob_operator.handlers import settings as kopf_settings
 from elasticjob_operator.health import Health
 from elasticjob_operator.jobs import Jobs
@@ -140,7 +140,7 @@ class Active:
         if memory is not None and memory.key.namespace == namespace:
             if memory.changed_at is None:
                 memory.changed_at = time.monotonic()
-            self._wakeups.wake(memory.key)
+            self._wakeups.wake(memory.key, COALESCE_SECONDS)
 
     def _stuck(self) -> str:
         seconds = self._wakeups.longest_seconds

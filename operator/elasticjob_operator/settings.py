@@ -15,7 +15,7 @@
 | `ELASTICJOB_LEASE_NAMESPACE` | where the active replica's Lease is | the pod's own |
 | `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
 | `ELASTICJOB_POD_NAME` | this replica | the host's name |
-| `ELASTICJOB_METRICS_PORT`, `ELASTICJOB_HEALTH_PORT` | TCP ports; 0 takes a free one | 8080, 8081 |
+| `ELASTICJOB_METRICS_PORT`, `ELASTICJOB_HEALTH_PORT` | TCP ports | 8080, 8081 |
 | `ELASTICJOB_LOG_FORMAT` | text or json | text |
 | `ELASTICJOB_LOG_LEVEL` | debug, info, warning or error | info |
 | `KUBECONFIG` | outside a cluster: how to reach one | ~/.kube/config |
@@ -211,6 +211,6 @@ def _port(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdigit()) or int(text) > 65535:
-        raise SettingsError(f"{name} must be a port from 0 to 65535, got {text!r}")
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= 65535:
+        raise SettingsError(f"{name} must be a port from 1 to 65535, got {text!r}")
     return int(text)

@@ -43,14 +43,13 @@ class Agenda:
         self._began: dict[JobKey, float] = {}
         self._failures: dict[JobKey, int] = {}
 
-    def schedule(self, key: JobKey, at: float) -> bool:
-        """Have `key` taken at `at`, or earlier if it is so already; true when that is news."""
+    def schedule(self, key: JobKey, at: float) -> None:
+        """Have `key` taken at `at`, or earlier if it is so already."""
         if self._due.get(key, at + 1) <= at:
-            return False
+            return
         self._due[key] = at
         if key not in self._began:
             heapq.heappush(self._heap, (at, next(self._order), key))
-        return True
 
     def take(self, now: float) -> JobKey | None:
         """The key that has been due for longest and that nobody works on; it is begun."""
@@ -116,8 +115,8 @@ class Wakeups:
 
     def wake(self, key: JobKey, delay_seconds: float = 0.0) -> None:
         """Have the job looked at after the delay, or earlier if another wake-up says so."""
-        if self._agenda.schedule(key, self._clock() + delay_seconds):
-            self._news.set()
+        self._agenda.schedule(key, self._clock() + delay_seconds)
+        self._news.set()
 
     @property
     def depth(self) -> int:

@@ -227,8 +227,8 @@ def _phase(before: Status, after: Status) -> Iterator[Happening]:
         return
     match after.phase:
         case Phase.PENDING:
-            text = "resumed" if before.phase is Phase.SUSPENDED else "waits for its first round"
-            yield _normal("Pending", text)
+            if before.phase is Phase.SUSPENDED:
+                yield _normal("Resumed", "runPolicy.suspend is false again")
         case Phase.RUNNING:
             nodes = after.rendezvous.nodes if after.rendezvous else after.nodes
             yield _normal("Running", f"trains on {nodes} node{_s(nodes)}")

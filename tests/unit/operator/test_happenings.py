@@ -1,0 +1,163 @@
+"""What is told of a job: each thing once, in words that say why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.core.actions import Action, CreatePod, DeletePod, RemoveMembers, WriteNodes
+from elasticjob_operator.core.happenings import EventType, because, happenings, settled_rounds
+from elasticjob_operator.core.observed import Obstacle, Refusal
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    FailureView,
+    OutcomeKind,
+    RendezvousView,
+    RoundView,
+)
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.status import CauseStatus, RoundStatus, Status
+from elasticjob_rendezvous.core.records import CauseKind
+from tests.unit.operator.builders import NOW, ago, closed, final_round, job, observed, running
+
+
+def told(before: Status, after: Status, *applied: Action) -> list[tuple[str, str]]:
+    return [(said.reason, said.message) for said in happenings(before, after, applied)]
+
+
+def status_of(view: RendezvousView, before: Status | None = None) -> Status:
+    here = observed(*running(2), view=view)
+    return next_status(job(status=before, maxNodes=2), here, view, NOW)
+
+
+FIRST = RoundView(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
+SECOND = RoundView(3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80)
+
+
+def test_nothing_new_is_nothing_to_tell() -> None:
+    status = status_of(final_round(2, rounds=(FIRST,)))
+    assert told(status, status) == []
+
+
+def test_a_new_round_is_told_with_cause_members_and_times() -> None:
+    before = status_of(final_round(2, rounds=(FIRST,)))
+    cause = CauseView("leave", ("job-2",), "drained")
+    after = status_of(final_round(2, 3, cause=cause, rounds=(FIRST, SECOND)), before)
+    assert told(before, after) == [
+        (
+            "RoundFinal",
+            "round 3 is final with 2 nodes: job-2 left (drained); "
+            "detect 5 ms, stop 120 ms, join 80 ms",
+        )
+    ]
+
+
+def test_the_first_round_also_starts_the_job() -> None:
+    after = status_of(final_round(2, rounds=(FIRST,)))
+    assert [reason for reason, _ in told(Status(), after)] == ["RoundFinal", "Running"]
+
+
+@pytest.mark.parametrize("kind", list(CauseKind))
+def test_every_cause_has_words_of_its_own(kind: CauseKind) -> None:
+    said = because(CauseStatus(kind=kind.value, members=["job-1"], detail="why"))
+    assert "(why)" in said
+    assert not said.startswith(kind.value)
+
+
+def test_an_unknown_cause_of_a_newer_agent_is_told_as_it_is() -> None:
+    assert because(CauseStatus(kind="eclipse", members=["job-1"])) == "eclipse: job-1"
+
+
+def test_what_was_done_is_told_together() -> None:
+    status = status_of(final_round(2))
+    created = [CreatePod(index, f"job-{index}", 1) for index in range(8)]
+    deleted = [
+        DeletePod("job-10", "u10", DeleteReason.SURPLUS_HIGHEST_RANK),
+        DeletePod("job-9", "u9", DeleteReason.SURPLUS_HIGHEST_RANK),
+        DeletePod("job-11", "u11", DeleteReason.SURPLUS_PENDING),
+    ]
+    done: list[Action] = [WriteNodes(8), RemoveMembers(1, ("a", "b")), *created, *deleted]
+    assert told(status, status, *done) == [
+        ("NodesSet", "spec.nodes was not set: it is maxNodes, 8"),
+        ("MembersRemoved", "2 members left the rendezvous: no pod any more"),
+        ("PodsCreated", "created job-0 … job-7 (8)"),
+        ("PodsDeleted", "deleted job-9, job-10: more than wanted; had the highest rank"),
+        ("PodsDeleted", "deleted job-11: more than wanted; had not started"),
+    ]
+
+
+@pytest.mark.parametrize("reason", list(DeleteReason))
+def test_every_reason_to_delete_a_pod_has_words(reason: DeleteReason) -> None:
+    status = status_of(final_round(2))
+    ((_, message),) = told(status, status, DeletePod("job-1", "u", reason))
+    assert message.startswith("deleted job-1: ")
+
+
+def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
+    before = status_of(final_round(2))
+    traceback = "\n".join(f"line {number}" for number in range(20))
+    failure = FailureView(
+        1, "job-1", "node-b", 5, exit_code=1, kind="UserError", message="ValueError: no",
+        traceback=traceback,
+    )  # fmt: skip
+    after = status_of(final_round(2, first_failure=failure), before)
+    (said,) = happenings(before, after, ())
+    assert said.type is EventType.WARNING
+    assert said.message.splitlines() == [
+        "rank 5 (job-1 on node-b) failed in round 1 with exit code 1: UserError: ValueError: no",
+        "line 16", "line 17", "line 18", "line 19",
+    ]  # fmt: skip
+    assert told(after, after) == []
+
+
+def test_a_signal_is_told_as_one() -> None:
+    before = status_of(final_round(2))
+    failure = FailureView(2, "job-0", exit_code=-9, signal=9, kind="OutOfMemory")
+    ((_, message),) = told(before, status_of(final_round(2, first_failure=failure), before))
+    assert message == "(job-0) failed in round 2 by signal 9: OutOfMemory: no message"
+
+
+def test_a_refusal_is_told_once_while_it_lasts() -> None:
+    view = final_round(2)
+    before = status_of(view)
+    refusal = Refusal(Obstacle.QUOTA, "exceeded quota", ago(1))
+    few = replace(observed(*running(1), view=view), refusal=refusal)
+    after = next_status(job(status=before, maxNodes=2), few, view, NOW)
+    ((reason, message),) = told(before, after)
+    assert reason == "QuotaExceeded"
+    assert "exceeded quota" in message
+    assert told(after, after) == []
+
+
+def test_an_invalid_template_is_told_under_its_own_name_alone() -> None:
+    view = final_round(2)
+    refusal = Refusal(Obstacle.TEMPLATE_INVALID, 'unknown field "imagee"', ago(1))
+    few = replace(observed(view=view), refusal=refusal)
+    after = next_status(job(maxNodes=2), few, view, NOW)
+    found = told(status_of(view), after)
+    assert ("TemplateInvalid", 'unknown field "imagee"') in found
+    assert len(found) == 1
+
+
+def test_the_end_is_told_with_its_reason() -> None:
+    before = status_of(final_round(2))
+    view = closed(OutcomeKind.FAILED, "3 restarts are spent")
+    after = status_of(view, before)
+    ((reason, message),) = told(before, after)
+    assert (reason, message) == ("Failed", "WorkersFailed: 3 restarts are spent")
+
+
+def test_a_round_is_settled_when_its_workers_run_or_a_later_one_came() -> None:
+    def status(*rounds: RoundStatus) -> Status:
+        return Status(rounds=list(rounds))
+
+    fresh = RoundStatus(round=1, cause="start", nodes=2, join_ms=5)
+    started = RoundStatus(round=1, cause="start", nodes=2, join_ms=5, start_ms=7)
+    second = RoundStatus(round=2, cause="loss", nodes=2)
+    assert settled_rounds(Status(), status(fresh)) == []
+    assert settled_rounds(status(fresh), status(started)) == [started]
+    assert settled_rounds(status(started), status(started)) == []
+    assert settled_rounds(status(fresh), status(fresh, second)) == [fresh]
+    assert settled_rounds(status(started), status(started, second)) == []

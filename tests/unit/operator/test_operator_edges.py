@@ -1,0 +1,180 @@
+"""Small edges of the operator: merge patches, dead watches, probes, metrics, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import urllib.error
+import urllib.request
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_operator.core.mergepatch import merge_patch
+from elasticjob_operator.delivered import Delivered
+from elasticjob_operator.health import Health, answering
+from elasticjob_operator.kube import PODS
+from elasticjob_operator.logs import JsonFormatter, TextFormatter
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.model.status import RoundStatus
+from tests.integration.etcd_server import Ports
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+_OBJECTS = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), _LEAVES.filter(lambda leaf: leaf is not None)),
+    lambda inner: st.dictionaries(
+        st.sampled_from("abc"), inner | st.integers() | st.lists(st.integers(), max_size=2)
+    ),
+    max_leaves=8,
+)
+
+
+def applied(target: Any, patch: dict[str, Any]) -> dict[str, Any]:
+    """RFC 7386's own algorithm."""
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = applied(result.get(key), value)
+        else:
+            result[key] = value
+    return result
+
+
+@given(_OBJECTS, _OBJECTS)
+def test_a_merge_patch_leads_from_one_to_the_other(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    assert applied(before, merge_patch(before, after)) == after
+
+
+@given(_OBJECTS)
+def test_nothing_changed_is_an_empty_patch(document: dict[str, Any]) -> None:
+    assert merge_patch(document, document) == {}
+
+
+def item(uid: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"uid": uid, "resourceVersion": str(version)}}
+
+
+def test_a_watch_that_is_only_slow_is_not_dead() -> None:
+    delivered = Delivered()
+    assert delivered.compare(PODS, [item("a", 5)]) == {"a"}
+    delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
+    assert delivered.compare(PODS, [item("a", 6)]) == {"a"}
+    assert not delivered.dead
+    delivered.take(PODS, item("a", 7)["metadata"], deleted=False)
+    assert delivered.compare(PODS, [item("a", 7)]) == set()
+    assert not delivered.dead
+
+
+def test_a_watch_that_never_brings_what_two_lists_show_is_dead() -> None:
+    delivered = Delivered()
+    delivered.compare(PODS, [item("a", 5)])
+    delivered.compare(PODS, [item("a", 5)])
+    assert list(delivered.dead) == ["pods"]
+    delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
+    delivered.compare(PODS, [item("a", 5)])
+    assert not delivered.dead
+
+
+def test_an_object_that_went_before_the_watch_told_of_it_is_no_sign() -> None:
+    delivered = Delivered()
+    delivered.compare(PODS, [item("a", 5)])
+    delivered.compare(PODS, [])
+    assert not delivered.dead
+
+
+def test_what_is_gone_from_the_list_and_was_not_told_is_found() -> None:
+    delivered = Delivered()
+    delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
+    assert delivered.compare(PODS, []) == {"a"}
+    assert delivered.compare(PODS, []) == set()
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_probes_say_what_is_wrong() -> None:
+    ports = Ports(2)
+    probes, scrapes = ports.numbers
+
+    async def main() -> None:
+        health, metrics = Health(), Metrics()
+        found = ["the watch of pods is dead"]
+        health.checks.append(lambda: found[0] if found else "")
+        async with answering(health, metrics.text, probes, scrapes):
+            assert await asyncio.to_thread(fetch, probes, "/healthz") == (
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "the watch of pods is dead\n",
+            )
+            found.clear()
+            assert await asyncio.to_thread(fetch, probes, "/healthz") == (200, "ok\n")
+            assert (await asyncio.to_thread(fetch, probes, "/readyz"))[0] == 503
+            health.ready = True
+            assert (await asyncio.to_thread(fetch, probes, "/readyz?verbose"))[0] == 200
+            assert (await asyncio.to_thread(fetch, probes, "/metrics"))[0] == 404
+            code, text = await asyncio.to_thread(fetch, scrapes, "/metrics")
+            assert code == 200
+            assert "elasticjob_leader 0.0" in text
+
+    try:
+        asyncio.run(main())
+    finally:
+        ports.close()
+
+
+def test_a_round_is_counted_by_its_cause_and_parts() -> None:
+    metrics = Metrics()
+    metrics.observe_round(
+        RoundStatus(round=2, cause="loss", nodes=3, detect_ms=100, join_ms=200, start_ms=700)
+    )
+    text = metrics.text().decode()
+    assert 'elasticjob_rounds_total{cause="loss"} 1.0' in text
+    assert 'elasticjob_recovery_seconds_sum{cause="loss",part="total"} 1.0' in text
+    assert 'part="stop"' not in text, "what is unknown is not observed"
+
+
+def test_jobs_are_counted_by_phase_when_asked() -> None:
+    metrics = Metrics()
+    metrics.count_jobs(lambda: ["Running", "Running", "Failed"])
+    text = metrics.text().decode()
+    assert 'elasticjob_jobs{phase="Running"} 2.0' in text
+    assert 'elasticjob_jobs{phase="Pending"} 0.0' in text
+
+
+def test_an_error_is_counted_under_the_kind_of_its_cause() -> None:
+    metrics = Metrics()
+    error = RuntimeError("seen from outside")
+    error.__cause__ = TimeoutError()
+    metrics.count_error(error)
+    assert 'elasticjob_errors_total{kind="TimeoutError"} 1.0' in metrics.text().decode()
+
+
+@pytest.mark.parametrize(
+    ("message", "job", "rest"),
+    [
+        ("job ns/name: gone", "ns/name", "gone"),
+        ("job ns/name: RoundFinal: round 1: 2 nodes", "ns/name", "RoundFinal: round 1: 2 nodes"),
+        ("the sweep could not be finished", None, "the sweep could not be finished"),
+    ],
+)
+def test_a_line_in_json_has_the_job_first(message: str, job: str | None, rest: str) -> None:
+    record = logging.LogRecord("elasticjob_operator.sweep", 30, "", 0, message, (), None)
+    line = JsonFormatter().format(record)
+    found = json.loads(line)
+    assert found.get("job") == job
+    assert (found["message"], found["level"], found["source"]) == (rest, "warning", "sweep")
+    assert job is None or line.startswith('{"job"')
+    assert TextFormatter().format(record).endswith(f"WARNING sweep {message}")

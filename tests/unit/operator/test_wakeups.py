@@ -1,0 +1,230 @@
+"""The queue of jobs: nothing lost, nothing twice at once, errors ever more slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_operator.jobs import JobKey
+from elasticjob_operator.wakeups import MOST_BACKOFF_SECONDS, Agenda, Retry, Wakeups
+
+A, B, C = (JobKey("ns", name) for name in "abc")
+
+
+def test_what_is_due_first_is_taken_first() -> None:
+    agenda = Agenda()
+    agenda.schedule(A, 3.0)
+    agenda.schedule(B, 1.0)
+    assert agenda.take(0.5) is None
+    assert agenda.next_at() == 1.0
+    assert [agenda.take(5.0), agenda.take(5.0), agenda.take(5.0)] == [B, A, None]
+
+
+def test_many_wakeups_of_one_job_are_one() -> None:
+    agenda = Agenda()
+    for at in (2.0, 1.0, 3.0):
+        agenda.schedule(A, at)
+    assert agenda.waiting(9.0) == 1
+    assert agenda.take(1.0) == A
+    agenda.succeed(A)
+    assert agenda.take(9.0) is None
+
+
+def test_the_earliest_wins() -> None:
+    agenda = Agenda()
+    for at in (5.0, 6.0, 1.0, 2.0):
+        agenda.schedule(A, at)
+    assert agenda.next_at() == 1.0
+    assert agenda.take(1.0) == A
+
+
+def test_a_job_that_is_woken_while_it_is_looked_at_is_looked_at_again() -> None:
+    agenda = Agenda()
+    agenda.schedule(A, 0.0)
+    assert agenda.take(0.0) == A
+    agenda.schedule(A, 1.0)
+    assert agenda.take(2.0) is None, "one worker at a time"
+    assert agenda.next_at() is None
+    agenda.succeed(A)
+    assert agenda.next_at() == 1.0
+    assert agenda.take(2.0) == A
+
+
+def test_errors_back_off_and_success_forgets_them() -> None:
+    agenda, now, delays = Agenda(), 0.0, []
+    for _ in range(9):
+        agenda.schedule(A, now)
+        assert agenda.take(now) == A
+        delays.append(agenda.fail(A, now))
+        now += delays[-1]
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert agenda.take(now) == A
+    agenda.succeed(A)
+    agenda.schedule(A, now)
+    agenda.take(now)
+    assert agenda.fail(A, now) == 1
+
+
+def test_an_event_does_not_wait_for_the_back_off() -> None:
+    agenda = Agenda()
+    agenda.schedule(A, 0.0)
+    agenda.take(0.0)
+    agenda.fail(A, 0.0)
+    agenda.schedule(A, 0.1)
+    assert agenda.take(0.1) == A
+
+
+def test_an_error_may_ask_for_more_time() -> None:
+    agenda = Agenda()
+    agenda.schedule(A, 0.0)
+    agenda.take(0.0)
+    assert agenda.fail(A, 0.0, least_seconds=30.0) == 30.0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([A, B, C]), st.sampled_from(["wake", "take", "succeed", "fail"])),
+        max_size=60,
+    )
+)
+def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
+    """Whatever the order of things, a job woken since its last look began is looked at again."""
+    agenda, now = Agenda(), 0.0
+    owed: set[JobKey] = set()
+    busy: set[JobKey] = set()
+    for key, step in steps:
+        now += 1.0
+        if step == "wake":
+            agenda.schedule(key, now)
+            owed.add(key)
+        elif step == "take":
+            taken = agenda.take(now)
+            if taken is not None:
+                assert taken not in busy
+                owed.discard(taken)
+                busy.add(taken)
+        elif key in busy:
+            busy.remove(key)
+            if step == "succeed":
+                agenda.succeed(key)
+            else:
+                agenda.fail(key, now)
+                owed.add(key)
+    for key in busy:
+        agenda.succeed(key)
+    now += 2 * MOST_BACKOFF_SECONDS
+    found = set()
+    while (key := agenda.take(now)) is not None:  # type: ignore[assignment]
+        found.add(key)
+    assert found == owed
+
+
+class Clock:
+    """A clock that only moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run_with(
+    work: Callable[[JobKey], Awaitable[float | None]],
+    scenario: Callable[[Wakeups, Clock], Awaitable[None]],
+    workers: int = 2,
+    failed: Callable[[Exception], None] = lambda error: None,
+) -> None:
+    async def main() -> None:
+        clock = Clock()
+        wakeups = Wakeups(clock, workers, failed)
+        runner = asyncio.create_task(wakeups.run(work))
+        try:
+            async with asyncio.timeout(10):
+                await scenario(wakeups, clock)
+        finally:
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_no_more_than_so_many_at_a_time_and_one_of_each_job() -> None:
+    running: list[JobKey] = []
+    most: list[int] = []
+    gate = asyncio.Event()
+
+    async def work(key: JobKey) -> None:
+        assert key not in running
+        running.append(key)
+        most.append(len(running))
+        await gate.wait()
+        running.remove(key)
+
+    async def scenario(wakeups: Wakeups, _: Clock) -> None:
+        for key in (A, B, C, A, B):
+            wakeups.wake(key)
+        await turns()
+        assert sorted(running) == [A, B]
+        wakeups.wake(A)
+        gate.set()
+        await turns()
+        assert most.count(3) == 0
+        assert len(most) == 4, "A, B, C, and A once more"
+
+    run_with(work, scenario)
+
+
+def test_a_look_may_ask_for_the_next_one() -> None:
+    looks: list[float] = []
+
+    async def scenario(wakeups: Wakeups, clock: Clock) -> None:
+        wakeups.wake(A)
+        await turns()
+        assert len(looks) == 1
+        clock.now = 6.0
+        wakeups.wake(B)  # the runner looks at its clock when something happens
+        await turns()
+        assert len(looks) == 3
+
+    async def work(key: JobKey) -> float | None:
+        looks.append(0.0)
+        return 5.0 if key is A and len(looks) == 1 else None
+
+    run_with(work, scenario)
+
+
+def test_errors_are_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    counted: list[Exception] = []
+
+    async def work(key: JobKey) -> None:
+        if key is A:
+            raise Retry("etcd is away")
+        raise ZeroDivisionError("a bug")
+
+    async def scenario(wakeups: Wakeups, clock: Clock) -> None:
+        for now in (0.0, 10.0, 20.0):
+            clock.now = now
+            wakeups.wake(A)
+            wakeups.wake(B)
+            await turns()
+
+    with caplog.at_level(logging.WARNING):
+        run_with(work, scenario, failed=counted.append)
+    assert len(counted) == 6
+    known = [record for record in caplog.records if "etcd is away" in record.message]
+    assert [record.message for record in known] == ["job ns/a: tried again in 1 s: etcd is away"]
+    assert known[0].exc_info is None
+    bugs = [record for record in caplog.records if "a bug" in record.message]
+    assert len(bugs) == 1
+    assert bugs[0].exc_info, "a traceback shows where the bug is"
