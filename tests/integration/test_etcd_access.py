@@ -202,6 +202,36 @@ async def undisturbed(server: EtcdServer) -> None:
             await until(lambda: together(nodes[:2], after=1), "a round of those who are left")
 
 
+def test_a_gang_trains_on_when_etcd_has_lost_all_data_and_users(server: EtcdServer) -> None:
+    async def main() -> None:
+        async with administrator(server) as (client, users):
+            access = await access_for(users, NAMESPACE, "a", None, None)
+            async with gang_of(server, "a", access, ["one", "two"]) as nodes:
+                await until(lambda: together(nodes), "a round")
+                server.kill()
+                server.wipe()
+                await asyncio.to_thread(server.start)
+                # Another job's turn comes first, so for a while nobody knows this one.
+                other = await access_for(users, NAMESPACE, "other", None, None)
+                async with client_of(server, other) as stranger:
+                    with pytest.raises(PermissionDenied):
+                        await stranger.range(Range(job_folder(NAMESPACE, "a"), True))
+                assert await access_for(users, NAMESPACE, "a", access, None) == access
+                await sessions(client, 2)
+                await until(lambda: together(nodes), "the members to be back")
+                assert [node.started for node in nodes] == [[1], [1]]
+
+    asyncio.run(main())
+
+
+async def sessions(client: Client, number: int) -> None:
+    """Wait until so many members of the job have a key in etcd."""
+    target = Range(Keys(job_prefix(NAMESPACE, "a", 0)).members, True)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len((await client.range(target)).kvs) != number:
+            await asyncio.sleep(0.05)
+
+
 async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
     """What is there once nobody writes any more."""
     before: tuple[KeyValue, ...] = ()
@@ -218,20 +248,13 @@ def test_a_gang_survives_a_password_that_it_does_not_know(server: EtcdServer) ->
     async def main() -> None:
         async with administrator(server) as (client, users):
             access = await access_for(users, NAMESPACE, "a", None, None)
-            sessions = Range(Keys(job_prefix(NAMESPACE, "a", 0)).members, True)
-
-            async def members(number: int) -> None:
-                async with asyncio.timeout(DEADLINE_SECONDS):
-                    while len((await client.range(sessions)).kvs) != number:
-                        await asyncio.sleep(0.05)
-
             async with gang_of(server, "a", access, ["one", "two"]) as nodes:
                 await until(lambda: together(nodes), "a round")
                 await users.put_user(user_name("a"), "another password")
-                await members(0)
+                await sessions(client, 0)
                 assert all(node.running for node in nodes)
                 await access_for(users, NAMESPACE, "a", access, None)
-                await members(2)
+                await sessions(client, 2)
                 await until(lambda: together(nodes), "the members to be back")
                 assert [node.started for node in nodes] == [[1], [1]]
 
