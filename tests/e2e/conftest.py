@@ -1,0 +1,114 @@
+"""The cluster with ElasticJob installed on it, and a namespace for each test."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.lifecycle import up
+from tests.e2e.console import Console
+from tests.e2e.corner import Corner
+from tests.e2e.dump import dump
+from tests.e2e.installation import DENYING, Installation
+from tests.e2e.nodes import Nodes
+from tests.e2e.recorder import Recorder
+from tests.e2e.report import Report
+
+BUILD = Path(__file__).parents[2] / "build" / "e2e"
+OPENED: list[str] = []
+"""The namespaces that are there now: what a failure is explained by."""
+CONSOLES: list[Console] = []
+
+MakeCorner = Callable[..., Corner]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes ElasticJob away comes last."""
+    items.sort(key=lambda item: item.path.name == "test_install.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed and CONSOLES:
+        folder = BUILD / re.sub(r"[^\w.-]+", "-", item.name)
+        dump(folder, CONSOLES[0], OPENED)
+        report.sections.append(("the cluster at that moment", str(folder)))
+    return report
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    return up()
+
+
+@pytest.fixture(scope="session")
+def console(cluster: Cluster) -> Console:
+    made = Console(
+        (str(cluster.kubectl_program), "--context", cluster.context),
+        (str(cluster.helm_program), "--kube-context", cluster.context),
+        cluster.environment(),
+    )
+    CONSOLES.append(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def nodes(cluster: Cluster, console: Console) -> Nodes:
+    return Nodes(cluster, console)
+
+
+@pytest.fixture(scope="session")
+def report() -> Report:
+    return Report(BUILD / "report.json")
+
+
+@pytest.fixture(scope="session")
+def installation(console: Console, report: Report) -> Installation:
+    """ElasticJob as the chart installs it. An earlier run's is taken away first."""
+    made = Installation(console)
+    if made.installed:
+        made.uninstall()
+    console.kubectl("delete", "namespace", "-l", "elasticjob-e2e", seconds=180)
+    console.kubectl("create", "namespace", DENYING)
+    console.kubectl("label", "namespace", DENYING, "elasticjob-e2e=")
+    began = time.monotonic()
+    made.install()
+    report.add("installs", seconds=round(time.monotonic() - began, 1))
+    return made
+
+
+@pytest.fixture(scope="session")
+def recorder(console: Console, installation: Installation) -> Iterator[Recorder]:
+    made = Recorder(console)
+    made.begin()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def make_corner(console: Console, installation: Installation) -> Iterator[MakeCorner]:
+    """Make namespaces that go with the module; their deletion is not waited for."""
+    with ExitStack() as stack:
+
+        def make(name: str, *labels: str) -> Corner:
+            console.kubectl("create", "namespace", name)
+            console.kubectl("label", "namespace", name, "elasticjob-e2e=", *labels)
+            OPENED.append(name)
+            stack.callback(OPENED.remove, name)
+            stack.callback(console.kubectl, "delete", "namespace", name, "--wait=false")
+            return Corner(console, name)
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def corner(request: pytest.FixtureRequest, make_corner: MakeCorner) -> Corner:
+    """The module's own namespace, such as `e2e-faults`."""
+    return make_corner(request.path.stem.replace("test_", "e2e-"))

@@ -1,0 +1,98 @@
+"""kubectl and helm, run as their users run them. Owns nothing but how they are called."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+POLL_SECONDS = 0.25
+
+
+class CommandFailed(AssertionError):
+    """A command ended in failure: what was run, and what it said."""
+
+    def __init__(self, command: list[str], ended: subprocess.CompletedProcess[str]) -> None:
+        said = "\n".join(part for part in (ended.stdout[-2000:], ended.stderr[-4000:]) if part)
+        super().__init__(f"{' '.join(command)[:300]}: exit code {ended.returncode}\n{said}")
+        self.stderr = ended.stderr
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """The programs of one cluster's administrator, and the environment that they need."""
+
+    kubectl_command: tuple[str, ...]
+    helm_command: tuple[str, ...]
+    env: Mapping[str, str]
+
+    def kubectl(
+        self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
+    ) -> str:
+        """What kubectl prints. `given` is its standard input; without `check` it may fail."""
+        return self._run(self.kubectl_command, arguments, given, seconds, check)
+
+    def helm(self, *arguments: object, seconds: float = 240.0) -> str:
+        return self._run(self.helm_command, arguments, "", seconds, True)
+
+    def json(self, *arguments: object, seconds: float = 60.0) -> Json:
+        """What `kubectl … -o json` prints."""
+        found: Json = json.loads(self.kubectl(*arguments, "-o", "json", seconds=seconds))
+        return found
+
+    def items(self, *arguments: object) -> list[Json]:
+        """The objects that `kubectl get …` lists."""
+        found: list[Json] = self.json("get", *arguments)["items"]
+        return found
+
+    def find(self, *arguments: object) -> Json | None:
+        """The object that `kubectl get …` names, None where there is none."""
+        printed = self.kubectl("get", *arguments, "--ignore-not-found", "-o", "json")
+        return json.loads(printed) if printed.strip() else None
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """kubectl beside the test, for commands that follow something."""
+        return subprocess.Popen(
+            [*self.kubectl_command, *map(str, arguments)],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def _run(
+        self,
+        program: tuple[str, ...],
+        arguments: tuple[object, ...],
+        given: str,
+        seconds: float,
+        check: bool,
+    ) -> str:
+        command = [*program, *map(str, arguments)]
+        ended = subprocess.run(
+            command,
+            env=self.env,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        if check and ended.returncode:
+            raise CommandFailed(command, ended)
+        return ended.stdout if check else ended.stdout + ended.stderr
+
+
+def until(look: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    """What `look` gives once it is true; fails saying what was awaited, and what was there."""
+    deadline = time.monotonic() + seconds
+    while not (value := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(POLL_SECONDS)
+    return value

@@ -1,0 +1,102 @@
+"""ElasticJob in the cluster: installed with Helm, and where its parts are."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.console import Console, Json, until
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "elasticjob"
+VALUES = Path(__file__).parent / "values.yaml"
+
+RELEASE = "elasticjob"
+SYSTEM = "elasticjob-system"
+OPERATOR = "deployment/elasticjob-operator"
+ETCD_POD = "elasticjob-etcd-0"
+LEASE = "elasticjob-operator"
+DENYING = "e2e-deny"
+"""The namespace with a default-deny policy, which values.yaml names: it is there before the chart.
+"""
+
+_OPERATOR_LABELS = "app.kubernetes.io/component=operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """One release of the chart."""
+
+    console: Console
+
+    def install(self) -> None:
+        """What the README says, with this checkout's chart and images."""
+        self.console.helm(
+            "install", RELEASE, CHART, "--namespace", SYSTEM, "--create-namespace",
+            "--values", VALUES, "--wait", "--timeout", "180s",
+        )  # fmt: skip
+
+    def upgrade(self, **values: object) -> None:
+        changes = [f"--set={name.replace('__', '.')}={value}" for name, value in values.items()]
+        self.console.helm(
+            "upgrade", RELEASE, CHART, "--namespace", SYSTEM, "--values", VALUES, *changes,
+            "--wait", "--timeout", "180s",
+        )  # fmt: skip
+
+    def uninstall(self) -> None:
+        self.console.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout", "90s")
+
+    @property
+    def installed(self) -> bool:
+        releases = self.console.helm("list", "--all-namespaces", "--all", "-o", "json")
+        return any(found["name"] == RELEASE for found in json.loads(releases))
+
+    # -- its parts
+
+    def operators(self) -> list[Json]:
+        """The operator's pods that are not about to go."""
+        found = self.console.items("-n", SYSTEM, "pods", "-l", _OPERATOR_LABELS)
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def leader(self) -> str:
+        """Who holds the lease, empty when nobody does."""
+        lease = self.console.find("-n", SYSTEM, "lease", LEASE) or {}
+        return str((lease.get("spec") or {}).get("holderIdentity") or "")
+
+    def ready(self, operators: int = 1, seconds: float = 90) -> None:
+        """Wait until operator and etcd are Ready."""
+        until(
+            lambda: len(self.operators()) == operators and all(map(is_ready, self.operators())),
+            f"{operators} operators to be ready",
+            seconds,
+        )
+        until(
+            lambda: is_ready(self.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}),
+            "etcd to be ready",
+            seconds,
+        )
+
+    def etcdctl(self, *words: str) -> str:
+        command = etcdctl(self.console, *words)
+        return self.console.kubectl("-n", SYSTEM, "exec", ETCD_POD, "-c", "etcd", "--", *command)
+
+    def keys_of(self, uid: str) -> list[str]:
+        """The keys that etcd holds of a job."""
+        printed = self.etcdctl("get", "--prefix", "/elasticjob/", "--keys-only")
+        return [key for key in printed.split() if f"/{uid}/" in key]
+
+
+def is_ready(pod: Json) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in conditions)
+
+
+def etcdctl(console: Console, *words: str) -> list[str]:
+    """A command for etcd's own container, as root: the password is in the chart's Secret."""
+    secret = console.find("-n", SYSTEM, "secret", "elasticjob-etcd") or {"data": {"password": ""}}
+    password = base64.b64decode(secret["data"]["password"]).decode()
+    endpoint = f"--endpoints=https://elasticjob-etcd.{SYSTEM}.svc:2379"
+    login = [f"--user=root:{password}", "--cacert=/etc/etcd/tls/ca.crt", endpoint]
+    return ["etcdctl", *login, *words]

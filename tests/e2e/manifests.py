@@ -1,0 +1,85 @@
+"""The manifests that the tests apply, and the scripts in them that stand for training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.console import Json
+
+IMAGE = "elasticjob/digits:dev"
+"""The image of examples/digits, which every node has: python3, torch, and train.py."""
+
+COUNT = """
+import os, pathlib, sys, time
+me = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} pid {os.getpid()}"
+last, step = float(sys.argv[1]) / 0.1, 0
+while step < last and not pathlib.Path("/tmp/finish").exists():
+    step += 1
+    print(f"step {step} {me} restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+    time.sleep(0.1)
+print("finished", me, flush=True)
+"""
+"""Counts ten steps a second, for so many seconds or until /tmp/finish is there. No torch."""
+
+FOREVER = 100_000
+
+
+def counting(seconds: float = FOREVER) -> Json:
+    """Command and arguments of a trainer that only counts."""
+    return {"command": ["python3", "-c", COUNT], "args": [str(seconds)]}
+
+
+def digits(*options: object) -> Json:
+    """Command and arguments of real training, which tells of every step."""
+    steps = ["--steps", "100000", "--step-seconds", "0.2", "--report-seconds", "0"]
+    return {"command": ["python3", "train.py"], "args": [*steps, *map(str, options)]}
+
+
+def container(work: Json, name: str = "trainer", **fields: Any) -> Json:
+    return {"name": name, "image": IMAGE, **work, **fields}
+
+
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "ScheduleAnyway",
+}
+"""Pods of a job on different nodes, so that a test may lose one of the nodes."""
+
+
+def job(
+    name: str,
+    work: Json | None = None,
+    *,
+    nodes: int = 2,
+    least: int = 1,
+    most: int | None = None,
+    trainer: Json | None = None,
+    others: tuple[Json, ...] = (),
+    pod: Json | None = None,
+    **spec: Any,
+) -> Json:
+    """An ElasticJob. `work` is the trainer's command and args, `trainer` more of its fields,
+    `others` more containers, `pod` more of the pod's fields, `spec` more of the job's."""
+    containers = [container(work or counting(), **(trainer or {})), *others]
+    selector = {"matchLabels": {"elasticjob.dev/job-name": name}}
+    pod_spec = {
+        "terminationGracePeriodSeconds": 20,
+        "topologySpreadConstraints": [SPREAD | {"labelSelector": selector}],
+        "containers": containers,
+        **(pod or {}),
+    }
+    return {
+        "apiVersion": "elasticjob.dev/v1alpha1",
+        "kind": "ElasticJob",
+        "metadata": {"name": name},
+        "spec": {
+            "minNodes": least,
+            "maxNodes": most or max(nodes, least),
+            "nodes": nodes,
+            "nprocPerNode": 1,
+            "trainer": "trainer",
+            **spec,
+            "template": {"spec": pod_spec},
+        },
+    }

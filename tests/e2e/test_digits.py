@@ -1,0 +1,79 @@
+"""The first thing a user does: apply the example, watch it, wait for its end."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+import pytest
+
+from tests.e2e.corner import Corner
+from tests.e2e.installation import ROOT
+from tests.e2e.report import Report
+
+MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
+
+
+class Watch:
+    """`kubectl get ej … -w`: the lines as a user sees them."""
+
+    def __init__(self, corner: Corner, name: str) -> None:
+        self._process = corner.console.start("-n", corner.namespace, "get", "ej", name, "-w")
+        self.lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(line.rstrip("\n") for line in self._process.stdout)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(timeout=10)
+        self._thread.join(timeout=10)
+
+    def words(self) -> list[tuple[str, str]]:
+        """Phase and rendezvous of each line, each change once."""
+        found: list[tuple[str, str]] = []
+        for line in self.lines[1:]:
+            columns = line.split()
+            if len(columns) == 7 and (not found or found[-1] != (columns[1], columns[2])):
+                found.append((columns[1], columns[2]))
+        return found
+
+
+@pytest.mark.timeout(400)
+def test_the_example_trains_from_apply_to_finished(corner: Corner, report: Report) -> None:
+    corner.kubectl("apply", "-f", MANIFEST)
+    watch = Watch(corner, "digits")
+    try:
+        corner.kubectl("wait", "--for=condition=Running", "ej/digits", "--timeout=90s", seconds=100)
+        corner.kubectl(
+            "wait", "--for=condition=Finished", "ej/digits", "--timeout=240s", seconds=250
+        )
+    finally:
+        watch.end()
+
+    header = watch.lines[0].split()
+    assert header == ["NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE"]
+    words = watch.words()
+    stages = [("Pending", "joinable"), ("Running", "final"), ("Succeeded", "closed")]
+    assert [word for word in words if word in stages] == stages, words
+    assert {phase for phase, _ in words} == {"Pending", "Running", "Succeeded"}, words
+
+    status = corner.status("digits")
+    assert status["phase"] == "Succeeded"
+    assert status["restarts"] == 0
+    corner.kubectl("wait", "--for=condition=Succeeded", "ej/digits", "--timeout=5s")
+    told = re.findall(r"step (\d+) loss \S+ accuracy (\S+) world (\d)", corner.log("digits-0"))
+    step, accuracy, world = told[-1]
+    assert (step, world) == ("300", "2")
+    assert float(accuracy) >= 0.95
+    report.add("digits", accuracy=float(accuracy), rounds=status["rounds"])
+
+    wide = corner.kubectl("get", "ej", "digits", "-o", "wide").splitlines()
+    assert wide[0].split()[7:] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
+    assert wide[1].split()[7:11] == ["1", "4", "digits-0", "start"]
+    phases = {pod["status"]["phase"] for pod in corner.pods("digits").values()}
+    assert phases == {"Succeeded"}
+    assert {"PodsCreated", "RoundFinal", "Running", "Succeeded"} <= set(corner.reasons("digits"))

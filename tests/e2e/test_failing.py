@@ -1,0 +1,89 @@
+"""Scripts that fail: who was it, what did it say, and when does the job give up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.corner import Corner
+from tests.e2e.manifests import job
+
+pytestmark = pytest.mark.timeout(240)
+
+CULPRIT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def read_batch(step):
+    if step == 3 and dist.get_rank() == 1:
+        raise ValueError("poisoned batch 7")
+for step in range(1000):
+    read_batch(step)
+    dist.all_reduce(torch.ones(1))
+"""
+"""Rank 1 fails by itself; rank 0 fails because its peer is gone."""
+
+SEGFAULT = "import os, signal, time; time.sleep(1); os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.fixture(scope="module")
+def failing(corner: Corner) -> Corner:
+    """All of them at once."""
+    corner.apply(
+        job("culprit", {"command": ["python3", "-c", CULPRIT]}, nodes=2, least=2, maxRestarts=1),
+        job("signalled", {"command": ["python3", "-c", SEGFAULT]}, nodes=1, maxRestarts=0),
+        job(
+            "no-python",
+            {"command": ["sh", "-c", "sleep 100"]},
+            nodes=1,
+            trainer={"image": "docker.io/library/busybox:1.35"},
+        ),
+    )
+    return corner
+
+
+def test_the_first_failure_is_the_culprits_not_its_victims(failing: Corner) -> None:
+    status = failing.in_phase("culprit", "Failed", "Succeeded")
+    assert status["phase"] == "Failed"
+    assert status["restarts"] == 2, "maxRestarts is 1: one more failure ends the job"
+    failure = status["firstFailure"]
+    assert (failure["rank"], failure["exitCode"], failure["pod"]) == (1, 1, "culprit-1")
+    assert failure["class"] == "UserError"
+    assert failure["message"] == "ValueError: poisoned batch 7"
+    assert failure["traceback"].startswith("Traceback (most recent call last):")
+    assert "in read_batch" in failure["traceback"]
+    assert failure["node"] == failing.pods("culprit")["culprit-1"]["spec"]["nodeName"]
+    failed = failing.condition("culprit", "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "WorkersFailed")
+    failing.kubectl("wait", "--for=condition=Finished", "ej/culprit", "--timeout=5s")
+
+
+def test_describe_tells_the_story_in_events(failing: Corner) -> None:
+    failing.in_phase("culprit", "Failed")
+    failing.until(lambda: "Failed" in failing.reasons("culprit"), "the last event", 20)
+    reasons = failing.reasons("culprit")
+    story = ["PodsCreated", "Running", "WorkerFailed", "Restarting", "Failed"]
+    places = [reasons.index(reason) for reason in story]
+    assert places == sorted(places), reasons
+    described = failing.kubectl("describe", "ej", "culprit")
+    events = described[described.index("\nEvents:") :]
+    assert "poisoned batch 7" in events
+    assert "rank 1 (culprit-1" in events
+    assert "WorkersFailed" in events
+    assert "round 1 is final with 2 nodes" in events
+
+
+def test_a_worker_that_a_signal_ended_says_which(failing: Corner) -> None:
+    status = failing.in_phase("signalled", "Failed", "Succeeded")
+    assert status["phase"] == "Failed"
+    failure = status["firstFailure"]
+    assert (failure["rank"], failure.get("exitCode"), failure["signal"]) == (0, None, 11)
+    assert failure["class"] == "Signal"
+
+
+def test_an_image_without_python_fails_after_several_pods_and_names_the_fix(
+    failing: Corner,
+) -> None:
+    status = failing.in_phase("no-python", "Failed", within=120)
+    assert status["restarts"] == 0
+    failed = failing.condition("no-python", "Failed")
+    assert failed["reason"] == "LaunchFailed"
+    assert "the image must have python3" in failed["message"]

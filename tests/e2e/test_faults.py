@@ -1,0 +1,235 @@
+"""What happens to one real training run while nodes come, go and die. It never ends, never starts
+again from before its last checkpoint, and says each time why its round began.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.console import Json, until
+from tests.e2e.corner import Corner, Step
+from tests.e2e.manifests import counting, digits, job
+from tests.e2e.nodes import Nodes
+from tests.e2e.recorder import Recorder
+from tests.e2e.report import Report
+
+pytestmark = pytest.mark.timeout(300)
+
+NAME = "train"
+CHECKPOINT_STEPS = 5
+KEEP_ALIVE_SECONDS = 5
+STATUS_LAG_SECONDS = 1.0
+"""The promise: from a change in etcd to the status, at the median."""
+LEAVE_SECONDS = 1.0
+"""From a deletion timestamp to the leave in etcd: the pod's grace has hardly begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The job that is disturbed, and the eyes on it."""
+
+    corner: Corner
+    recorder: Recorder
+    report: Report
+
+    @property
+    def status(self) -> Json:
+        return self.corner.status(NAME)
+
+    @property
+    def round(self) -> int:
+        return int(self.status["rendezvous"]["round"])
+
+    def pods_by_node(self) -> dict[str, list[str]]:
+        """Names of the job's active pods on each node."""
+        found: dict[str, list[str]] = {}
+        for name, pod in self.corner.active(NAME).items():
+            found.setdefault(pod["spec"]["nodeName"], []).append(name)
+        return found
+
+    def settled(self, nodes: int) -> None:
+        """Wait until it trains on so many nodes, whatever was done to it before."""
+        self.corner.running(NAME, nodes)
+        self.corner.until(lambda: len(self.corner.active(NAME)) == nodes, f"{nodes} pods", 60)
+        self.corner.advances(NAME, self.corner.latest(NAME))
+
+    def disturbed(
+        self, fault: str, act: Callable[[], object], cause: str, charged: int = 0
+    ) -> Step:
+        """Do it; training must go on by a round of that cause. The first step after it."""
+        before, uid = self.status, self.corner.job(NAME)["metadata"]["uid"]
+        number, restarts = before["rendezvous"]["round"], before["restarts"]
+        reached = self.corner.latest(NAME)
+        at = time.time()
+        act()
+        found = self.corner.until(
+            lambda: [each for each in self.status["rounds"] if each["round"] > number],
+            f"a round after {fault}",
+            60,
+        )[0]
+        final_at = self.recorder.final_at(uid, found["round"])
+        step: Step = self.corner.until(
+            lambda: next((s for s in self.corner.steps(NAME) if s.at > final_at), None),
+            f"a step after {fault}",
+            60,
+        )
+        self.report.add(
+            "recoveries",
+            fault=fault,
+            seconds=round(step.at - at, 2),
+            fromFinalSeconds=round(step.at - final_at, 2),
+            **found,
+        )
+        assert found["cause"] == cause, self.status["rounds"]
+        checkpoint = reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
+        assert step.number > checkpoint, f"step {reached} was reached before, now {step}"
+        assert self.status["restarts"] - restarts == charged
+        return step
+
+
+@pytest.fixture(scope="module")
+def training(corner: Corner, recorder: Recorder, report: Report) -> Training:
+    corner.apply(
+        job(NAME, digits("--checkpoint-every", CHECKPOINT_STEPS), nodes=2, most=4, maxRestarts=10)
+    )
+    corner.running(NAME, 2)
+    found = Training(corner, recorder, report)
+    corner.advances(NAME, 2 * CHECKPOINT_STEPS)
+    return found
+
+
+def test_it_is_scaled_up_while_it_trains(training: Training) -> None:
+    training.settled(2)
+    scale = ("scale", f"ej/{NAME}", "--replicas=4")
+    training.disturbed("scale to 4", lambda: training.corner.kubectl(*scale), "join")
+    status = training.corner.running(NAME, 4)
+    assert (status["wantedNodes"], status["rendezvous"]["worldSize"]) == (4, 4)
+    training.settled(4)
+
+
+def test_it_is_scaled_down_and_says_who_was_chosen(training: Training) -> None:
+    training.settled(4)
+    scale = ("scale", f"ej/{NAME}", "--replicas=2")
+    training.disturbed("scale to 2", lambda: training.corner.kubectl(*scale), "leave")
+    training.settled(2)
+    said = [text for reason, text in training.corner.events(NAME) if reason == "PodsDeleted"]
+    assert "train-2, train-3: more than wanted; had the highest rank" in said[-1]
+
+
+def test_a_killed_worker_is_a_failure_and_costs_one_restart(training: Training) -> None:
+    training.settled(2)
+    pods = set(training.corner.active(NAME))
+    victim = sorted(pods)[1]
+    training.disturbed(
+        "worker killed", lambda: training.corner.kill_worker(victim), "failure", charged=1
+    )
+    failure = training.status["firstFailure"]
+    assert (failure["pod"], failure["signal"]) == (victim, 9)
+    assert set(training.corner.active(NAME)) == pods, "workers start again where they were"
+
+
+def test_a_deleted_pod_is_a_leave_and_is_replaced(training: Training) -> None:
+    training.settled(2)
+    victim = training.status["rendezvous"]["master"]
+    uid = training.corner.pods(NAME)[victim]["metadata"]["uid"]
+    training.disturbed(
+        "pod of rank 0 deleted",
+        lambda: training.corner.kubectl("delete", "pod", victim, "--wait=false"),
+        "leave",
+    )
+    training.settled(2)
+    uids = {pod["metadata"]["uid"] for pod in training.corner.active(NAME).values()}
+    assert uid not in uids
+    assert len(uids) == 2
+
+
+def test_a_drained_node_is_left(training: Training, nodes: Nodes) -> None:
+    training.settled(2)
+    node = min(training.pods_by_node())
+    try:
+        training.disturbed("node drained", lambda: nodes.drain(node), "leave")
+        training.settled(2)
+        assert node not in training.pods_by_node()
+    finally:
+        nodes.uncordon(node)
+
+
+def spread_out(training: Training) -> str:
+    """Have pods on both workers; the node that does not hold rank 0."""
+    training.settled(2)
+    if len(training.pods_by_node()) < 2:
+        training.corner.kubectl("delete", "pod", max(training.corner.active(NAME)), "--wait=false")
+        training.settled(2)
+    members = {member["pod"]: member for member in training.status["members"]}
+    other = [m["node"] for m in members.values() if m["rank"] != 0]
+    assert len(training.pods_by_node()) == 2, training.pods_by_node()
+    return str(other[0])
+
+
+def test_a_node_whose_processes_are_killed_is_lost(training: Training, nodes: Nodes) -> None:
+    node = spread_out(training)
+    training.disturbed(
+        "node's processes killed", lambda: nodes.kill_pods(node, training.corner.namespace), "loss"
+    )
+    nodes.wait_ready(node)
+    training.settled(2)
+
+
+def test_a_node_cut_off_the_network_is_lost(training: Training, nodes: Nodes) -> None:
+    node = spread_out(training)
+    with nodes.cut_off(node):
+        began = time.time()
+        step = training.disturbed("node cut off", lambda: None, "loss")
+        assert step.at - began < KEEP_ALIVE_SECONDS + 1 + 10, "keep-alive, 1 s, a worker's start"
+        nodes.wait_not_ready(node)
+        training.settled(2)
+        assert node not in training.pods_by_node(), "replaced on a node that can be reached"
+    nodes.wait_ready(node)
+    training.settled(2)
+    uids = {pod["metadata"]["uid"] for pod in training.corner.active(NAME).values()}
+    training.corner.until(
+        lambda: (
+            {
+                p["metadata"]["uid"]
+                for p in training.corner.pods(NAME).values()
+                if p["status"]["phase"] == "Running"
+            }
+            == uids
+        ),
+        "the pods of the lost node to be gone",
+        60,
+    )
+
+
+def test_a_leave_is_told_before_the_grace_begins_to_run_out(
+    corner: Corner, recorder: Recorder, report: Report
+) -> None:
+    slow = {"lifecycle": {"preStop": {"exec": {"command": ["sleep", "8"]}}}}
+    named = {"leave-plain": None, "leave-prestop": slow}
+    corner.apply(*(job(name, counting(), nodes=2, trainer=more) for name, more in named.items()))
+    for name in named:
+        corner.running(name, 2)
+        victim = f"{name}-1"
+        uid = corner.pods(name)[victim]["metadata"]["uid"]
+        corner.kubectl("delete", "pod", victim, "--wait=false")
+        until(lambda uid=uid: recorder.leave_seconds(uid) is not None, f"{victim} to leave", 30)
+        took = recorder.leave_seconds(uid)
+        assert took is not None
+        report.add("leaves", preStop=name == "leave-prestop", seconds=round(took, 3))
+        assert took < LEAVE_SECONDS
+    for name in named:
+        corner.delete(name, "--wait=false")
+
+
+def test_the_status_follows_etcd_within_a_second(
+    training: Training, recorder: Recorder, report: Report
+) -> None:
+    """Of all the rounds that this session has seen so far."""
+    training.settled(2)
+    lags = recorder.lags()
+    assert len(lags) >= 20
+    assert report.spread("statusLag", lags) < STATUS_LAG_SECONDS

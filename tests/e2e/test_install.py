@@ -1,0 +1,89 @@
+"""The chart's own life with jobs present: upgrade, uninstall, install again. The last tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import MakeCorner
+from tests.e2e.console import Console, until
+from tests.e2e.corner import Corner
+from tests.e2e.installation import SYSTEM, Installation
+from tests.e2e.manifests import counting, job
+
+pytestmark = pytest.mark.timeout(300)
+
+CRD = "elasticjobs.elasticjob.dev"
+
+
+@pytest.fixture(scope="module")
+def corner(make_corner: MakeCorner, installation: Installation) -> Corner:
+    """With a job that trains through all of it, and one that is to be deleted meanwhile."""
+    found = make_corner("e2e-install")
+    for name in ("lasting", "deleted"):
+        found.apply(job(name, counting(), nodes=2))
+    for name in ("lasting", "deleted"):
+        found.running(name, 2)
+    return found
+
+
+def trains_on(corner: Corner, before: dict[str, str]) -> None:
+    corner.advances("lasting", corner.latest("lasting") + 10)
+    assert {step.pod: step.pid for step in corner.steps("lasting", tail=5)} == before
+
+
+def test_an_upgrade_disturbs_no_job(corner: Corner, installation: Installation) -> None:
+    before = corner.running("lasting", 2)
+    workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
+    operators = {pod["metadata"]["uid"] for pod in installation.operators()}
+    installation.upgrade(operator__logLevel="debug", etcd__snapshotCount=20000)
+    installation.ready()
+    assert {pod["metadata"]["uid"] for pod in installation.operators()}.isdisjoint(operators)
+    trains_on(corner, workers)
+    after = corner.running("lasting", 2)
+    assert after["rendezvous"]["round"] == before["rendezvous"]["round"]
+    corner.kill_worker("lasting-0")
+    corner.running("lasting", 2, after=after["rendezvous"]["round"])
+
+
+def test_uninstalling_leaves_jobs_training_and_no_object_stuck(
+    corner: Corner, installation: Installation, console: Console
+) -> None:
+    workers = {step.pod: step.pid for step in corner.steps("lasting", tail=5)}
+    installation.uninstall()
+    assert not installation.installed
+    assert console.find("crd", CRD) is not None, "the definition is kept, and so are the jobs"
+    assert corner.job("lasting")["status"]["phase"] == "Running"
+    trains_on(corner, workers)
+
+    corner.delete("deleted")
+    corner.without_pods("deleted")
+    left = console.items("-n", SYSTEM, "all,configmaps,leases,networkpolicies,secrets")
+    names = {f"{found['kind']}/{found['metadata']['name']}" for found in left}
+    own = {name for name in names if "elasticjob" in name and not name.startswith("Lease/")}
+    assert own <= {"Secret/elasticjob-etcd"}, "what opens the data that was kept, at most"
+
+
+def test_it_can_be_installed_again_and_takes_its_jobs_up(
+    corner: Corner, installation: Installation
+) -> None:
+    installation.install()
+    installation.ready()
+    corner.apply(job("after", counting(2), nodes=2))
+    corner.in_phase("after", "Succeeded")
+    status = corner.running("lasting", 2)
+    corner.kill_worker("lasting-1")
+    corner.running("lasting", 2, after=status["rendezvous"]["round"])
+    corner.finish("lasting")
+    corner.in_phase("lasting", "Succeeded")
+
+
+def test_a_namespace_with_jobs_can_be_deleted_without_the_operator(
+    make_corner: MakeCorner, installation: Installation, console: Console
+) -> None:
+    corner = make_corner("e2e-stuck")
+    corner.apply(job("left", counting(), nodes=2))
+    corner.running("left", 2)
+    installation.uninstall()
+    console.kubectl("delete", "namespace", "e2e-stuck", "--timeout=90s", seconds=100)
+    until(lambda: console.find("namespace", "e2e-stuck") is None, "the namespace to be gone")
+    console.kubectl("create", "namespace", "e2e-stuck")  # for the fixture's own clean-up

@@ -1,0 +1,203 @@
+"""Agents, operators and etcd die beside a training that does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.console import Json, until
+from tests.e2e.corner import Corner
+from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
+from tests.e2e.manifests import counting, job
+from tests.e2e.nodes import Nodes
+from tests.e2e.recorder import Recorder
+
+pytestmark = pytest.mark.timeout(240)
+
+NAME = "steady"
+
+
+@pytest.fixture(scope="module")
+def steady(corner: Corner, recorder: Recorder) -> Corner:
+    corner.apply(job(NAME, counting(), nodes=2, most=4))
+    corner.running(NAME, 2)
+    return corner
+
+
+def pids(corner: Corner) -> dict[str, str]:
+    """The pid of each pod's worker, by pod, as told in its last steps."""
+    return {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
+
+
+def unnoticed(corner: Corner, act: Callable[[], object], back: Callable[[], object]) -> None:
+    """Do it and wait until what was hurt is back: workers are the same and train on."""
+    before, status = pids(corner), corner.running(NAME, 2)
+    assert len(before) == 2
+    act()
+    corner.advances(NAME, corner.latest(NAME) + 20)
+    back()
+    reached = corner.latest(NAME)
+    corner.advances(NAME, reached + 20)
+    assert pids(corner) == before
+    counted = [step.number for step in corner.steps(NAME) if step.pod == min(before)]
+    assert counted == list(range(counted[0], counted[0] + len(counted))), "no step is missing"
+    after = corner.running(NAME, 2)
+    assert after["rendezvous"]["round"] == status["rendezvous"]["round"]
+    assert after["restarts"] == status["restarts"]
+
+
+def recovers(corner: Corner) -> None:
+    """What guards the training is back too: a killed worker is seen and started again."""
+    before = corner.running(NAME, 2)
+    corner.kill_worker(f"{NAME}-0")
+    after = corner.running(NAME, 2, after=before["rendezvous"]["round"])
+    assert after["rounds"][-1]["cause"] == "failure"
+    # The budget of failures is for those that were not made by these tests.
+    corner.patch(NAME, {"maxRestarts": after["restarts"] + 3})
+
+
+def restarts_of(pod: Json, container: str) -> int:
+    status = pod.get("status") or {}
+    kinds = ("initContainerStatuses", "containerStatuses")
+    found = [each for kind in kinds for each in status.get(kind) or ()]
+    return sum(int(each["restartCount"]) for each in found if each["name"] == container)
+
+
+def test_an_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+    def pod() -> Json:
+        found = steady.find("pod", f"{NAME}-1")
+        assert found is not None
+        return found
+
+    killed = restarts_of(pod(), "elasticjob-agent")
+    unnoticed(
+        steady,
+        lambda: nodes.kill_container(pod(), "elasticjob-agent"),
+        lambda: steady.until(
+            lambda: restarts_of(pod(), "elasticjob-agent") > killed and is_ready(pod()),
+            "the agent to be back",
+        ),
+    )
+    recovers(steady)
+
+
+def test_the_coordinators_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+    def pod() -> Json:
+        found = steady.find("pod", f"{NAME}-0")
+        assert found is not None
+        return found
+
+    killed = restarts_of(pod(), "elasticjob-agent")
+    unnoticed(
+        steady,
+        lambda: nodes.kill_container(pod(), "elasticjob-agent"),
+        lambda: steady.until(
+            lambda: restarts_of(pod(), "elasticjob-agent") > killed and is_ready(pod()),
+            "the agent to be back",
+        ),
+    )
+    recovers(steady)
+
+
+def test_the_operator_is_killed(steady: Corner, nodes: Nodes, installation: Installation) -> None:
+    (operator,) = installation.operators()
+    unnoticed(
+        steady,
+        lambda: nodes.kill_container(operator, "operator"),
+        lambda: until(
+            lambda: restarts_of(installation.operators()[0], "operator") > 0,
+            "the operator to be back",
+        ),
+    )
+    installation.ready()
+    recovers(steady)
+
+
+def test_what_happens_without_an_operator_is_told_by_the_next(
+    steady: Corner, installation: Installation
+) -> None:
+    """Workers are restarted by the agents alone; the status catches up."""
+    before = steady.running(NAME, 2)
+    scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
+    installation.console.kubectl(*scale, "--replicas=0")
+    until(lambda: not installation.operators(), "the operator to be gone")
+    old = pids(steady)
+    steady.kill_worker(f"{NAME}-0")
+    steady.until(lambda: set(pids(steady).values()).isdisjoint(old.values()), "new workers")
+    stale = steady.status(NAME)
+    assert stale["rendezvous"]["round"] == before["rendezvous"]["round"], "nobody writes it"
+    installation.console.kubectl(*scale, "--replicas=1")
+    installation.ready()
+    after = steady.running(NAME, 2, after=before["rendezvous"]["round"])
+    assert after["restarts"] == before["restarts"] + 1
+    assert after["rounds"][-1]["cause"] == "failure"
+    steady.patch(NAME, {"maxRestarts": after["restarts"] + 3})
+
+
+def test_etcd_is_killed(steady: Corner, nodes: Nodes, installation: Installation) -> None:
+    def etcd() -> Json:
+        return installation.console.find("-n", SYSTEM, "pod", ETCD_POD) or {}
+
+    killed = restarts_of(etcd(), "etcd")
+    unnoticed(
+        steady,
+        lambda: nodes.kill_container(etcd(), "etcd"),
+        lambda: until(
+            lambda: restarts_of(etcd(), "etcd") > killed and is_ready(etcd()), "etcd to be back"
+        ),
+    )
+    recovers(steady)
+
+
+def test_etcds_pod_is_deleted(steady: Corner, installation: Installation) -> None:
+    unnoticed(
+        steady,
+        lambda: installation.console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD),
+        lambda: installation.ready(),
+    )
+    recovers(steady)
+
+
+def test_of_two_replicas_one_is_active_and_the_other_takes_over(
+    steady: Corner, nodes: Nodes, installation: Installation
+) -> None:
+    console = installation.console
+    scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
+    console.kubectl(*scale, "--replicas=2")
+    try:
+        until(lambda: len(installation.operators()) == 2, "two operators")
+        until(lambda: _all_running(installation.operators()), "both to run")
+        names = {pod["metadata"]["name"] for pod in installation.operators()}
+        until(lambda: _name_in(installation.leader(), names), "one of them to lead")
+        active = installation.leader()
+        metrics = {name: _leads(installation, name) for name in names}
+        assert metrics == {name: name in active for name in names}
+
+        steady.kubectl("scale", f"ej/{NAME}", "--replicas=3")
+        steady.running(NAME, 3)
+        leader = next(p for p in installation.operators() if p["metadata"]["name"] in active)
+        pod = leader["metadata"]["name"]
+        console.kubectl("-n", SYSTEM, "delete", "pod", pod, "--grace-period=0", "--force")
+        until(lambda: installation.leader() not in ("", active), "the other to lead", 60)
+        steady.kubectl("scale", f"ej/{NAME}", "--replicas=2")
+        steady.running(NAME, 2)
+    finally:
+        console.kubectl(*scale, "--replicas=1")
+        until(lambda: len(installation.operators()) == 1, "one operator again")
+        installation.ready()
+
+
+def _all_running(pods: list[Json]) -> bool:
+    return all(pod["status"].get("phase") == "Running" for pod in pods)
+
+
+def _name_in(holder: str, names: set[str]) -> bool:
+    return any(name in holder for name in names)
+
+
+def _leads(installation: Installation, pod: str) -> bool:
+    """Whether the pod's own metrics say that it is the active one."""
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics"
+    metrics = installation.console.kubectl("get", "--raw", path)
+    return "elasticjob_leader 1.0" in metrics

@@ -1,0 +1,224 @@
+"""Templates as they come, and namespaces as they are kept. All jobs are applied at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.conftest import MakeCorner
+from tests.e2e.console import Json, until
+from tests.e2e.corner import Corner
+from tests.e2e.installation import DENYING, OPERATOR, Installation
+from tests.e2e.manifests import IMAGE, counting, digits, job
+from tests.e2e.nodes import Nodes
+
+pytestmark = pytest.mark.timeout(240)
+
+ONE_NODE_IMAGE = "elasticjob/on-one-node:dev"
+RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "runAsUser": 4711,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+SHORT = 4.0
+
+
+def shell(script: str) -> Json:
+    return {"command": ["bash", "-c", script]}
+
+
+def several(corner: Corner) -> None:
+    """Templates that are to work as they are."""
+    short = counting(SHORT)
+    scratch = {"name": "scratch", "emptyDir": {}}
+    mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
+    prepare = {
+        "name": "prepare",
+        "image": IMAGE,
+        "command": ["sh", "-c", "echo 42 > /scratch/data"],
+    }
+    read_data = ["python3", "-c", "print('the data is', open('/scratch/data').read())"]
+    said_goodbye = {"preStop": {"exec": {"command": ["sh", "-c", "echo bye > /scratch/bye"]}}}
+    corner.apply(
+        job("any-user", short, nodes=2, trainer={"securityContext": {"runAsUser": 12345}}),
+        job(
+            "companions",
+            short,
+            nodes=2,
+            others=({"name": "metrics", "image": IMAGE, "command": ["sleep", "10000"]},),
+            pod={"terminationGracePeriodSeconds": 2},
+        ),
+        job(
+            "init",
+            {"command": read_data},
+            nodes=1,
+            trainer={**mount, "lifecycle": said_goodbye},
+            pod={"initContainers": [prepare | mount], "volumes": [scratch]},
+        ),
+        job(
+            "shell",
+            shell("export GREETING=hello; exec python3 -c 'import os; "
+                  "print(os.environ[\"GREETING\"], os.environ[\"RANK\"])'"),
+            nodes=2,
+            least=2,
+        ),
+        job(
+            "torchrun",
+            {"command": ["torchrun", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
+                         "train.py"], "args": ["--steps", "20"]},
+            nodes=2,
+            least=2,
+            nprocPerNode=2,
+        ),
+        job("refused", shell("pip list && torchrun train.py"), nodes=1),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    plain: Corner
+    restricted: Corner
+    denying: Corner
+    quota: Corner
+
+
+@pytest.fixture(scope="module")
+def applied(
+    corner: Corner, make_corner: MakeCorner, installation: Installation, nodes: Nodes
+) -> Namespaces:
+    several(corner)
+    console = corner.console
+    restricted = make_corner("e2e-restricted", "pod-security.kubernetes.io/enforce=restricted")
+    restricted.apply(
+        job("restricted", counting(SHORT), nodes=2, trainer={"securityContext": RESTRICTED})
+    )
+    denying = Corner(console, DENYING)
+    deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    denying.apply(
+        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+         "metadata": {"name": "deny"}, "spec": deny},
+        job("denied", digits("--steps", 20), nodes=2, least=2),
+    )  # fmt: skip
+    quota = make_corner("e2e-quota")
+    quota.apply(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"},
+         "spec": {"hard": {"pods": "1"}}}
+    )  # fmt: skip
+    quota.until(
+        lambda: (quota.find("resourcequota", "one") or {}).get("status"), "the quota to count"
+    )
+    quota.apply(job("limited", nodes=2, elasticity={"pendingTimeoutSeconds": 5}))
+    return Namespaces(corner, restricted, denying, quota)
+
+
+def test_any_user_may_train(applied: Namespaces) -> None:
+    applied.plain.in_phase("any-user", "Succeeded")
+
+
+def test_a_second_container_that_never_ends_keeps_nothing_up(applied: Namespaces) -> None:
+    applied.plain.in_phase("companions", "Succeeded")
+    applied.plain.without_pods("companions")
+
+
+def test_init_containers_and_pre_stop_of_the_user_are_kept(applied: Namespaces) -> None:
+    applied.plain.in_phase("init", "Succeeded")
+    assert "the data is 42" in applied.plain.log("init-0")
+    (pod,) = applied.plain.pods("init").values()
+    inits = [container["name"] for container in pod["spec"]["initContainers"]]
+    assert inits == ["elasticjob-launcher", "prepare", "elasticjob-agent"]
+    (trainer,) = pod["spec"]["containers"]
+    assert trainer["lifecycle"]["preStop"]["exec"]["command"][0] == "sh"
+
+
+def test_a_shells_command_runs_for_each_worker(applied: Namespaces) -> None:
+    applied.plain.in_phase("shell", "Succeeded")
+    said = applied.plain.log("shell-0") + applied.plain.log("shell-1")
+    assert "hello 0" in said
+    assert "hello 1" in said
+
+
+def test_a_nested_torchrun_is_taken_out(applied: Namespaces) -> None:
+    status = applied.plain.in_phase("torchrun", "Succeeded")
+    assert status["rendezvous"]["worldSize"] == 4
+    told = applied.plain.log("torchrun-0")
+    assert "step 20" in told
+    assert "world 4" in told
+
+
+def test_a_torchrun_that_cannot_be_taken_out_is_refused_with_the_reason(
+    applied: Namespaces,
+) -> None:
+    condition = applied.plain.told("refused", "TemplateInvalid")
+    assert "torchrun is inside of bash" in condition["message"]
+    assert applied.plain.pods("refused") == {}
+
+
+def test_a_namespace_of_restricted_pods(applied: Namespaces) -> None:
+    applied.restricted.in_phase("restricted", "Succeeded")
+
+
+def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
+    """With the chart's networkPolicy.jobNamespaces. Real torch, whose workers open any port."""
+    assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
+    applied.denying.in_phase("denied", "Succeeded")
+
+
+def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
+    quota = applied.quota
+    quota.running("limited", 1)
+    condition = quota.told("limited", "PodsReady", "False")
+    assert condition["reason"] == "QuotaExceeded"
+    assert "pods=1" in condition["message"]
+    quota.advances("limited", quota.latest("limited") + 5)
+    quota.kubectl("patch", "quota", "one", "--type=merge", "-p", '{"spec":{"hard":{"pods":"9"}}}')
+    quota.running("limited", 2)
+    quota.told("limited", "PodsReady")
+    quota.delete("limited", "--wait=false")
+
+
+def test_an_image_that_one_node_cannot_pull_is_named_and_the_others_train_on(
+    corner: Corner, nodes: Nodes
+) -> None:
+    nodes.tag_image(nodes.workers[0], IMAGE, ONE_NODE_IMAGE)
+    apart = {"topologyKey": "kubernetes.io/hostname",
+             "labelSelector": {"matchLabels": {"elasticjob.dev/job-name": "half"}}}  # fmt: skip
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    corner.apply(
+        job("half", nodes=2, elasticity={"pendingTimeoutSeconds": 5}, pod={"affinity": affinity},
+            trainer={"image": ONE_NODE_IMAGE, "imagePullPolicy": "IfNotPresent"})
+    )  # fmt: skip
+    corner.running("half", 1)
+
+    def told() -> Json | None:
+        condition = corner.condition("half", "PodsReady")
+        return condition if condition.get("reason") == "ImageUnavailable" else None
+
+    condition = corner.until(told, "the image to be named")
+    assert ONE_NODE_IMAGE in condition["message"]
+    assert "half-" in condition["message"]
+    corner.advances("half", corner.latest("half") + 5)
+    corner.delete("half", "--wait=false")
+
+
+def test_a_node_is_drained_of_a_job_that_is_at_its_minimum(corner: Corner, nodes: Nodes) -> None:
+    corner.apply(job("least", nodes=2, least=2))
+    corner.running("least", 2)
+    before = corner.status("least")["rendezvous"]["round"]
+    node = corner.pods("least")["least-0"]["spec"]["nodeName"]
+    try:
+        nodes.drain(node)
+        status = corner.running("least", 2, after=before)
+        assert status["restarts"] == 0
+        assert node not in {pod["spec"]["nodeName"] for pod in corner.active("least").values()}
+    finally:
+        nodes.uncordon(node)
+    corner.delete("least", "--wait=false")
+
+
+def test_the_operator_needed_no_restart_for_any_of_this(installation: Installation) -> None:
+    until(lambda: installation.operators(), "the operator")
+    printed = installation.console.kubectl("-n", "elasticjob-system", "logs", OPERATOR)
+    assert "Traceback (most recent call last)" not in printed
