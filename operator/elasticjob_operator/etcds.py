@@ -119,7 +119,7 @@ class Etcds:
             raise Refused(
                 Obstacle.ENDPOINT,
                 f"spec.rendezvous.endpoints: {', '.join(refused)} must be among the chart's "
-                "etcd.allowedEndpoints",
+                "allowedEndpoints",
             )
         namespace, secret = job.metadata.namespace, wanted.secret_name
         place = (namespace, secret or "", *sorted(wanted.endpoints))
