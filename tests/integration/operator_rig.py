@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.integration.apiserver import ApiServer, Refused
+from tests.integration.apiserver import ADMIN, ApiServer, Refused
 from tests.integration.etcd_server import EtcdServer, Ports, wait_until
 from tests.integration.kube_rig import ELASTICJOBS_PATH, elasticjob
 
@@ -32,6 +32,7 @@ class Operator:
     etcd: EtcdServer
     name: str = "operator-0"
     options: dict[str, str] = field(default_factory=dict)
+    user: str = ADMIN
     ports: Ports = field(default_factory=lambda: Ports(2))
     process: subprocess.Popen[bytes] | None = None
 
@@ -47,7 +48,7 @@ class Operator:
     def launch(self) -> None:
         kept = {key: value for key, value in os.environ.items() if "ELASTICJOB" not in key}
         environment = kept | {
-            "KUBECONFIG": str(self.server.kubeconfig()),
+            "KUBECONFIG": str(self.server.kubeconfig(self.user)),
             "ELASTICJOB_SIDECAR_IMAGE": SIDECAR_IMAGE,
             "ELASTICJOB_ETCD_ENDPOINTS": self.etcd.url,
             "ELASTICJOB_POD_NAME": self.name,
