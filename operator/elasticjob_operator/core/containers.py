@@ -63,6 +63,12 @@ def running(status: Raw | None) -> Raw | None:
     return found
 
 
+def message_of(state: Raw) -> str:
+    """What the container, or its runtime, left to say; of a long message its end."""
+    said = (state.get("message") or "").strip()
+    return said if len(said) <= MOST_SAID else f"[…]{said[-MOST_SAID:]}"
+
+
 def never_ran(terminated: Raw) -> bool:
     """Whether the container ended without a process of its own."""
     if terminated.get("reason") == _LOST_TRACK:
@@ -74,7 +80,7 @@ def never_ran(terminated: Raw) -> bool:
 def waiting_trouble(status: Raw) -> Trouble | None:
     """Why a container that waits cannot start; None while nothing is wrong with it."""
     waiting = ((status.get("state") or {}).get("waiting")) or {}
-    reason, said = waiting.get("reason") or "", _clipped(waiting.get("message") or "")
+    reason, said = waiting.get("reason") or "", message_of(waiting)
     obstacle = _WAITING.get(reason)
     if obstacle is None:
         return None
@@ -102,9 +108,9 @@ def _backs_off(status: Raw) -> bool:
 
 def ending(terminated: Raw, memory_limit: str | None = None) -> str:
     """How a container ended, in a sentence, with the fix where there is one."""
-    reason, said = terminated.get("reason") or "", _clipped(terminated.get("message") or "")
+    reason, said = terminated.get("reason") or "", message_of(terminated)
     if never_ran(terminated):
-        return not_started(said or reason)
+        return _not_started(said or reason)
     code = terminated["exitCode"]
     how = f"exit code {code}"
     if code > 128:
@@ -117,23 +123,16 @@ def ending(terminated: Raw, memory_limit: str | None = None) -> str:
     return f"{how}: {said}" if said else how
 
 
-def not_started(said: str) -> str:
+def _not_started(said: str) -> str:
     """Why a container's command could not be started, from what the runtime said."""
     found = _EXECUTABLE.search(said)
     if found is None:
         return f"could not be started: {said}"
     file, why = found["file"], found["why"]
     if "permission denied" in why:
-        return (
-            f"could not be started: {file}: {why}; it must be executable for the container's user"
-        )
-    return (
-        f"could not be started: {file}: {why}; the image must have {file}, "
-        "or the container's command must begin with the Python interpreter that it has"
-    )
-
-
-def _clipped(message: str) -> str:
-    """The message on its way into a condition; of a long one its end, where errors are."""
-    message = message.strip()
-    return message if len(message) <= MOST_SAID else f"[…]{message[-MOST_SAID:]}"
+        fix = "it must be executable for the container's user"
+    elif "python" in file:
+        fix = f"the image must have {file}, or command must begin with the Python that it has"
+    else:
+        fix = f"the image must have {file}"
+    return f"could not be started: {file}: {why}; {fix}"

@@ -16,12 +16,13 @@ from elasticjob_operator.core.containers import (
     ended,
     ending,
     init_trouble,
+    message_of,
     never_ran,
     running,
     statuses,
     waiting_trouble,
 )
-from elasticjob_operator.core.names import INDEX_LABEL
+from elasticjob_operator.core.names import AGENT_CONTAINER, INDEX_LABEL
 from elasticjob_operator.core.nodeview import Node, state_under
 from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodPhase
 
@@ -147,7 +148,12 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
         return _joined(status["reason"], status.get("message"))
     if trainer is not None and (end := ended(trainer)):
         name = trainer["name"]
-        return f"container {name}: {ending(end, _memory_limit(raw, name))}"
+        how = f"container {name}: {ending(end, _memory_limit(raw, name))}"
+        agent = ended(statuses(raw, "initContainerStatuses").get(AGENT_CONTAINER)) or {}
+        silent = end["exitCode"] != 0 and not end.get("message")
+        return (
+            f"{how}; {AGENT_CONTAINER}: {said}" if silent and (said := message_of(agent)) else how
+        )
     for init in statuses(raw, "initContainerStatuses").values():
         if trouble := init_trouble(init):
             return trouble.message
@@ -155,7 +161,7 @@ def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
 
 
 def _joined(*parts: str | None) -> str:
-    return ": ".join(part for part in parts if part)
+    return ": ".join(part.strip() for part in parts if part)
 
 
 def _memory_limit(raw: Raw, name: str) -> str | None:

@@ -280,6 +280,19 @@ def test_how_a_trainer_that_was_a_member_ended(state: dict[str, Any], message: s
     assert found.end_message == message
 
 
+def test_a_trainer_that_said_nothing_is_explained_by_the_agent() -> None:
+    agent = terminated(1, message="round 3 failed: rank 2 of job-1: KeyError: 'lr'")
+    pod = RawPod().ready().has("trainer", terminated(1)).has("elasticjob-agent", agent)
+    assert read(failed(pod)).end_message == (
+        "container trainer: exit code 1; "
+        "elasticjob-agent: round 3 failed: rank 2 of job-1: KeyError: 'lr'"
+    )
+    pod.has("trainer", terminated(1, message="no data"))
+    assert read(failed(pod)).end_message == "container trainer: exit code 1: no data"
+    pod.has("trainer", terminated(0))
+    assert read(failed(pod)).end_message == "container trainer: exit code 0"
+
+
 def test_out_of_memory_without_a_limit_is_said_to_be_that() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137, "OOMKilled")))
     pod.raw["spec"]["containers"] = [{"name": "trainer"}]
@@ -292,21 +305,24 @@ def test_out_of_memory_without_a_limit_is_said_to_be_that() -> None:
         (
             RUNC + 'exec: "python3": executable file not found in $PATH: unknown',
             "container trainer: could not be started: python3: executable file not found in $PATH; "
-            "the image must have python3, or the container's command must begin with the Python "
-            "interpreter that it has",
+            "the image must have python3, or command must begin with the Python that it has",
         ),
         (
             RUNC + 'exec: "/opt/venv/bin/python": stat /opt/venv/bin/python: '
             "no such file or directory: unknown",
             "container trainer: could not be started: /opt/venv/bin/python: stat "
             "/opt/venv/bin/python: no such file or directory; the image must have "
-            "/opt/venv/bin/python, or the container's command must begin with the Python "
-            "interpreter that it has",
+            "/opt/venv/bin/python, or command must begin with the Python that it has",
         ),
         (
             RUNC + 'exec: "/usr/bin/python3": permission denied: unknown',
             "container trainer: could not be started: /usr/bin/python3: permission denied; "
             "it must be executable for the container's user",
+        ),
+        (
+            RUNC + 'exec: "train.sh": executable file not found in $PATH: unknown',
+            "container trainer: could not be started: train.sh: executable file not found in "
+            "$PATH; the image must have train.sh",
         ),
         (
             "failed to mount /scratch: no space left on device",
@@ -362,7 +378,7 @@ def test_a_trainer_that_still_seems_to_run_in_a_pod_that_failed_has_ended() -> N
 
 def test_a_pod_over_a_limit_of_its_own_says_which() -> None:
     pod = failed(RawPod().ready().has("trainer", terminated(137)))
-    pod.phase("Failed", reason="Evicted", message='Usage of EmptyDir volume "logs" exceeds 64Mi')
+    pod.phase("Failed", reason="Evicted", message='Usage of EmptyDir volume "logs" exceeds 64Mi ')
     assert read(pod).end_message == 'Evicted: Usage of EmptyDir volume "logs" exceeds 64Mi'
 
 
