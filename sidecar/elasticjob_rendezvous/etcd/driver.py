@@ -108,28 +108,24 @@ class Driver:
         self._events: list[Event] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._defect: asyncio.Future[None] | None = None
-        self._pump_due: asyncio.Handle | None = None
+        self._pump_due: asyncio.TimerHandle | None = None
+        self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._gathering = False
+        self._timer_at = 0.0
         self._tasks: asyncio.TaskGroup | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._link: asyncio.Task[None] | None = None
         self._checking_reach = False
 
     def post(self, event: Event) -> None:
-        """Hand an event to the engine, soon; from the loop's own thread."""
+        """Hand an event to the engine, from the loop's own thread: now, or soon in a crowd."""
         self._events.append(event)
-        if self._loop is None:
+        if self._loop is None or self._pumping:
             return
-        patient = isinstance(event, Changed) and self._crowded()
-        if self._pump_due is None and patient:
+        if not (isinstance(event, Changed) and self._crowded()):
+            self._pump()
+        elif self._pump_due is None:
             self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
-            self._gathering = True
-        elif self._pump_due is None or (self._gathering and not patient):
-            if self._pump_due is not None:
-                self._pump_due.cancel()
-            self._pump_due = self._loop.call_soon(self._pump)
-            self._gathering = False
 
     def _crowded(self) -> bool:
         """Whether many members are likely to speak at once, and we judge them all each time."""
@@ -157,24 +153,32 @@ class Driver:
         if self._pump_due is not None:
             self._pump_due.cancel()
             self._pump_due = None
-        events, self._events = self._events, []
+        self._pumping = True
         try:
-            for event in _merged(events):
-                self._step(event)
+            while self._events:
+                events, self._events = self._events, []
+                for event in _merged(events):
+                    self._step(event)
         except Exception as error:
             self._defect.set_exception(error)
             return
-        wake_at = self._engine.wake_at
-        if self._events:
-            self._pump_due = self._loop.call_soon(self._pump)
-        elif wake_at is not None:
-            self._wake(max(0.0, wake_at - self._clock().now))
+        finally:
+            self._pumping = False
+        self._wake(self._engine.wake_at)
 
-    def _wake(self, delay_seconds: float) -> None:
+    def _wake(self, at: float | None) -> None:
+        """Have the clock tell the engine at that time; a timer that is earlier will do."""
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
         if self._timer is not None:
             self._timer.cancel()
         assert self._loop is not None
-        self._timer = self._loop.call_later(delay_seconds, self.post, Tick())
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - self._clock().now), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.post(Tick())
 
     def _step(self, event: Event) -> None:
         for effect in self._engine.step(event, self._clock()):
