@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -41,25 +42,18 @@ class MalformedRecord(ValueError):
 
 def encode(record: object) -> bytes:
     """The stored form of a record dataclass."""
-    return json.dumps(_plain(record), separators=(",", ":"), ensure_ascii=False).encode()
+    return _ENCODER.encode(_plain(record)).encode()
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
     """Read a record of `kind` from the bytes stored at `key`; raises `MalformedRecord`."""
     try:
-        document = json.loads(value)
+        document = json.loads(value.decode())
         read: Callable[[Any], Any] = _reader(kind)  # type: ignore[arg-type]
         return typing.cast(Record, read(document))
     except MalformedRecord:
         raise
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except _UNREADABLE as error:
         raise MalformedRecord(key, f"{type(error).__name__}: {error}") from error
 
 
