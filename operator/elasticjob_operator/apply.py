@@ -124,32 +124,44 @@ class Applier:
         if not creates and task.etcd is not None:
             task.memory.refusal = None  # nothing is refused that nobody asks for
         try:
-            await self._prepare(task, planned, creates)
             for kind, group in groupby(planned.actions, key=type):
-                actions = list(group)
-                if kind is CreatePod:
-                    creations = [one for one in actions if isinstance(one, CreatePod)]
-                    await self._create(task, creations, applied)
-                elif kind is DeletePod:
-                    deletions = [one for one in actions if isinstance(one, DeletePod)]
-                    await self._delete(task, deletions, applied)
-                else:
-                    for action in actions:
-                        await self._do(task, action)
-                        applied.actions.append(action)
+                await self._apply_alike(task, planned, kind, list(group), applied)
+            if not creates:
+                await self._prepare(task, planned, needed=False)
         except NameTaken as error:
             task.memory.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
-            applied.error, applied.refused = error, True
+            applied.error = error
         except EXPECTED as error:
             applied.error = error
         return applied
 
-    async def _prepare(self, task: Task, planned: Plan, creates: bool) -> None:
-        """What pods need before they are made, and while they run."""
+    async def _apply_alike(
+        self, task: Task, planned: Plan, kind: type, actions: list[Action], applied: Applied
+    ) -> None:
+        """Actions of one kind that follow each other: those on pods go several at once."""
+        if kind is CreatePod:
+            creations = [one for one in actions if isinstance(one, CreatePod)]
+            try:
+                await self._prepare(task, planned, needed=True)
+            except NameTaken as error:
+                task.memory.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
+                applied.refused = True
+            else:
+                await self._create(task, creations, applied)
+        elif kind is DeletePod:
+            deletions = [one for one in actions if isinstance(one, DeletePod)]
+            await self._delete(task, deletions, applied)
+        else:
+            for action in actions:
+                await self._do(task, action)
+                applied.actions.append(action)
+
+    async def _prepare(self, task: Task, planned: Plan, needed: bool) -> None:
+        """What pods need before they are made, and while they run. Raises `NameTaken`."""
         if planned.bounds is None or task.etcd is None:
             return
         await self._dependents.ensure(
-            task.job, task.memory, task.etcd, needed=creates, renew=task.lost
+            task.job, task.memory, task.etcd, needed=needed, renew=task.lost
         )
         await self._dependents.ensure_budget(task.job, task.memory, task.ready)
 

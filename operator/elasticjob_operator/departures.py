@@ -28,5 +28,5 @@ async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) 
 async def forget_departed(etcds: Etcds, namespace: str, uid: str) -> None:
     """Remove all that etcd holds of a job of which no pod is left."""
     for etcd in etcds.all():
-        if etcd.newest(namespace, uid) is not None:
+        if etcd.users is not None or etcd.newest(namespace, uid) is not None:
             await forget_job(etcd.client, etcd.users, namespace, uid)

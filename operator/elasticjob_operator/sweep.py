@@ -61,16 +61,15 @@ class Sweep:
 
     async def run(self) -> None:
         """Sweep until cancelled."""
+        pause = SWEEP_SECONDS
         while True:
+            await asyncio.sleep(pause)
             began = self._clock()
-            await asyncio.sleep(SWEEP_SECONDS)
             try:
-                began = self._clock()
                 await self.sweep()
             except EXPECTED as error:
                 log.warning("the sweep could not be finished: %s", error)
-            took = self._clock() - began
-            await asyncio.sleep(max(took * MOST_OF_THE_TIME - SWEEP_SECONDS, 0.0))
+            pause = max(SWEEP_SECONDS, MOST_OF_THE_TIME * (self._clock() - began))
 
     def ailment(self) -> str:
         """What the sweep has found to be dead, for the health probe."""

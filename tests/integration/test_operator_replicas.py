@@ -117,3 +117,32 @@ def test_a_standby_replica_ends_when_told(start_operator: StartOperator) -> None
     first, second = start_operator("first"), start_operator("second")
     wait_until(lambda: first.metric("elasticjob_leader") == 1, "an active replica", SECONDS)
     assert second.stop() == 0
+
+
+def test_the_api_server_goes_away_and_comes_back(tmp_path: Path, newest_etcd: EtcdServer) -> None:
+    server = ApiServer(tmp_path / "apiserver")
+    operator = Operator(tmp_path, server, newest_etcd)
+    try:
+        here = Namespace(server.start(), server.namespace("here"))
+        operator.start()
+        here.create_job("one", maxNodes=1)
+        here.await_pods("one-0")
+        server.kill()
+        server.launch()
+        server.wait_ready()
+        here.remove_pod("one-0")
+        here.create_job("two", maxNodes=1)
+
+        def caught_up() -> bool:
+            assert operator.process is not None
+            if operator.process.poll() is not None:
+                # Away for longer than the Lease lasts: it ends itself, and is started again.
+                assert operator.process.returncode == 1
+                operator.launch()
+            return here.pods() == ["one-0", "two-0"]
+
+        wait_until(caught_up, "both jobs' pods", 60.0)
+        wait_until(lambda: operator.page("/healthz")[0] == 200, "health", SECONDS)
+    finally:
+        operator.close()
+        server.close()
