@@ -66,9 +66,9 @@ async def hold_lease(
     # A process that runs beside its successor, or twice on one host, must not pass for the other.
     own = replace(settings, identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}")
     held = _Held(kube, own, clock, abort)
-    await held.acquire()
     failure: BaseException | None = None
     try:
+        await held.acquire()
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(held.keep())
             yield
