@@ -1,0 +1,79 @@
+"""Jobs that name an etcd of their own, where the chart allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.apiserver import ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+
+@pytest.fixture
+def other_etcd(tmp_path: Path) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path / "other")
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path,
+    api_server: ApiServer,
+    newest_etcd: EtcdServer,
+    other_etcd: EtcdServer,
+    namespace: str,
+) -> Iterator[Namespace]:
+    options = {
+        "ELASTICJOB_NAMESPACES": namespace,
+        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        "ELASTICJOB_ALLOWED_ENDPOINTS": other_etcd.url,
+    }
+    replica = Operator(tmp_path, api_server, newest_etcd, options=options)
+    try:
+        replica.start()
+        yield Namespace(api_server, namespace)
+    finally:
+        replica.close()
+
+
+def bounds_key(here: Namespace) -> str:
+    return f"/elasticjob/{here.name}/{here.job()['metadata']['uid']}/1/state/bounds"
+
+
+def test_the_job_lives_in_the_etcd_that_it_names(
+    here: Namespace, newest_etcd: EtcdServer, other_etcd: EtcdServer
+) -> None:
+    here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url]})
+    here.await_pods("job-0")
+    assert other_etcd.ctl("get", bounds_key(here))
+    assert not newest_etcd.ctl("get", bounds_key(here))
+    pod = here.get("pods", "job-0")
+    assert pod is not None
+    assert other_etcd.url in str(pod["spec"]["initContainers"])
+    here.await_status(phase="Pending", nodes=1)
+    assert here.status()["rendezvous"]["state"] == "joinable"
+    here.server.request("DELETE", here.path("elasticjobs", "job"))
+    prefix = f"/elasticjob/{here.name}/"
+    wait_until(
+        lambda: "Deleted" in other_etcd.ctl("get", "--prefix", prefix), "a closed round", SECONDS
+    )
+
+
+def test_its_secret_is_waited_for_and_copied(here: Namespace, other_etcd: EtcdServer) -> None:
+    wanted = {"endpoints": [other_etcd.url], "secretName": "mine"}
+    here.create_job(maxNodes=1, rendezvous=wanted)
+    found = here.await_condition("PodsReady", "EndpointNotAllowed")
+    assert "there must be a Secret mine" in found["message"]
+    given = {"metadata": {"name": "mine"}, "data": {"username": "bWU=", "password": "c2VjcmV0"}}
+    here.server.request("POST", here.path("secrets"), given)
+    here.await_pods("job-0")
+    secret = here.get("secrets", "job-elasticjob")
+    assert secret is not None
+    assert (secret["data"]["user"], secret["data"]["password"]) == ("bWU=", "c2VjcmV0")
+    assert secret["data"]["job-key"]
