@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import RoundStatus
+from elasticjob_operator.wakeups import Retry
 
 _RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _PASS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -67,10 +68,10 @@ class Metrics:
         """Where the phase of every job is read when the metrics are."""
         self._phases = phases
 
-    def count_error(self, error: BaseException) -> None:
-        """Count a failed look under the kind of its first cause."""
-        cause = error.__cause__ or error
-        self.errors.labels(type(cause).__name__).inc()
+    def count_error(self, error: Exception) -> None:
+        """Count a failed look under the kind it says, or that of its cause."""
+        said = error.kind if isinstance(error, Retry) else ""
+        self.errors.labels(said or type(error.__cause__ or error).__name__).inc()
 
     def observe_round(self, found: RoundStatus) -> None:
         """Count a round whose cost is known as far as it will be."""

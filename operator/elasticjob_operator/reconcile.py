@@ -62,6 +62,8 @@ class Reconciler:
         began = self._parts.clock()
         try:
             return await self._look(key)
+        except Retry:
+            raise
         except EXPECTED as error:
             raise Retry(str(error)) from error
         finally:
@@ -119,7 +121,8 @@ class Reconciler:
         if frozenset(memory.foreign) != seen.foreign:
             return AT_ONCE_SECONDS  # with the next free name
         if applied.refused and memory.refusal is not None:
-            raise Retry(f"pods cannot be created: {memory.refusal.message}")
+            message = f"pods cannot be created: {memory.refusal.message}"
+            raise Retry(message, kind=memory.refusal.obstacle.value)
         if memory.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._parts.dependents.drop_budget(job, memory)
         return due_seconds(planned.wake_at, self._parts.now())

@@ -26,11 +26,15 @@ Work = Callable[[JobKey], Awaitable[float | None]]
 
 
 class Retry(Exception):
-    """What a look raises when it could not finish for a reason that is known; it is tried again."""
+    """What a look raises when it could not finish for a reason that is known; it is tried again.
 
-    def __init__(self, message: str, delay_seconds: float = 0.0) -> None:
+    `kind` is that reason in a word, for the metrics; without one it is the type of its cause.
+    """
+
+    def __init__(self, message: str, delay_seconds: float = 0.0, kind: str = "") -> None:
         super().__init__(message)
         self.delay_seconds = delay_seconds
+        self.kind = kind
 
 
 class Agenda:

@@ -21,6 +21,7 @@ from elasticjob_operator.kube import PODS
 from elasticjob_operator.logs import JsonFormatter, TextFormatter
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import RoundStatus
+from elasticjob_operator.wakeups import Retry
 from tests.integration.etcd_server import Ports
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
@@ -159,7 +160,10 @@ def test_an_error_is_counted_under_the_kind_of_its_cause() -> None:
     error = RuntimeError("seen from outside")
     error.__cause__ = TimeoutError()
     metrics.count_error(error)
-    assert 'elasticjob_errors_total{kind="TimeoutError"} 1.0' in metrics.text().decode()
+    metrics.count_error(Retry("no pods", kind="QuotaExceeded"))
+    text = metrics.text().decode()
+    assert 'elasticjob_errors_total{kind="TimeoutError"} 1.0' in text
+    assert 'elasticjob_errors_total{kind="QuotaExceeded"} 1.0' in text
 
 
 @pytest.mark.parametrize(
