@@ -35,7 +35,10 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.bdp_probe", 0),  # pings to measure a bandwidth that we never use
 )
+
+_UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,13 @@ class Link:
         except InvalidConfiguration:  # in the middle of a rotation: what we hold is better
             return False
 
+    def is_settled(self) -> bool:
+        """Whether the channel is connected, or has failed to; else it tries."""
+        return self.channel.get_state(try_to_connect=True) not in _UNSETTLED
+
     async def settled(self) -> None:
         """Wait until the channel is connected, or has failed to."""
-        while True:
-            state = self.channel.get_state(try_to_connect=True)
-            if state not in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
-                return
+        while (state := self.channel.get_state(try_to_connect=True)) in _UNSETTLED:
             await self.channel.wait_for_state_change(state)
 
 

@@ -123,8 +123,9 @@ class Transport:
         if call.repeatable:
             return await send(link, call.metadata, share_seconds)
         # Connect first: what can't be connected was never sent, and may go elsewhere.
-        async with asyncio.timeout(share_seconds):
-            await link.settled()
+        if not link.is_settled():
+            async with asyncio.timeout(share_seconds):
+                await link.settled()
         call.sent = True
         return await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
 

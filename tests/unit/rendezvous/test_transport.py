@@ -30,7 +30,8 @@ class OneLink:
     def __len__(self) -> int:
         return 1
 
-    async def settled(self) -> None: ...
+    def is_settled(self) -> bool:
+        return True
 
     async def failed(self, link: object) -> None: ...
 
