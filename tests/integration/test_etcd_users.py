@@ -29,6 +29,7 @@ GUARDED = VERSIONS[1:]
 """3.4 keeps users too, but lets them see too much of each other: only its client is supported."""
 
 CHEAP = ("--bcrypt-cost=4",)
+NEWER = tuple(version for version in GUARDED if version != "3.5")
 
 
 @pytest.fixture(params=GUARDED)
@@ -155,9 +156,17 @@ def test_a_prefix_without_its_slash_is_refused() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("version", NEWER)
 def test_a_write_whose_answer_is_lost_is_settled_by_reading(
-    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    version: str, start_etcd: StartEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not on 3.5: for a tenth of a second it may read what a user was before the last change.
+
+    Here root is changed often enough to meet it as one who is not yet an administrator: 3.5 looks
+    past the end of its write buffer (`bucketBuffer.Range`), where old records lie.
+    """
+    server = start_etcd(version, arguments=CHEAP)
+
     async def main() -> None:
         async with root_of(server) as client:
             lost = lose_first_answers(client, monkeypatch)
@@ -323,7 +332,7 @@ async def works_within(client: Client, prefix: str) -> None:
         assert len(await next_events(watch, 2)) == 2
 
 
-@pytest.mark.parametrize("version", [version for version in GUARDED if version != "3.5"])
+@pytest.mark.parametrize("version", NEWER)
 def test_a_job_that_fills_etcd_gains_no_rights(version: str, start_etcd: StartEtcd) -> None:
     """In 3.5 it does: with the database full, etcd forgets to ask who deletes and administers."""
     server = start_etcd(version, arguments=[*CHEAP, "--quota-backend-bytes=4000000"])
