@@ -30,6 +30,9 @@ class Handler(Protocol):
     def next_rendezvous(self) -> Info: ...
 
 
+AFTERMATH_SECONDS = 0.5
+"""Requests are counted until so long after the last rank: what members put off counts too."""
+
 # Called in the member's own process with its index.
 HandlerFactory = Callable[[int], Handler]
 
@@ -56,7 +59,7 @@ class Report:
 class CaseResult:
     wall_seconds: float  # from the start signal until the last member has its rank
     cpu_seconds: float  # of all members together
-    requests: Mapping[str, int] | None  # that etcd received, by method; None: there is no etcd
+    requests: Mapping[str, int] | None  # by method, the aftermath included; None: no etcd
 
 
 def verify(reports: Sequence[Report], members: int) -> None:
@@ -100,7 +103,10 @@ def run_case(
         os.close(start_write)  # the end of file is the start signal: it reaches all at once
         start_write = -1
         reports = [_parsed(line) for line in lines.take(members)]
-        spent = dict(requests() - before) if requests else None
+        spent = None
+        if requests:
+            time.sleep(AFTERMATH_SECONDS)
+            spent = dict(requests() - before)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still theirs
