@@ -212,7 +212,16 @@ class ApiServer:
         wait_until(served, "ElasticJobs to be served")
 
     def pause(self) -> None:
+        """Stop the process, and return when none of its threads runs any more."""
         self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        threads = Path(f"/proc/{self.process.pid}/task")
+
+        def stopped() -> bool:
+            states = [(one / "stat").read_text().rpartition(")")[2] for one in threads.iterdir()]
+            return all(state.split()[0] == "T" for state in states)
+
+        wait_until(stopped, "the API server to stop")
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
