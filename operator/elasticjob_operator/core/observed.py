@@ -55,6 +55,7 @@ class Pod:
         launcher_since: UTC time from which its launcher runs, None while it does not.
         obstacle, obstacle_message: why the launcher cannot run, when that is known.
         over: all of its containers have ended, so nobody speaks for its member any more.
+        lingering: its trainer has ended, and another of its containers has not.
         launch_failed: its trainer could not be started, or ended in failure right after that.
         ended_at, end_message: when and how its trainer ended; UTC.
     """
@@ -72,6 +73,7 @@ class Pod:
     obstacle: Obstacle | None = None
     obstacle_message: str = ""
     over: bool = False
+    lingering: bool = False
     launch_failed: bool = False
     ended_at: datetime | None = None
     end_message: str = ""

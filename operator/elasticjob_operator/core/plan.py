@@ -128,7 +128,7 @@ def _finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
     doomed = [
         pod
         for pod in _in_order(observed)
-        if (policy is CleanPodPolicy.RUNNING and pod.active)
+        if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
         or (policy is CleanPodPolicy.ALL and not pod.terminating)
     ]
     due = cleanup is not None and cleanup <= now
@@ -140,6 +140,11 @@ def _finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
     ]
     left = len(doomed) > len(actions)
     return Plan(tuple(actions), phase, size, None, _earliest(expiry, cleanup if left else None))
+
+
+def _lingers(pod: Pod) -> bool:
+    """It runs on without its trainer, and nobody has told it to go."""
+    return pod.lingering and not pod.terminating
 
 
 def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:

@@ -64,6 +64,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         obstacle=trouble.obstacle if trouble else None,
         obstacle_message=trouble.message if trouble else "",
         over=status.get("phase") in _OVER,
+        lingering=has_ended and status.get("phase") not in _OVER,
         launch_failed=phase is PodPhase.FAILED
         and not terminating
         and not is_disrupted

@@ -101,6 +101,9 @@ class PodBuilder:
     def succeeded(self) -> Self:
         return self._with(phase=PodPhase.SUCCEEDED, ready=False)
 
+    def lingering(self) -> Self:
+        return self._with(lingering=True)
+
     def terminating(self) -> Self:
         return self._with(terminating=True)
 

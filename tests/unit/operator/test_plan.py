@@ -319,6 +319,8 @@ MIXED = (
     pod(2).failed().get(),
     pod(3).terminating().get(),
     pod(4).pending(5).get(),
+    pod(5).succeeded().lingering().get(),
+    pod(6).succeeded().lingering().terminating().get(),
 )
 
 
@@ -328,9 +330,9 @@ MIXED = (
         ("None", 9999, []),
         ("Running", 0, ["job-4"]),
         ("Running", 14, ["job-4"]),
-        ("Running", 15, ["job-1", "job-4"]),
+        ("Running", 15, ["job-1", "job-4", "job-5"]),
         ("All", 14, ["job-4"]),
-        ("All", 15, ["job-0", "job-1", "job-2", "job-4"]),
+        ("All", 15, ["job-0", "job-1", "job-2", "job-4", "job-5"]),
     ],
 )
 def test_a_finished_job_cleans_its_pods_after_their_grace(

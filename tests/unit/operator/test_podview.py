@@ -242,7 +242,7 @@ def test_the_pod_has_ended_with_its_trainer_while_another_container_runs_on(
     code: int, phase: PodPhase
 ) -> None:
     found = read(RawPod().ready().has("trainer", terminated(code)))
-    assert (found.phase, found.ended, found.over) == (phase, True, False)
+    assert (found.phase, found.ended, found.over, found.lingering) == (phase, True, False, True)
     assert (found.ready, found.launcher_since, found.ended_at) == (False, None, ENDED)
 
 
@@ -254,7 +254,7 @@ def test_a_trainer_that_ended_well_is_a_success_though_the_pod_failed() -> None:
 
 def test_a_trainer_that_failed_is_a_failure_though_the_pod_succeeded() -> None:
     found = read(RawPod().ready().has("trainer", terminated(1)).unready().phase("Succeeded"))
-    assert (found.phase, found.over) == (PodPhase.FAILED, True)
+    assert (found.phase, found.over, found.lingering) == (PodPhase.FAILED, True, False)
 
 
 @pytest.mark.parametrize(
