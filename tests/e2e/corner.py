@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from subprocess import TimeoutExpired
 from typing import Any
 
-from tests.e2e.console import Console, Json, until
+from tests.e2e.console import CommandFailed, Console, Json, until
 
-START_SECONDS = 90.0
-"""A pod is scheduled, started and has imported torch, while other tests do the same."""
+START_SECONDS = 120.0
+"""Pods are scheduled, started and have imported torch, on a machine with little to spare."""
+LOG_SECONDS = 5.0
 
 _STEP = re.compile(r"^(\S+) (?:\[\d+\] )?step (\d+) (.*)$", re.MULTILINE)
 
@@ -115,20 +118,24 @@ class Corner:
         return self.kubectl("logs", pod, "-c", container, *options)
 
     def steps(self, name: str, tail: int = 400) -> list[Step]:
-        """The last steps of a job that its pods' logs tell of, in order of time."""
-        found: list[Step] = []
-        for pod, raw in self.pods(name).items():
-            if not _trainer_started(raw):
-                continue
-            text = self.console.kubectl(
-                "-n", self.namespace, "logs", pod, "-c", "trainer", "--timestamps",
-                f"--tail={tail}", check=False, seconds=20,
-            )  # fmt: skip
-            found += [
-                Step(seconds(at), int(number), pod, rest)
-                for at, number, rest in _STEP.findall(text)
-            ]
-        return sorted(found)
+        """The last steps of a job that its pods' logs tell of, in order of time.
+
+        The log of a pod on a machine that does not answer is passed over.
+        """
+        pods = [pod for pod, raw in self.pods(name).items() if _trainer_started(raw)]
+        with ThreadPoolExecutor(max(1, len(pods))) as pool:
+            found = pool.map(lambda pod: self._steps_of(pod, tail), pods)
+            return sorted(step for steps in found for step in steps)
+
+    def _steps_of(self, pod: str, tail: int) -> list[Step]:
+        words = ("logs", pod, "-c", "trainer", "--timestamps", f"--tail={tail}")
+        try:
+            text = self.kubectl(*words, seconds=LOG_SECONDS)
+        except (CommandFailed, TimeoutExpired):
+            return []
+        return [
+            Step(seconds(at), int(number), pod, rest) for at, number, rest in _STEP.findall(text)
+        ]
 
     def latest(self, name: str) -> int:
         """The step that was told of last."""

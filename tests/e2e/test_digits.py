@@ -31,13 +31,15 @@ class Watch:
         self._process.kill()
         self._process.wait(timeout=10)
         self._thread.join(timeout=10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def words(self) -> list[tuple[str, str]]:
         """Phase and rendezvous of each line, each change once."""
         found: list[tuple[str, str]] = []
         for line in self.lines[1:]:
             columns = line.split()
-            if len(columns) == 7 and (not found or found[-1] != (columns[1], columns[2])):
+            if len(columns) == 8 and (not found or found[-1] != (columns[1], columns[2])):
                 found.append((columns[1], columns[2]))
         return found
 
