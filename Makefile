@@ -62,11 +62,13 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules and real servers
 	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
 
-.PHONY: cluster cluster-down
+.PHONY: cluster cluster-down images
 cluster: install etcd ## a Kubernetes cluster on this machine: one control plane, two workers
 	@$(PY) -m tests.cluster up
 cluster-down: install ## remove the cluster and whatever it left on this machine
 	@$(PY) -m tests.cluster down
+images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
+	@$(PY) -m tests.cluster images
 
 .PHONY: bench bench-rendezvous bench-recovery
 bench: bench-rendezvous bench-recovery ## every benchmark

@@ -14,7 +14,12 @@ mount -t tmpfs tmpfs "$tree/run"
 mount -t tmpfs tmpfs "$tree/tmp"
 while [ "$1" != -- ]; do
     source=${1%%=*} target=$tree${1#*=}
-    if [ -d "$source" ]; then mkdir -p "$target"; else [ -e "$target" ] || : > "$target"; fi
+    if [ -d "$source" ]; then
+        mkdir -p "$target"
+    else
+        mkdir -p "$(dirname "$target")"
+        [ -e "$target" ] || : > "$target"
+    fi
     mount --bind "$source" "$target"
     shift
 done

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster up|down|status`: the cluster of the end-to-end tests."""
+"""`python -m tests.cluster up|down|images|status`: the cluster of the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from tests.cluster import lifecycle
+from tests.cluster import images, lifecycle
 from tests.cluster.cluster import Cluster
 
 
@@ -37,6 +37,19 @@ def _down() -> int:
     return 0
 
 
+def _images() -> int:
+    cluster = lifecycle.found()
+    begin = time.monotonic()
+    images.build(lifecycle.builder_engine(cluster))
+    built = time.monotonic()
+    made = images.names() if cluster is None else images.load(cluster)
+    print("\n".join((made.operator, made.sidecar, made.trainer)))
+    where = "no cluster is running" if cluster is None else "in every node of the cluster"
+    loaded = time.monotonic()
+    print(f"{where} (built in {built - begin:.0f} s, loaded in {loaded - built:.0f} s)")
+    return 0
+
+
 def _status() -> int:
     cluster = lifecycle.found()
     if cluster is None:
@@ -49,7 +62,7 @@ def _status() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
-    actions = {"up": _up, "down": _down, "status": _status}
+    actions = {"up": _up, "down": _down, "images": _images, "status": _status}
     parser.add_argument("action", choices=actions)
     action = actions[parser.parse_args().action]
     os.environ.pop("KUBECONFIG", None)  # ours is written to its own file alone

@@ -74,6 +74,7 @@ def write(archive: Path, images: Iterable[Image]) -> None:
                 "architecture": ARCHITECTURE,
                 "os": "linux",
                 "config": {"Env": [f"PATH={PATH}"], **image.settings},
+                "history": [{"created_by": image.name} for _ in layers],  # builders count them
                 "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in layers]},
             }
             text = json.dumps(config, sort_keys=True).encode()

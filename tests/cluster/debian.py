@@ -28,6 +28,8 @@ NODE = (  # as in kind's own image, but for what only other storage and other sn
 )
 PYTHON = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 
+_LITTER = ("usr/share/doc", "usr/share/man", "var/cache/apt", "var/lib/apt/lists", "var/log")
+
 # Services that have no business in a node, as in kind's own image.
 _UNWANTED = (
     "lib/systemd/system/multi-user.target.wants/*",
@@ -65,13 +67,7 @@ def _bootstrap(into: Path, packages: tuple[str, ...]) -> None:
             *(find("debootstrap"), "--variant=minbase", f"--cache-dir={packages_kept}"),
             *(f"--include={','.join(packages)}", SUITE, into),
         )
-    for litter in (
-        "var/cache/apt",
-        "var/lib/apt/lists",
-        "var/log",
-        "usr/share/doc",
-        "usr/share/man",
-    ):
+    for litter in _LITTER:
         shutil.rmtree(into / litter)
         (into / litter).mkdir()
 

@@ -1,8 +1,8 @@
 """Owns the container engine: the machine's own where it can get the stock images, else ours.
 
-Ours is Debian's dockerd in namespaces of its own: it neither sees nor touches the machine's network,
-and everything that it starts ends with its first process. A veth pair joins the two networks, so
-that the machine reaches what the engine publishes on its end.
+Ours is Debian's dockerd in namespaces of its own: it neither sees nor touches the machine's
+network, and everything that it starts ends with its first process. A veth pair joins the two
+networks, so that the machine reaches what the engine publishes on its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cluster import machine
 from tests.cluster.debian import engine_tree, inside, needs
 from tests.cluster.nodeimage import node_image, node_image_name
 from tests.cluster.parts import say
-from tests.cluster.places import ARCHIVES, KUBERNETES_VERSION, PINS, STATE
+from tests.cluster.places import KUBERNETES_VERSION, PINS, STATE
 
 STOCK_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
 
@@ -38,7 +38,7 @@ class Engine:
     """A running engine, as kind and the fault controls need it."""
 
     docker: Path
-    archives: str  # where the engine sees the folder of image archives
+    state: str  # where the engine sees the folder STATE
     environment: dict[str, str] = field(default_factory=dict)
     image: str = ""  # to make nodes of
     api_address: str = ""  # of the machine or the engine: where it is to publish the API server
@@ -57,8 +57,19 @@ class Engine:
         self, *words: object, stdin: bytes | None = None, timeout: float = 60, check: bool = True
     ) -> str:
         """What this docker command prints."""
+        return self.call(self.docker, *words, stdin=stdin, timeout=timeout, check=check)
+
+    def call(
+        self,
+        program: Path,
+        *words: object,
+        stdin: bytes | None = None,
+        timeout: float = 60,
+        check: bool = True,
+    ) -> str:
+        """What the program, which uses this engine, prints."""
         done = subprocess.run(
-            [str(self.docker), *map(str, words)],
+            [str(program), *map(str, words)],
             input=stdin if stdin is not None else b"",
             env=self.settings(),
             capture_output=True,
@@ -67,7 +78,7 @@ class Engine:
         )
         if check and done.returncode:
             complaint = done.stderr.decode(errors="replace").strip()
-            raise RuntimeError(f"docker {' '.join(map(str, words[:6]))}: {complaint}")
+            raise RuntimeError(f"{program.name} {' '.join(map(str, words[:6]))}: {complaint}")
         return done.stdout.decode(errors="replace")
 
 
@@ -85,7 +96,7 @@ def machines() -> Engine | None:
     docker = shutil.which("docker")
     if docker is None:
         return None
-    engine = Engine(Path(docker), str(ARCHIVES), image=STOCK_IMAGE, api_address="127.0.0.1")
+    engine = Engine(Path(docker), str(STATE), image=STOCK_IMAGE, api_address="127.0.0.1")
     try:
         engine.run("info", timeout=20)
     except (RuntimeError, subprocess.TimeoutExpired):
@@ -108,9 +119,7 @@ def stock() -> Engine | None:
 
 def running() -> Engine | None:
     """Our own engine, if it runs."""
-    engine = Engine(
-        STATE / "path" / "docker", "/run/state/archives", {"DOCKER_HOST": f"unix://{_SOCKET}"}
-    )
+    engine = Engine(STATE / "path" / "docker", "/run/state", {"DOCKER_HOST": f"unix://{_SOCKET}"})
     if not (engine.docker.exists() and _SOCKET.exists()):
         return None
     try:
@@ -164,9 +173,12 @@ def _load(engine: Engine, archive: Path) -> None:
     if engine.image not in there:
         say("loading the node image")
         with archive.open("rb") as content:
-            command = [engine.docker, "load", "--quiet"]
             subprocess.run(
-                command, stdin=content, stdout=subprocess.DEVNULL, env=engine.settings(), check=True
+                [str(engine.docker), "load", "--quiet"],
+                stdin=content,
+                stdout=subprocess.DEVNULL,
+                env=engine.settings(),
+                check=True,
             )
     if old := [name for name in there if name != engine.image]:
         engine.run("rmi", *old)

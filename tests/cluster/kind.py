@@ -6,12 +6,21 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.golang import output
 from tests.cluster.engine import Engine
-from tests.cluster.places import CLUSTER, CONTROL_PLANE, KUBECONFIG, NODE_ARCHIVES, NODES, STATE
+from tests.cluster.places import (
+    ARCHIVES,
+    CLUSTER,
+    CONTROL_PLANE,
+    KUBECONFIG,
+    NODE_ARCHIVES,
+    NODES,
+    STATE,
+    STORES,
+)
 from tests.cluster.programs import programs
 
 API_PORT = 16443
+CONTAINERD_ROOT = "/var/lib/containerd"
 # A node is declared lost after four missed reports, and pods on it are evicted ten seconds later;
 # the defaults (40 s and 300 s) would only make tests wait.
 REPORT_SECONDS = 3
@@ -39,7 +48,6 @@ def settings(engine: Engine) -> dict[str, Any]:
     ]
     etcd = {"local": {"extraArgs": [{"name": "unsafe-no-fsync", "value": "true"}]}}
     patch = [*flags, {"op": "add", "path": "/etcd", "value": etcd}]
-    mounts = [{"hostPath": engine.archives, "containerPath": NODE_ARCHIVES, "readOnly": True}]
     networking: dict[str, Any] = {"apiServerAddress": engine.api_address, "apiServerPort": API_PORT}
     if engine.ours:  # no image of kind's pod network
         networking |= {"disableDefaultCNI": True, "kubeProxyMode": "nftables"}
@@ -58,9 +66,20 @@ def settings(engine: Engine) -> dict[str, Any]:
             }
         ],
         "nodes": [
-            {"role": role, "extraMounts": mounts} for role in ("control-plane", "worker", "worker")
+            {
+                "role": "control-plane" if node == CONTROL_PLANE else "worker",
+                "extraMounts": _mounts(engine, node),
+            }
+            for node in NODES
         ],
     }
+
+
+def _mounts(engine: Engine, node: str) -> list[dict[str, Any]]:
+    """What a node sees of the machine: image archives, and its image store where it has one."""
+    archives = {"hostPath": f"{engine.state}/{ARCHIVES.name}", "containerPath": NODE_ARCHIVES}
+    stores = {"hostPath": f"{engine.state}/{STORES.name}/{node}", "containerPath": CONTAINERD_ROOT}
+    return [{**archives, "readOnly": True}, *([stores] if engine.ours else [])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +137,10 @@ def create(engine: Engine) -> None:
         engine.run("network", "create", "kind")
     config = STATE / "kind.json"
     config.write_text(json.dumps(settings(engine), indent=1))
-    output(
+    engine.call(
         *(programs("kind") / "kind", "create", "cluster", "--config", config),
-        *("--image", engine.image, "--kubeconfig", KUBECONFIG, "--retain", "--quiet"),
-        **engine.settings(),
+        *("--image", engine.image, "--kubeconfig", KUBECONFIG, "--retain"),
+        timeout=300,
     )
     if engine.ours:
         found = routes(engine)
@@ -131,14 +150,5 @@ def create(engine: Engine) -> None:
 
 def delete(engine: Engine) -> None:
     """Remove the nodes."""
-    kind = programs("kind") / "kind"
-    output(
-        kind,
-        "delete",
-        "cluster",
-        "--name",
-        CLUSTER,
-        "--kubeconfig",
-        KUBECONFIG,
-        **engine.settings(),
-    )
+    words = ("delete", "cluster", "--name", CLUSTER, "--kubeconfig", KUBECONFIG)
+    engine.call(programs("kind") / "kind", *words, timeout=120)

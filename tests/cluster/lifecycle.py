@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from scripts.environment import locked
-from tests.cluster import debian, engine, kind
+from scripts.golang import output
+from tests.cluster import debian, engine, kind, store, systemimages, trainer
 from tests.cluster.cluster import HELM, KUBECTL, Cluster, CommandFailed, ours
 from tests.cluster.engine import Engine
 from tests.cluster.parts import say
-from tests.cluster.places import ARCHIVES, CACHE, CLUSTER, KUBECONFIG, NODES, STATE
+from tests.cluster.places import ARCHIVES, CACHE, CLUSTER, KUBECONFIG, NODES, ROOT, STATE
 from tests.cluster.programs import MODULES, programs
 
 _LOCK = CACHE / "cluster.lock"
@@ -42,6 +44,7 @@ def up() -> Cluster:
         if chosen is None:
             _build()
             chosen = engine.start()
+            store.give_to_nodes()
         _link_programs()
         say(f"making the cluster {CLUSTER}")
         kind.create(chosen)
@@ -58,16 +61,23 @@ def down() -> None:
         _remove()
 
 
+def builder_engine(cluster: Cluster | None) -> Engine | None:
+    """The engine that can build images from a registry; None: there is no registry."""
+    chosen = engine.stock() if cluster is None else cluster.engine
+    return None if chosen is None or chosen.ours else chosen
+
+
 def _remove() -> None:
     running = engine.running() or _stock_with_nodes()
     if running is not None:
         try:
             kind.delete(running)
-        except subprocess.CalledProcessError:
+        except (RuntimeError, subprocess.TimeoutExpired):
             if not running.ours:  # ours ends with all that is in it
                 raise
     if running is None or running.ours:
         engine.stop()
+        store.remove_from_nodes()
     for left in (KUBECONFIG, KUBECONFIG.with_suffix(".lock"), STATE / "kind.json"):
         left.unlink(missing_ok=True)
 
@@ -81,10 +91,11 @@ def _stock_with_nodes() -> Engine | None:
 
 
 def _build() -> None:
-    """Make all parts that are missing: programs beside Debian trees, as they wait for each other
-    only at the end."""
+    """Make all parts that are missing: the compiler's beside those that wait for the network."""
+    if not (systemimages.etcd() / "etcdctl").exists():
+        output(sys.executable, "-m", "scripts.etcd_servers", CACHE, cwd=ROOT)
     with ThreadPoolExecutor(2) as lanes:
-        trees = lanes.submit(lambda: [debian.node_tree(), debian.engine_tree()])
+        trees = lanes.submit(lambda: [debian.node_tree(), debian.engine_tree(), trainer.image()])
         built = lanes.submit(lambda: [programs(name) for name in MODULES])
         trees.result()
         built.result()

@@ -15,6 +15,7 @@ STATE = CACHE / "cluster"  # of the cluster that runs now; the parts it is made 
 KUBECONFIG = STATE / "kubeconfig"
 ARCHIVES = STATE / "archives"  # every node sees this folder, as NODE_ARCHIVES
 NODE_ARCHIVES = "/archives"
+STORES = STATE / "stores"  # the nodes' image stores, where no registry has the images
 
 CLUSTER = "elasticjob"
 CONTEXT = f"kind-{CLUSTER}"

@@ -79,10 +79,8 @@ def _make(name: str, module: Module, into: Path) -> None:
         if version.removeprefix("v") not in said:
             raise RuntimeError(f"{program} should be {version}, and says it is {said.strip()!r}")
     if name == "kind":  # what it puts into its node images
-        files = Path(
-            output(compiler, "list", "-m", "-f", "{{.Dir}}", module.path, cwd=pins).strip()
-        )
-        shutil.copytree(files / "images" / "base" / "files", into / "node-files")
+        source = output(compiler, "list", "-m", "-f", "{{.Dir}}", module.path, cwd=pins)
+        shutil.copytree(Path(source.strip()) / "images" / "base" / "files", into / "node-files")
 
 
 def programs(name: str) -> Path:

@@ -1,0 +1,121 @@
+"""Owns the building of images from Dockerfiles where no registry answers: by buildah.
+
+What the Dockerfiles start from is made here, under the same name. buildah runs in a Debian tree of
+ours, in the machine's own network, and keeps its layers: what has not changed is not built again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.environment import locked
+from scripts.golang import output
+from tests.cluster import archive, pipsettings
+from tests.cluster.archive import Image
+from tests.cluster.debian import engine_tree, inside, needs, python_tree
+from tests.cluster.parts import say
+from tests.cluster.places import CACHE, ROOT, STATE
+
+BASE = "docker.io/library/python:3.11-slim-bookworm"
+
+_WORK = STATE / "builder"  # its layers, and what it hands out
+_LOCK = CACHE / "cluster-builder.lock"
+_BUILD_SECONDS = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An image of ours: its full name with tag, its Dockerfile, and folders it may look into."""
+
+    name: str
+    dockerfile: Path
+    contexts: dict[str, Path] = field(default_factory=dict)
+
+
+def build(recipe: Recipe) -> str:
+    """Build the image, as far as it is not there; its id."""
+    with locked(_LOCK):
+        _provide_base()
+        text, mounts = pipsettings.here()
+        settings = _WORK / "pip.conf"
+        settings.write_text(text)
+        mounts = {settings: pipsettings.IN_IMAGE, **mounts}
+        seen = {source: f"/run/seen/{number}" for number, source in enumerate(mounts)}
+        places = {name: f"/run/contexts/{name}" for name in recipe.contexts}
+        ignored = recipe.dockerfile.with_name(f"{recipe.dockerfile.name}.dockerignore")
+        said = _buildah(
+            *("build", "--isolation", "chroot", "--network", "host", "--layers"),
+            *("--pull=never", "--quiet", "--tag", recipe.name),
+            *(f"--volume={seen[source]}:{place}:ro" for source, place in mounts.items()),
+            *(f"--build-context={name}={place}" for name, place in places.items()),
+            *(
+                (f"--ignorefile=/run/source/{ignored.relative_to(ROOT)}",)
+                if ignored.exists()
+                else ()
+            ),
+            f"--file=/run/source/{recipe.dockerfile.relative_to(ROOT)}",
+            "/run/source",
+            seen={
+                **seen,
+                **{folder(recipe.contexts[name]): place for name, place in places.items()},
+            },
+        )
+        return said.split()[-1]
+
+
+def save(recipe: Recipe, image: str, into: Path) -> None:
+    """Write the built image into an archive."""
+    with locked(_LOCK):
+        fresh = _WORK / "fresh.tar"
+        fresh.unlink(missing_ok=True)
+        _buildah("push", "--quiet", image, f"docker-archive:/run/work/fresh.tar:{recipe.name}")
+        fresh.replace(into)
+
+
+def folder(wanted: Path) -> Path:
+    """The folder, or an empty one."""
+    if wanted.is_dir():
+        return wanted
+    empty = _WORK / "empty"
+    empty.mkdir(exist_ok=True)
+    return empty
+
+
+def _buildah(*words: str, seen: dict[Path, str] | None = None) -> str:
+    needs("unshare")
+    known = {_WORK: "/run/work", ROOT: "/run/source", Path("/etc/resolv.conf"): "/etc/resolv.conf"}
+    store = ("buildah", "--root", "/run/work/layers", "--runroot", "/run/buildah")
+    command = inside(
+        engine_tree(), {**known, **(seen or {})}, "env", "TMPDIR=/run/work", *store, *words
+    )
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"buildah {words[0]}: {(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout
+
+
+def _provide_base() -> None:
+    """Put the stand-in for the Python image among buildah's images, unless it is there."""
+    tree = python_tree()
+    stamp = _WORK / "base"
+    _WORK.mkdir(parents=True, exist_ok=True)
+    if stamp.exists() and stamp.read_text() == tree.name:
+        return
+    say(f"making a stand-in for {BASE}")
+    with tempfile.TemporaryDirectory(dir=_WORK) as scratch:
+        layer = Path(scratch, "layer.tar")
+        output("tar", "--numeric-owner", "--sort=name", "-C", tree, "-cf", layer, ".")
+        made = Image(BASE, (layer,), {"Cmd": ["python3"]})
+        archive.write(Path(scratch, "base.tar"), [made])
+        _buildah("pull", "--quiet", f"docker-archive:/run/work/{Path(scratch).name}/base.tar")
+    stamp.write_text(tree.name)

@@ -1,0 +1,97 @@
+"""Owns our own images in the cluster: the operator's, the sidecar's, the trainers'.
+
+`build` makes their archives, `load` puts them into every node. A node notes what it was given, so
+that only what has changed is given again.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tests.cluster import builder, trainer
+from tests.cluster.builder import Recipe
+from tests.cluster.cluster import Cluster
+from tests.cluster.engine import Engine
+from tests.cluster.places import ARCHIVES, NODE_ARCHIVES, ROOT
+
+_NOTES = "/kind/loaded"  # in a node: what was loaded last, by image
+_CTR = "ctr --namespace k8s.io images"
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The names of our images, as a chart or a pod is to give them."""
+
+    operator: str
+    sidecar: str
+    trainer: str
+
+
+def _recipes() -> dict[str, Recipe]:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    ours = {
+        name: Recipe(f"ghcr.io/elasticjob/{name}:{version}", ROOT / f"Dockerfile.{name}")
+        for name in ("operator", "sidecar")
+    }
+    return {**ours, "trainer": trainer.recipe()}
+
+
+def names() -> Images:
+    """What our images are called."""
+    return Images(**{name: recipe.name for name, recipe in _recipes().items()})
+
+
+def build(engine: Engine | None) -> None:
+    """Bring the archives of all images up to date: by this engine, or without a registry."""
+    ARCHIVES.mkdir(parents=True, exist_ok=True)
+    for name, recipe in _recipes().items():
+        if engine is not None:
+            _build_with_docker(engine, name, recipe)
+        elif name == "trainer":
+            archive = ARCHIVES / "trainer.tar"
+            archive.unlink(missing_ok=True)
+            archive.hardlink_to(trainer.image())
+        else:
+            made = builder.build(recipe)
+            if made != _note(name):
+                builder.save(recipe, made, ARCHIVES / f"{name}.tar")
+                (ARCHIVES / f"{name}.id").write_text(made)
+
+
+def _note(name: str) -> str:
+    """The id of the image in the archive."""
+    note = ARCHIVES / f"{name}.id"
+    return note.read_text() if note.exists() else ""
+
+
+def _build_with_docker(engine: Engine, name: str, recipe: Recipe) -> None:
+    contexts = [
+        f"--build-context={context}={builder.folder(path)}"
+        for context, path in recipe.contexts.items()
+    ]
+    words = ("--quiet", "--tag", recipe.name, "--file", recipe.dockerfile, *contexts, ROOT)
+    made = engine.run("build", *words, timeout=1200).strip()
+    if made != _note(name):
+        engine.run("save", "--output", ARCHIVES / f"{name}.tar", recipe.name, timeout=300)
+        (ARCHIVES / f"{name}.id").write_text(made)
+
+
+def load(cluster: Cluster) -> Images:
+    """Put the images into every node of the cluster, as far as they are not there; their names."""
+    with ThreadPoolExecutor(len(cluster.nodes)) as lanes:
+        list(lanes.map(lambda node: _load_into(cluster, node), cluster.nodes))
+    return names()
+
+
+def _load_into(cluster: Cluster, node: str) -> None:
+    there = cluster.exec_on_node(node, "sh", "-c", f"{_CTR} ls --quiet; cat {_NOTES}/* || true")
+    known = set(there.split())
+    for name, recipe in _recipes().items():
+        # The trainers' tag says what is in it; the others' is the version.
+        mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_note(name)}"
+        if mark not in known:
+            note = f"mkdir -p {_NOTES} && echo '{mark}' > {_NOTES}/{name}"
+            script = f"{_CTR} import {NODE_ARCHIVES}/{name}.tar && {note}"
+            cluster.exec_on_node(node, "sh", "-c", script, timeout=300)

@@ -1,0 +1,35 @@
+"""Owns the trainers' image: PyTorch and what the examples import. It is big and seldom changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.environment import key
+from tests.cluster import builder, debian
+from tests.cluster.builder import Recipe
+from tests.cluster.parts import content, part
+from tests.cluster.places import ROOT, WHEELS
+
+_DOCKERFILE = Path(__file__).parent / "Dockerfile.trainer"
+
+
+def _wheels() -> list[str]:
+    return sorted(wheel.name for wheel in WHEELS.glob("*.whl"))
+
+
+def _key() -> str:
+    return key(content(_DOCKERFILE, ROOT / "constraints.txt"), debian.SUITE, *_wheels())
+
+
+def recipe() -> Recipe:
+    """How it is built; its tag says what it is made of."""
+    return Recipe(f"elasticjob-test/trainer:{_key()}", _DOCKERFILE, {"wheels": WHEELS})
+
+
+def image() -> Path:
+    """The archive of the image, made without a registry."""
+
+    def make(into: Path) -> None:
+        builder.save(recipe(), builder.build(recipe()), into / "image.tar")
+
+    return part("trainer", (_key(), debian.python_tree().name), make) / "image.tar"
