@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from tests.cluster import images, lifecycle
+from tests.cluster import borrowing, images, lifecycle
 from tests.cluster.cluster import Cluster
 
 
@@ -26,6 +26,7 @@ def _instructions(cluster: Cluster) -> str:
 def _up() -> int:
     begin = time.monotonic()
     cluster = lifecycle.up()
+    borrowing.keep()
     print(f"the cluster is up: {', '.join(cluster.nodes)} ({time.monotonic() - begin:.0f} s)")
     print(_instructions(cluster))
     return 0

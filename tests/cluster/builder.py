@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.environment import locked
+from scripts.environment import key, locked
 from scripts.golang import output
 from tests.cluster import archive, pipsettings
 from tests.cluster.archive import Image
@@ -37,42 +37,42 @@ class Recipe:
 
 def build(recipe: Recipe) -> str:
     """Build the image, as far as it is not there; its id."""
+    mounts = _prepare()
+    seen = {source: f"/run/seen/{number}" for number, source in enumerate(mounts)}
+    places = {name: f"/run/contexts/{name}" for name in recipe.contexts}
+    ignored = recipe.dockerfile.with_name(f"{recipe.dockerfile.name}.dockerignore")
+    said = _buildah(
+        *("build", "--isolation", "chroot", "--network", "host", "--layers"),
+        *("--pull=never", "--quiet", "--tag", recipe.name),
+        *(f"--volume={seen[source]}:{place}:ro" for source, place in mounts.items()),
+        *(f"--build-context={name}={place}" for name, place in places.items()),
+        *([f"--ignorefile=/run/source/{ignored.relative_to(ROOT)}"] if ignored.exists() else []),
+        f"--file=/run/source/{recipe.dockerfile.relative_to(ROOT)}",
+        "/run/source",
+        seen={
+            **seen,
+            **{folder(recipe.contexts[name]): place for name, place in places.items()},
+        },
+    )
+    return said.split()[-1]
+
+
+def _prepare() -> dict[Path, str]:
+    """Make what every build needs; what it sees of this machine, by its place in the image."""
     with locked(_LOCK):
         _provide_base()
         text, mounts = pipsettings.here()
-        settings = _WORK / "pip.conf"
+        settings = _WORK / f"pip-{key(text)}.conf"
         settings.write_text(text)
-        mounts = {settings: pipsettings.IN_IMAGE, **mounts}
-        seen = {source: f"/run/seen/{number}" for number, source in enumerate(mounts)}
-        places = {name: f"/run/contexts/{name}" for name in recipe.contexts}
-        ignored = recipe.dockerfile.with_name(f"{recipe.dockerfile.name}.dockerignore")
-        said = _buildah(
-            *("build", "--isolation", "chroot", "--network", "host", "--layers"),
-            *("--pull=never", "--quiet", "--tag", recipe.name),
-            *(f"--volume={seen[source]}:{place}:ro" for source, place in mounts.items()),
-            *(f"--build-context={name}={place}" for name, place in places.items()),
-            *(
-                (f"--ignorefile=/run/source/{ignored.relative_to(ROOT)}",)
-                if ignored.exists()
-                else ()
-            ),
-            f"--file=/run/source/{recipe.dockerfile.relative_to(ROOT)}",
-            "/run/source",
-            seen={
-                **seen,
-                **{folder(recipe.contexts[name]): place for name, place in places.items()},
-            },
-        )
-        return said.split()[-1]
+        return {settings: pipsettings.IN_IMAGE, **mounts}
 
 
 def save(recipe: Recipe, image: str, into: Path) -> None:
     """Write the built image into an archive."""
-    with locked(_LOCK):
-        fresh = _WORK / "fresh.tar"
-        fresh.unlink(missing_ok=True)
-        _buildah("push", "--quiet", image, f"docker-archive:/run/work/fresh.tar:{recipe.name}")
-        fresh.replace(into)
+    fresh = _WORK / f"{key(recipe.name)}.tar"
+    fresh.unlink(missing_ok=True)
+    _buildah("push", "--quiet", image, f"docker-archive:/run/work/{fresh.name}:{recipe.name}")
+    fresh.replace(into)
 
 
 def folder(wanted: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,8 @@ class Cluster:
         hit = [
             status["containerID"].rpartition("/")[2]
             for pod in pods
-            for kind_of in ("initContainerStatuses", "containerStatuses")
-            for status in pod["status"].get(kind_of, [])
+            for field in ("initContainerStatuses", "containerStatuses")
+            for status in pod["status"].get(field, [])
             if "running" in status["state"] and (not containers or status["name"] in containers)
         ]
         kill = "ctr --namespace k8s.io tasks kill --all --signal SIGKILL"
@@ -167,3 +167,10 @@ class Cluster:
 def ours(engine: Engine) -> Cluster:
     """The cluster that `make cluster` makes, in this engine."""
     return Cluster(KUBECONFIG, KUBECTL, HELM, CONTEXT, NODES, engine)
+
+
+def existing(kubeconfig: Path, kubectl: Path, helm: Path, context: str) -> Cluster:
+    """Somebody's cluster, by the name of its context; it must answer."""
+    nameless = Cluster(kubeconfig, kubectl, helm, context, ())
+    nodes = nameless.json("get", "nodes", timeout=30)["items"]
+    return replace(nameless, nodes=tuple(node["metadata"]["name"] for node in nodes))

@@ -10,7 +10,7 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.cluster import builder, trainer
+from tests.cluster import builder, sources, trainer
 from tests.cluster.builder import Recipe
 from tests.cluster.cluster import Cluster
 from tests.cluster.engine import Engine
@@ -46,36 +46,46 @@ def names() -> Images:
 def build(engine: Engine | None) -> None:
     """Bring the archives of all images up to date: by this engine, or without a registry."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
-    for name, recipe in _recipes().items():
-        if engine is not None:
-            _build_with_docker(engine, name, recipe)
-        elif name == "trainer":
-            archive = ARCHIVES / "trainer.tar"
-            archive.unlink(missing_ok=True)
-            archive.hardlink_to(trainer.image())
-        else:
-            made = builder.build(recipe)
-            if made != _note(name):
-                builder.save(recipe, made, ARCHIVES / f"{name}.tar")
-                (ARCHIVES / f"{name}.id").write_text(made)
+    recipes = _recipes()
+    with ThreadPoolExecutor(len(recipes)) as lanes:
+        list(lanes.map(lambda name: _build(engine, name, recipes[name]), recipes))
 
 
-def _note(name: str) -> str:
-    """The id of the image in the archive."""
+def _build(engine: Engine | None, name: str, recipe: Recipe) -> None:
+    archive, note = ARCHIVES / f"{name}.tar", ARCHIVES / f"{name}.source"
+    source = sources.key_of(recipe) + ("" if engine is None else str(engine.docker))
+    if archive.exists() and note.exists() and note.read_text() == source:
+        return
+    if engine is not None:
+        made = _build_with_docker(engine, recipe)
+        if made != _id(name):
+            engine.run("save", "--output", archive, recipe.name, timeout=300)
+    elif name == "trainer":
+        made = recipe.name
+        archive.unlink(missing_ok=True)
+        archive.hardlink_to(trainer.image())
+    else:
+        made = builder.build(recipe)
+        if made != _id(name):
+            builder.save(recipe, made, archive)
+    (ARCHIVES / f"{name}.id").write_text(made)
+    note.write_text(source)
+
+
+def _id(name: str) -> str:
+    """The id of the image in the archive; nothing, if there is none."""
     note = ARCHIVES / f"{name}.id"
     return note.read_text() if note.exists() else ""
 
 
-def _build_with_docker(engine: Engine, name: str, recipe: Recipe) -> None:
-    contexts = [
-        f"--build-context={context}={builder.folder(path)}"
-        for context, path in recipe.contexts.items()
-    ]
-    words = ("--quiet", "--tag", recipe.name, "--file", recipe.dockerfile, *contexts, ROOT)
-    made = engine.run("build", *words, timeout=1200).strip()
-    if made != _note(name):
-        engine.run("save", "--output", ARCHIVES / f"{name}.tar", recipe.name, timeout=300)
-        (ARCHIVES / f"{name}.id").write_text(made)
+def _build_with_docker(engine: Engine, recipe: Recipe) -> str:
+    contexts = [f"{name}={builder.folder(path)}" for name, path in recipe.contexts.items()]
+    return engine.run(
+        *("build", "--quiet", "--tag", recipe.name, "--file", recipe.dockerfile),
+        *(f"--build-context={context}" for context in contexts),
+        ROOT,
+        timeout=1200,
+    ).strip()
 
 
 def load(cluster: Cluster) -> Images:
@@ -90,7 +100,7 @@ def _load_into(cluster: Cluster, node: str) -> None:
     known = set(there.split())
     for name, recipe in _recipes().items():
         # The trainers' tag says what is in it; the others' is the version.
-        mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_note(name)}"
+        mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_id(name)}"
         if mark not in known:
             note = f"mkdir -p {_NOTES} && echo '{mark}' > {_NOTES}/{name}"
             script = f"{_CTR} import {NODE_ARCHIVES}/{name}.tar && {note}"

@@ -6,6 +6,7 @@ there whole, by one rename. So a part that is there is complete, and two makers 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from scripts.environment import key, locked
 from tests.cluster.places import CACHE
+
+_KEPT_SECONDS = 14 * 24 * 3600
 
 
 def say(message: str) -> None:
@@ -24,6 +27,7 @@ def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None
     """The folder of the part of exactly these ingredients, filled by `make` if it is not there."""
     home = CACHE / f"cluster-{name}-{key(*ingredients)}"
     if home.is_dir():
+        os.utime(home)
         return home
     with locked(home.with_suffix(".lock")):
         if not home.is_dir():
@@ -34,8 +38,17 @@ def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None
             fresh.mkdir()
             make(fresh)
             fresh.rename(home)
+            _forget_unused(name)
             say(f"made {home.name} in {time.monotonic() - begin:.0f} s")
     return home
+
+
+def _forget_unused(name: str) -> None:
+    """Remove the parts of this name that nothing has asked for in a long time."""
+    oldest = time.time() - _KEPT_SECONDS
+    for other in CACHE.glob(f"cluster-{name}-????????????????"):
+        if other.stat().st_mtime < oldest:
+            shutil.rmtree(other)
 
 
 def content(*paths: Path) -> str:
@@ -45,7 +58,7 @@ def content(*paths: Path) -> str:
             ingredient
             for path in paths
             for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
-            if file.is_file()
+            if file.is_file() and "__pycache__" not in file.parts
             for ingredient in (file.relative_to(path.parent), file.read_bytes())
         )
     )

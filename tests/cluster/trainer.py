@@ -1,4 +1,4 @@
-"""Owns the trainers' image: PyTorch and what the examples import. It is big and seldom changes."""
+"""Owns the trainers' image: PyTorch, and the example. It is big and seldom changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.cluster.parts import content, part
 from tests.cluster.places import ROOT, WHEELS
 
 _DOCKERFILE = Path(__file__).parent / "Dockerfile.trainer"
+_SOURCES = (_DOCKERFILE, ROOT / "constraints.txt", ROOT / "examples" / "digits" / "train.py")
 
 
 def _wheels() -> list[str]:
@@ -18,7 +19,7 @@ def _wheels() -> list[str]:
 
 
 def _key() -> str:
-    return key(content(_DOCKERFILE, ROOT / "constraints.txt"), debian.SUITE, *_wheels())
+    return key(content(*_SOURCES), debian.SUITE, *_wheels())
 
 
 def recipe() -> Recipe:

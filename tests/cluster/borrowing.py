@@ -1,0 +1,101 @@
+"""Owns who uses the cluster: tests borrow it, and the last of them takes down what they brought up.
+
+Every process that borrows writes down its id. A cluster that a person made is never taken down.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from scripts.environment import locked
+from tests.cluster import lifecycle
+from tests.cluster.cluster import Cluster, existing
+from tests.cluster.places import CACHE
+
+_USERS = CACHE / "cluster-users"
+_OURS = "brought-up-by-tests"
+
+
+class Ledger:
+    """The processes that use the cluster, and whether it was tests that brought it up."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Hold the ledger: one process at a time reads and writes in it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with locked(self._folder / "lock"):
+            yield
+
+    def enter(self, user: int, *, brought_up: bool) -> None:
+        """Note this user, who found the cluster there or brought it up."""
+        (self._folder / f"{user}").touch()
+        if brought_up:
+            (self._folder / _OURS).touch()
+
+    def leave(self, user: int) -> bool:
+        """Strike this user out; whether it was the last, of a cluster that tests brought up."""
+        (self._folder / f"{user}").unlink(missing_ok=True)
+        others = [f for f in self._folder.iterdir() if f.name.isdecimal() and _lives(f.name)]
+        return (self._folder / _OURS).exists() and not others
+
+    def close(self) -> None:
+        """Forget that tests brought it up: it is gone, or a person's from now on."""
+        (self._folder / _OURS).unlink(missing_ok=True)
+
+
+def _lives(process: str) -> bool:
+    return Path("/proc", process).exists()
+
+
+def keep() -> None:
+    """Let the running cluster stay when the tests that use it end."""
+    ledger = Ledger(_USERS)
+    with ledger.open():
+        ledger.close()
+
+
+@contextmanager
+def borrowed() -> Iterator[Cluster]:
+    """The cluster, brought up if there is none, and then taken down by the last who borrowed it."""
+    ledger = Ledger(_USERS)
+    with ledger.open():
+        brought_up = lifecycle.found() is None
+        cluster = lifecycle.up()
+        ledger.enter(os.getpid(), brought_up=brought_up)
+    try:
+        yield cluster
+    finally:
+        with ledger.open():
+            if ledger.leave(os.getpid()):
+                lifecycle.down()
+                ledger.close()
+
+
+def named(environment: Mapping[str, str]) -> Cluster | None:
+    """The cluster that `CLUSTER=existing CLUSTER_CONTEXT=<name>` speaks of; None: it does not.
+
+    The context must be named: tests that hurt what they run on do not take the one that happens
+    to be current.
+    """
+    wanted = environment.get("CLUSTER", "")
+    if not wanted:
+        return None
+    if wanted != "existing":
+        raise ValueError(f"CLUSTER={wanted} must be CLUSTER=existing, or absent")
+    context = environment.get("CLUSTER_CONTEXT", "")
+    if not context:
+        raise ValueError("CLUSTER=existing needs CLUSTER_CONTEXT=<a context of your kubeconfig>")
+    found = {name: shutil.which(name) for name in ("kubectl", "helm")}
+    if missing := [name for name, place in found.items() if place is None]:
+        raise ValueError(f"CLUSTER=existing needs {' and '.join(missing)} on PATH")
+    kubeconfig = environment.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    return existing(
+        Path(kubeconfig), Path(str(found["kubectl"])), Path(str(found["helm"])), context
+    )
