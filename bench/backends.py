@@ -18,15 +18,16 @@ JOIN_SECONDS = 600
 
 
 class Backend(StrEnum):
-    """Ours, and torch's three by the names that torch gives them."""
+    """Ours, over etcd v3 and v2, and torch's three by the names that torch gives them."""
 
     ELASTICJOB = "elasticjob"
+    ELASTICJOB_V2 = "elasticjob-v2"
     ETCD = "etcd"
     ETCD_V2 = "etcd-v2"
     C10D = "c10d"
 
 
-PEERS = (Backend.ETCD, Backend.ETCD_V2, Backend.C10D)
+PEERS = (Backend.ELASTICJOB_V2, Backend.ETCD, Backend.ETCD_V2, Backend.C10D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def preload() -> None:
     import torch.distributed.elastic.rendezvous.etcd_rendezvous_backend  # noqa: F401
 
     with contextlib.suppress(ModuleNotFoundError):  # then its cases fail, and say so
-        import elasticjob_rendezvous.etcd.handler  # noqa: F401
+        import elasticjob_rendezvous.etcd.handler
+        import elasticjob_rendezvous.etcd_v2  # noqa: F401
     gc.freeze()  # or each member's first collection would copy the parent's memory page by page
 
 
@@ -57,6 +59,9 @@ def arena(backend: Backend, members: int) -> Iterator[Arena]:
         case Backend.ELASTICJOB:
             with etcd_proc.etcd_server(etcd_binary(OUR_ETCD_VERSION), v2=False) as server:
                 yield Arena(_ours(server.endpoint, run_id, members), server.requests)
+        case Backend.ELASTICJOB_V2:
+            with etcd_proc.etcd_server(etcd_binary(PEERS_ETCD_VERSION), v2=True) as server:
+                yield Arena(_ours_v2(server.endpoint, run_id, members), server.requests)
         case Backend.ETCD | Backend.ETCD_V2:
             with etcd_proc.etcd_server(etcd_binary(PEERS_ETCD_VERSION), v2=True) as server:
                 make = _torchs(backend, server.endpoint, run_id, members)
@@ -83,6 +88,25 @@ def _ours(endpoint: str, run_id: str, members: int) -> HandlerFactory:
         )
         handler: Handler = create_handler(parameters)
         return handler
+
+    return make
+
+
+def _ours_v2(endpoint: str, run_id: str, members: int) -> HandlerFactory:
+    def make(index: int) -> Handler:
+        from elasticjob_rendezvous.api import RendezvousParameters
+        from elasticjob_rendezvous.etcd_v2 import create_rdzv_handler
+
+        parameters = RendezvousParameters(
+            backend="etcd",
+            endpoint=endpoint,
+            run_id=run_id,
+            min_nodes=members,
+            max_nodes=members,
+            local_addr="127.0.0.1",
+            timeout=JOIN_SECONDS,
+        )
+        return create_rdzv_handler(parameters)
 
     return make
 

@@ -1,0 +1,91 @@
+"""`active_version` in etcd: read, compared and set, and what each answer tells the feed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import etcd
+
+from elasticjob_rendezvous.api import RendezvousStateError
+from elasticjob_rendezvous.etcd_v2.core.paths import Paths
+from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, read
+from elasticjob_rendezvous.etcd_v2.core.transitions import Write
+from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
+
+
+class ActiveVersion:
+    """The one key that all members of a run change."""
+
+    def __init__(self, client: Any, paths: Paths, feed: Feed) -> None:
+        self._client = client
+        self._paths = paths
+        self._feed = feed
+
+    def read(self) -> tuple[Any, State]:
+        """Raises etcd.EtcdKeyNotFound, RendezvousStateError."""
+        found = self._client.get(self._paths.active)
+        self._feed.learn(found.value, found.etcd_index)
+        return found, parsed(found.value)
+
+    def state(self) -> State | None:
+        """None where there is none."""
+        try:
+            return self.read()[1]
+        except etcd.EtcdKeyNotFound as error:
+            self._feed.learn(None, int(error.payload["index"]))
+            return None
+
+    def create(self, write: Write) -> Any:
+        """Raises etcd.EtcdAlreadyExist."""
+        result = self._client.write(
+            self._paths.active, write.state.text, ttl=write.ttl_seconds, prevExist=False
+        )
+        self._feed.learn(result.value, result.modifiedIndex)
+        return result
+
+    def swap(self, before: State, write: Write) -> Any:
+        """Raises etcd.EtcdCompareFailed and etcd.EtcdKeyNotFound; the feed knows what is there."""
+        try:
+            result = self._client.test_and_set(
+                self._paths.active, write.state.text, before.text, ttl=write.ttl_seconds
+            )
+        except (etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
+            self._learn_refusal(before, error)
+            raise
+        self._feed.learn(result.value, result.modifiedIndex)
+        return result
+
+    def destroy(self, before: State) -> None:
+        """Raises like `swap`."""
+        try:
+            result = self._client.delete(self._paths.active, prevValue=before.text)
+        except (etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
+            self._learn_refusal(before, error)
+            raise
+        self._feed.learn(None, result.modifiedIndex)
+
+    def result(self, seen: Seen) -> Any:
+        """What was seen, in the form of python-etcd's answers."""
+        node = {"key": self._paths.active, "value": seen.text, "modifiedIndex": seen.index}
+        result = etcd.EtcdResult("get", node)
+        result.etcd_index = seen.index
+        return result
+
+    def _learn_refusal(self, before: State, error: etcd.EtcdException) -> None:
+        """etcd says in its refusal what it found: no need to ask for it."""
+        payload = error.payload or {}
+        cause, index = str(payload.get("cause")), payload.get("index")
+        if index is None:
+            return
+        if isinstance(error, etcd.EtcdKeyNotFound):
+            self._feed.learn(None, int(index))
+        elif cause.startswith(start := f"[{before.text} != ") and cause.endswith("]"):
+            self._feed.learn(cause[len(start) : -1], int(index))
+
+
+def parsed(text: str | None) -> State:
+    """Raises RendezvousStateError."""
+    try:
+        return read(text)
+    except MalformedState as error:
+        raise RendezvousStateError(f"the rendezvous state is malformed: {error}") from error

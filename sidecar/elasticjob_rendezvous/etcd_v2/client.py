@@ -1,0 +1,133 @@
+"""python-etcd's client, made from rendezvous parameters, and kept from its own bad habits."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import etcd
+import urllib3
+
+from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousParameters
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 2379
+DEFAULT_READ_TIMEOUT_SECONDS = 5
+
+
+class EtcdClient(etcd.Client):  # type: ignore[misc]
+    """A client of one or more servers, which also learns of those that they advertise.
+
+    python-etcd sends a request again when its answer was lost, a compare-and-set included,
+    which then fails though it was done; and a server that once failed is forgotten for
+    good. Here a request is sent once, and the next one goes to the next server in turn.
+
+    Raises:
+        etcd.EtcdException: no server answers.
+    """
+
+    def __init__(self, endpoints: list[tuple[str, int]], **options: Any) -> None:
+        self._servers: list[str] = []
+        host, port = endpoints[0]
+        super().__init__(_bracketed(host), port, allow_reconnect=False, **options)
+        self.http.connection_pool_kw["retries"] = urllib3.Retry(connect=1, read=False, redirect=3)
+        self._servers = [f"{self.protocol}://{_bracketed(h)}:{p}" for h, p in endpoints]
+        self._learn_servers()
+
+    def api_execute(
+        self,
+        path: str,
+        method: str,
+        params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        try:
+            return super().api_execute(path, method, params=params, timeout=timeout)
+        except etcd.EtcdWatchTimedOut:
+            raise
+        except etcd.EtcdConnectionFailed:
+            self.turn()
+            raise
+
+    def turn(self) -> None:
+        """Go on with the next server, as this one fails."""
+        if len(self._servers) > 1:
+            self._servers.append(self._servers.pop(0))
+            self._base_uri = self._servers[0]
+            log.info("going on with the etcd server %s", self._base_uri)
+
+    def _learn_servers(self) -> None:
+        for attempt in range(len(self._servers)):
+            try:
+                advertised = self.machines
+            except etcd.EtcdException:
+                if attempt == len(self._servers) - 1:
+                    raise
+                self.turn()
+            else:
+                self._servers += [url for url in advertised if url not in self._servers]
+                return
+
+
+def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
+    """`host`, `host:port`, `[v6]:port`, or several with commas; nothing means localhost.
+
+    Raises:
+        ValueError: a part is malformed; it names it.
+    """
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    return [_parse_endpoint(part) for part in parts or ["localhost"]]
+
+
+def _parse_endpoint(part: str) -> tuple[str, int]:
+    host, colon, port = part, "", ""
+    if not part.endswith("]"):
+        host, colon, port = part.rpartition(":") if ":" in part else (part, "", "")
+    host = host.removeprefix("[").removesuffix("]")
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise ValueError(f"the rendezvous endpoint must be host[:port], not {part!r}")
+    if not colon:
+        return host, DEFAULT_PORT
+    if not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
+        raise ValueError(f"the port of the rendezvous endpoint {part!r} must be 0 to 65535")
+    return host, int(port)
+
+
+def create_client(parameters: RendezvousParameters) -> EtcdClient:
+    """The client that parameters ask for.
+
+    Settings: `protocol` (http or https), `cacert`, `cert` and `key` (files), `username` and
+    `password`, `read_timeout` in seconds.
+
+    Raises:
+        ValueError: a setting is malformed.
+        RendezvousConnectionError: no server answers, or none that serves the v2 API.
+    """
+    protocol = str(parameters.get("protocol") or "http")
+    if protocol not in ("http", "https"):
+        raise ValueError(f"the etcd protocol must be http or https, not {protocol!r}")
+    cert, key = parameters.get("cert"), parameters.get("key")
+    read_timeout = parameters.get_as_int("read_timeout", DEFAULT_READ_TIMEOUT_SECONDS)
+    if not read_timeout or read_timeout < 1:
+        raise ValueError(f"the setting 'read_timeout' must be at least 1, not {read_timeout}")
+    try:
+        return EtcdClient(
+            parse_endpoints(parameters.endpoint),
+            protocol=protocol,
+            cert=(cert, key) if cert and key else cert,
+            ca_cert=parameters.get("cacert"),
+            username=parameters.get("username"),
+            password=parameters.get("password"),
+            read_timeout=read_timeout,
+        )
+    except (etcd.EtcdException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise RendezvousConnectionError(
+            f"no etcd with the v2 API at {protocol}://{parameters.endpoint}: {error}; etcd 3.6 and"
+            " newer have none, 3.4 and 3.5 must be started with --enable-v2"
+        ) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,75 @@
+"""Every path of a run's rendezvous in etcd, built and read here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DEFAULT_PREFIX = "/torchelastic/p2p"
+_UNSAFE = re.compile(r"[?#%\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The paths of `run_id` under `prefix`, which starts and ends with a slash.
+
+    torch keeps a prefix without the leading slash as it is, and then takes every member for
+    dead, as etcd's own names for the keys have one.
+    """
+
+    prefix: str
+    run_id: str
+
+    @staticmethod
+    def of(prefix: str, run_id: str) -> Paths:
+        """Raises ValueError for a name that does not survive being part of a URL."""
+        if not run_id or _UNSAFE.search(run_id):
+            raise ValueError(f"the run id must be set, without spaces and ?#%: {run_id!r}")
+        if _UNSAFE.search(prefix):
+            raise ValueError(f"the etcd prefix must be without spaces and ?#%: {prefix!r}")
+        inner = prefix.strip("/")
+        return Paths(f"/{inner}/" if inner else "/", run_id)
+
+    def of_run(self, path: str) -> str:
+        """A path below the run's folder; "" is the folder."""
+        return f"{self.prefix}run_{self.run_id}{path if path.startswith('/') else '/' + path}"
+
+    @property
+    def run(self) -> str:
+        return self.of_run("")
+
+    @property
+    def rendezvous(self) -> str:
+        """The folder that waiting members watch."""
+        return self.of_run("/rdzv")
+
+    @property
+    def counter(self) -> str:
+        return self.of_run("/rdzv/version_counter")
+
+    @property
+    def active(self) -> str:
+        return self.of_run("/rdzv/active_version")
+
+    def version(self, version: str) -> str:
+        return self.of_run(f"/rdzv/v_{version}")
+
+    def keep_alive(self, version: str, rank: int) -> str:
+        return self.of_run(f"/rdzv/v_{version}/rank_{rank}")
+
+    def extra_data(self, version: str) -> str:
+        return self.of_run(f"/rdzv/v_{version}/extra_data")
+
+    def store(self, version: str) -> str:
+        return self.of_run(f"/rdzv/v_{version}/kv")
+
+
+def is_keep_alive(key: str) -> bool:
+    """Whether a key is some member's of some version."""
+    return re.search(r"/v_\d+/rank_\d+$", key) is not None
+
+
+def rank_of(keep_alive: str) -> int | None:
+    """The rank in a member's key; None for what is not one."""
+    found = re.search(r"/rank_(\d+)$", keep_alive)
+    return int(found[1]) if found else None

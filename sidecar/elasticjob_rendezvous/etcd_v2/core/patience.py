@@ -1,0 +1,109 @@
+"""How long a member waits before it acts, so that members seldom get in each other's way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.etcd_v2.core.records import State, Status
+
+_SLOT_SECONDS = 0.004
+"""About what one compare-and-set takes, seen by the others included."""
+_TURN_SECONDS = 0.02
+"""After which a lower rank's turn to confirm is taken for missed."""
+_CROWD = 4
+_RETRY_SECONDS = 0.1
+_LONGEST_RETRY_SECONDS = 2.0
+
+
+def after_conflict(conflicts: int, crowd: int, random: float) -> float:
+    """Seconds until the next compare-and-set, after `conflicts` lost in a row.
+
+    Some member wins each conflict, so that a crowd shrinks by itself: `crowd` is how many
+    others there can be at most, and `random` in 0 … 1 spreads them.
+    """
+    return random * _SLOT_SECONDS * max(1, min(crowd, _CROWD * (1 << min(conflicts, 20))))
+
+
+def before_confirming(unconfirmed_below: int) -> float:
+    """Seconds that a member leaves to the lower ranks, who confirm first: no two at once."""
+    return _TURN_SECONDS * unconfirmed_below
+
+
+def after_failure(failures: int, random: float) -> float:
+    """Seconds until etcd is asked again, after `failures` in a row."""
+    longest = min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * (1 << min(failures - 1, 10)))
+    return longest * (0.5 + random / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """The version stands; look again when it changes, or after so long."""
+
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The version is over; destroy it, so that the next can be made."""
+
+    reason: str
+
+
+def verdict_on_final(
+    state: State,
+    alive: Collection[str],
+    own: str | None,
+    announced_seconds: float,
+    notice_seconds: float,
+) -> Stay | Free:
+    """What a waiting member does about a final version.
+
+    It is over when a member's key is missing, and when we were a member (`own` is our key)
+    and are here. The members that still work look at `num_workers_waiting` in it, and so it
+    stays for a notice before it goes, unless all that are alive are waiting anyway.
+    """
+    keys = [_slashed(key) for key in state.keep_alives]
+    missing = [key for key in keys if key not in alive]
+    if own in keys and own not in missing:
+        reason = f"{own} has come back"
+    elif missing:
+        reason = f"{missing[0]} is not renewed"
+    else:
+        return Stay()
+    if state.waiting >= len(keys) - len(missing):
+        return Free(reason)
+    left = notice_seconds - announced_seconds
+    return Free(reason) if left <= 0 else Stay(left)
+
+
+def missing_members(state: State, gone: Collection[str], version_path: str) -> list[str]:
+    """Keys that members of an unfinished version had set, and that have run out."""
+    keys = (f"{version_path}/rank_{rank}" for rank in state.participants)
+    return [key for key in keys if key in gone]
+
+
+def nodes_waiting(
+    state: State | None, ours: str | None, alive: Collection[str] | None = None
+) -> int:
+    """How many members wait for a version after `ours`, which is None before our first.
+
+    Where ours was destroyed or overtaken, or a member of it is gone (`alive` holds the keys
+    that are there, None: nobody looked), the answer is at least 1, so that who polls it
+    comes back to the rendezvous too.
+    """
+    if state is None or state.status is Status.SETUP:
+        return 0 if ours is None else 1
+    if state.status is Status.CLOSED:
+        return 0
+    if state.version != ours:
+        if state.status is Status.FINAL:
+            return max(state.waiting, 0 if ours is None else 1)
+        return 0 if ours is None else max(1, len(state.participants))
+    lost = alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
+    return max(state.waiting, int(lost))
+
+
+def _slashed(key: str) -> str:
+    """etcd's own name of a key: torch writes what it was given."""
+    return "/" + key.lstrip("/")

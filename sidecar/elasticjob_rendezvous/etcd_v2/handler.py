@@ -1,0 +1,171 @@
+"""torch's `EtcdRendezvousHandler`: the v2 rendezvous behind `RendezvousHandler`, and its making."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import etcd
+
+from elasticjob_rendezvous.api import (
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from elasticjob_rendezvous.etcd_v2.bootstrap import bootstrap_store_info
+from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX
+from elasticjob_rendezvous.etcd_v2.core.records import (
+    DEFAULT_LAST_CALL_SECONDS,
+    DEFAULT_TIMEOUT_SECONDS,
+)
+from elasticjob_rendezvous.etcd_v2.rendezvous import NOTICE_SECONDS, EtcdRendezvous
+
+log = logging.getLogger(__name__)
+
+BACKEND = "etcd"
+
+
+class EtcdRendezvousHandler(RendezvousHandler):
+    """See `api.RendezvousHandler`.
+
+    Args:
+        rdzv_impl: the member.
+        local_addr: this node's address, if it is not to be found out.
+        close_on_shutdown: whether `shutdown` closes the run for all, as torch's does. An
+            agent that ends for a reason of its own must not: say False, or call `leave`.
+    """
+
+    def __init__(
+        self,
+        rdzv_impl: EtcdRendezvous,
+        local_addr: str | None = None,
+        close_on_shutdown: bool = True,
+    ) -> None:
+        self._rdzv_impl = rdzv_impl
+        self._local_addr = local_addr
+        self._close_on_shutdown = close_on_shutdown
+        self._waiting = 0
+        self._closed = False
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        return self._rdzv_impl.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        version, rank, world_size = self._rdzv_impl.rendezvous_barrier()
+        store = self._rdzv_impl.setup_kv_store(version)
+        try:
+            info = bootstrap_store_info(rank, store, self._local_addr)
+        except (LookupError, ValueError) as error:
+            raise RendezvousStateError(
+                f"rank 0 of version {version} does not tell its address and port: {error}"
+            ) from error
+        self._waiting = 0
+        return RendezvousInfo(store, rank, world_size, info, int(version))
+
+    def is_closed(self) -> bool:
+        """As etcd has it, or where it does not answer, as it last had."""
+        with contextlib.suppress(etcd.EtcdException):
+            self._closed = self._rdzv_impl.is_closed()
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._rdzv_impl.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """As etcd has it, or where it does not answer, as it last had."""
+        try:
+            self._waiting = self._rdzv_impl.num_nodes_waiting()
+        except etcd.EtcdException as error:
+            log.info("%s: who waits is not known now: %r", self.get_run_id(), error)
+        return self._waiting
+
+    def leave(self) -> None:
+        """Take no part any more, and leave the rendezvous open; see `EtcdRendezvous.leave`."""
+        self._rdzv_impl.leave()
+
+    def shutdown(self) -> bool:
+        try:
+            if self._close_on_shutdown:
+                self.set_closed()
+            self.leave()
+        except (RendezvousError, etcd.EtcdException) as error:
+            log.warning("%s: could not shut down: %r", self.get_run_id(), error)
+            self._rdzv_impl.close()
+            return False
+        return True
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
+    """A handler from torch's parameters.
+
+    Settings: `timeout` (600) and `last_call_timeout` (30) in seconds, `etcd_prefix`
+    (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1), and those of
+    `create_client`.
+
+    Raises:
+        ValueError: a setting is malformed; it names it.
+        RendezvousConnectionError: no etcd answers that serves the v2 API.
+    """
+    timeout = params.get_as_float("timeout", DEFAULT_TIMEOUT_SECONDS)
+    last_call = params.get_as_float("last_call_timeout", DEFAULT_LAST_CALL_SECONDS)
+    notice = params.get_as_float("notice_seconds", NOTICE_SECONDS)
+    closes = params.get_as_bool("close_on_shutdown", True)
+    assert timeout is not None
+    assert last_call is not None
+    assert notice is not None
+    for name, seconds in (("timeout", timeout), ("last_call_timeout", last_call)):
+        if seconds < 0:
+            raise ValueError(f"the rendezvous setting {name!r} must not be negative: {seconds:g}")
+    member = EtcdRendezvous(
+        client=create_client(params),
+        prefix=str(params.get("etcd_prefix", DEFAULT_PREFIX)),
+        run_id=params.run_id,
+        num_min_workers=params.min_nodes,
+        num_max_workers=params.max_nodes,
+        timeout=timeout,
+        last_call_timeout=last_call,
+        notice_seconds=notice,
+    )
+    return EtcdRendezvousHandler(member, params.local_addr, bool(closes))
+
+
+def parameters_from_url(url: str) -> RendezvousParameters:
+    """What `etcd://host:port/run_id?min_workers=1&max_workers=3&…` asks for.
+
+    `max_workers` is `min_workers` if it is not given; everything else is a setting of
+    `create_rdzv_handler`, or `local_addr`.
+
+    Raises:
+        ValueError: the URL is not of that form; it says where.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != BACKEND:
+        raise ValueError(f"the rendezvous URL must start with {BACKEND}://, not {url!r}")
+    run_id = unquote(parts.path.strip("/"))
+    if not run_id:
+        raise ValueError(f"the rendezvous URL must name the run after the endpoint: {url!r}")
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    smallest = _whole_number(settings.pop("min_workers", None), "min_workers", url)
+    greatest = settings.pop("max_workers", None)
+    return RendezvousParameters(
+        BACKEND,
+        parts.netloc,
+        run_id,
+        smallest,
+        smallest if greatest is None else _whole_number(greatest, "max_workers", url),
+        settings.pop("local_addr", None),
+        **settings,
+    )
+
+
+def _whole_number(text: str | None, name: str, url: str) -> int:
+    if text is None or not text.strip().isdecimal():
+        raise ValueError(f"the rendezvous URL must have {name} as a whole number: {url!r}")
+    return int(text)

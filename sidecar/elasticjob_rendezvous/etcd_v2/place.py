@@ -1,0 +1,87 @@
+"""A member's own key in one version: there while the member lives."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import Any
+
+import etcd
+
+from elasticjob_rendezvous.etcd_v2.core.paths import Paths
+from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Status, read
+from elasticjob_rendezvous.etcd_v2.layout import is_lost, lay_out
+from elasticjob_rendezvous.etcd_v2.lease import renew
+
+log = logging.getLogger(__name__)
+
+
+class Place:
+    """Rank `rank` of `version`. torch sets the key to confirm; we have it from joining on,
+    so that the others learn of a member that dies before.
+    """
+
+    def __init__(self, client: Any, paths: Paths, version: str, rank: int) -> None:
+        self._client = client
+        self._paths = paths
+        self.version = version
+        self.rank = rank
+        self.key = paths.keep_alive(version, rank)
+        self._stop: threading.Event | None = None
+        self._final: str | None = None
+
+    def confirm_final(self, text: str) -> None:
+        """The version is final: this is what is put back if all gets lost."""
+        self._final = text
+
+    def take(self) -> threading.Event:
+        """Set the key and keep it; returns the event that ends the keeping."""
+        self._client.set(self.key, None, ttl=KEEPALIVE_TTL_SECONDS)
+        self._stop = renew(
+            self._client,
+            self.key,
+            KEEPALIVE_TTL_SECONDS,
+            first_after_seconds=KEEPALIVE_TTL_SECONDS / 2,
+            lost=self._restored,
+        )
+        return self._stop
+
+    def release(self) -> None:
+        """Keep the key no more; it runs out by itself."""
+        if self._stop is not None:
+            self._stop.set()
+
+    def index(self) -> int | None:
+        """Which writing of the key stands; None: it is not there."""
+        try:
+            return int(self._client.get(self.key).modifiedIndex)
+        except etcd.EtcdKeyNotFound:
+            return None
+
+    def vacate(self, index: int | None) -> None:
+        """Delete that writing of the key: the next one on this rank may have set its own."""
+        with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
+            if index is not None:
+                self._client.delete(self.key, prevIndex=index)
+
+    def _restored(self) -> bool:
+        """Set our key again where it ran out and the version still stands: nobody missed it.
+
+        All keys run out when etcd was away for long, and all members are there nevertheless.
+        """
+        client, paths = self._client, self._paths
+        try:
+            state = read(client.get(paths.active).value)
+        except etcd.EtcdKeyNotFound:
+            if self._final is None or not is_lost(client, paths):
+                return False  # it was destroyed
+            log.warning("%s was lost: putting back %s", paths.run, self._final)
+            lay_out(client, paths, self.version)
+            with contextlib.suppress(etcd.EtcdAlreadyExist):
+                client.write(paths.active, self._final, prevExist=False)
+        else:
+            if state.version != self.version or state.status is Status.CLOSED:
+                return False
+        client.set(self.key, None, ttl=KEEPALIVE_TTL_SECONDS)
+        return True

@@ -1,0 +1,274 @@
+"""The steps of one member through a version: create, join, wait, confirm, announce, free.
+
+Each reads what the feed has seen, lets the pure core say what to write, and writes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import re
+import time
+from typing import Any
+
+import etcd
+
+from elasticjob_rendezvous.api import RendezvousStateError
+from elasticjob_rendezvous.etcd_v2.active import ActiveVersion, parsed
+from elasticjob_rendezvous.etcd_v2.core import patience, transitions
+from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
+from elasticjob_rendezvous.etcd_v2.core.records import (
+    JOINABLE_TTL_SECONDS,
+    State,
+    Status,
+)
+from elasticjob_rendezvous.etcd_v2.errors import (
+    EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately,
+)
+from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
+from elasticjob_rendezvous.etcd_v2.layout import lay_out
+from elasticjob_rendezvous.etcd_v2.place import Place
+from elasticjob_rendezvous.etcd_v2.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """What `EtcdRendezvous` is made of; see there for the arguments."""
+
+    def __init__(
+        self,
+        client: Any,
+        paths: Paths,
+        num_min_workers: int,
+        num_max_workers: int,
+        timeout: float,
+        notice_seconds: float,
+    ) -> None:
+        self.client = client
+        self._paths = paths
+        self._run_id = paths.run_id
+        self._num_min_workers = num_min_workers
+        self._num_max_workers = num_max_workers
+        self._notice_seconds = notice_seconds
+        self._feed = Feed(client, paths)
+        self._active = ActiveVersion(client, paths, self._feed)
+        self._waiting = Waiting(self._feed, timeout)
+        self._place: Place | None = None
+        self._completed: str | None = None  # the version of our last rendezvous
+        self._announced: tuple[str, float] | None = None  # the version, and when
+
+    def try_create_rendezvous(self) -> Any:
+        """Make a new version; returns it, joinable.
+
+        Raises:
+            etcd.EtcdAlreadyExist: there is a version, or somebody is making one.
+            EtcdRendezvousRetryableFailure: we were too slow, somebody else is making one.
+            RendezvousStateError: the version counter is malformed.
+        """
+        setup = transitions.set_up()
+        created = self._active.create(setup)
+        try:
+            version = self._next_version()
+            self.client.write(self._paths.version(version), None, dir=True, prevExist=False)
+            return self._active.swap(setup.state, transitions.opened(version))
+        except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
+            # Nobody need wait until our `setup` runs out, if it is still there.
+            with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
+                self.client.delete(self._paths.active, prevIndex=created.modifiedIndex)
+            raise EtcdRendezvousRetryableFailure(f"could not make a version: {error}") from error
+
+    def join_rendezvous(self, expected_version: str) -> tuple[Any, int]:
+        """Become a participant: `(active_version, rank)`.
+
+        Raises:
+            EtcdRendezvousRetryableFailure: nobody may join any more.
+            EtcdRendezvousRetryImmediately: another version may be joined by now.
+            RendezvousStateError: it is full and yet joinable: another member has other sizes.
+        """
+        conflicts = 0
+        while True:
+            state = parsed(self._present().text)
+            if state.status is not Status.JOINABLE:
+                raise EtcdRendezvousRetryableFailure(f"too late to join: {state.text}")
+            if state.version != expected_version:
+                raise EtcdRendezvousRetryImmediately
+            try:
+                step = transitions.joined(state, self._num_min_workers, self._num_max_workers)
+            except transitions.NoSpace as error:
+                raise RendezvousStateError(str(error)) from error
+            try:
+                active_version = self._active.swap(state, step.write)
+            except etcd.EtcdCompareFailed:
+                conflicts += 1
+                seats = self._num_max_workers - step.rank
+                self._waiting.pause(patience.after_conflict(conflicts, seats, random.random()))
+                continue
+            self._place = Place(self.client, self._paths, expected_version, step.rank)
+            self._place.take()
+            return active_version, step.rank
+
+    def wait_for_peers(self, expected_version: str) -> Any:
+        """Wait until nobody else may join; returns the frozen version.
+
+        Raises EtcdRendezvousRetryableFailure where that can no longer be.
+        """
+        return self._wait_for(Status.FROZEN, Status.JOINABLE, expected_version)
+
+    def confirm_membership(self, expected_version: str, this_rank: int) -> Any:
+        """Add our key to those of the frozen version, lower ranks first; the last makes it final.
+
+        Raises EtcdRendezvousRetryImmediately where it is frozen no more.
+        """
+        place = self._place
+        if place is None or (place.version, place.rank) != (expected_version, this_rank):
+            place = self._place = Place(self.client, self._paths, expected_version, this_rank)
+            place.take()
+        while True:
+            seen = self._present()
+            state = parsed(seen.text)
+            if not state.has(Status.FROZEN, expected_version) or (
+                this_rank not in state.participants
+            ):
+                raise EtcdRendezvousRetryImmediately
+            if below := transitions.unconfirmed_below(state, this_rank):
+                later = self._waiting.next(seen, patience.before_confirming(below))
+                if later.text != seen.text:
+                    continue
+            if (write := transitions.confirmed(state, place.key)) is None:
+                return self._active.result(seen)  # an answer was lost, the write was not
+            with contextlib.suppress(etcd.EtcdCompareFailed):
+                return self._active.swap(state, write)
+
+    def wait_for_final(self, expected_version: str) -> Any:
+        """Wait until all have confirmed; returns the final version.
+
+        Raises EtcdRendezvousRetryableFailure where that can no longer be.
+        """
+        return self._wait_for(Status.FINAL, Status.FROZEN, expected_version)
+
+    def announce_self_waiting(self, expected_version: str) -> Any:
+        """Count ourselves among those who wait; once for each version.
+
+        Raises EtcdRendezvousRetryImmediately where it is final no more.
+        """
+        conflicts = 0
+        while True:
+            seen = self._present()
+            state = parsed(seen.text)
+            if not state.has(Status.FINAL, expected_version):
+                raise EtcdRendezvousRetryImmediately
+            if self._announced is not None and self._announced[0] == expected_version:
+                return self._active.result(seen)
+            try:
+                active_version = self._active.swap(state, transitions.announced(state))
+            except etcd.EtcdCompareFailed:
+                conflicts += 1
+                crowd = len(state.participants) + state.waiting
+                self._waiting.pause(patience.after_conflict(conflicts, crowd, random.random()))
+                continue
+            self._announced = (expected_version, time.monotonic())
+            return active_version
+
+    def wait_for_rendezvous_to_free(self, expected_version: str) -> None:
+        """Wait until a final version is over, and end it where a member of it is gone."""
+        since = self._announced[1] if self._announced else time.monotonic()
+        own = self._place.key if self._place and self._place.version == expected_version else None
+        seen, listed, reading = self._waiting.look(), set[str](), -1
+        while seen.text is not None:
+            state = parsed(seen.text)
+            if not state.has(Status.FINAL, expected_version):
+                return
+            if seen.reading != reading:
+                listed, reading = self._keep_alives(expected_version), seen.reading
+            waited = time.monotonic() - since
+            match patience.verdict_on_final(
+                state, listed - seen.gone, own, waited, self._notice_seconds
+            ):
+                case patience.Free(reason):
+                    self._destroy(state, reason)
+                    return
+                case patience.Stay(seconds):
+                    seen = self._waiting.next(seen, seconds)
+
+    def handle_join_last_call(self, expected_version: str, deadline: float) -> None:
+        """Wait until `deadline` (as `time.time()` counts) for more to join, then let nobody in.
+
+        Until then the version is kept alive by us alone.
+
+        Raises EtcdRendezvousRetryableFailure where it is neither joinable nor frozen.
+        """
+        ends = time.monotonic() + deadline - time.time()
+        seen = self._waiting.look()
+        keep_at = time.monotonic()
+        while (state := self._unfinished(seen, expected_version)).status is Status.JOINABLE:
+            now = time.monotonic()
+            with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
+                if now >= ends:
+                    self._active.swap(state, transitions.frozen(state))
+                elif now >= keep_at:
+                    self._active.swap(state, transitions.held(state))
+                    keep_at = now + JOINABLE_TTL_SECONDS / 2
+            later = self._waiting.next(seen, max(0.0, min(ends, keep_at) - now))
+            if later.text != seen.text:  # who joins sets the time to live anew
+                keep_at = time.monotonic() + JOINABLE_TTL_SECONDS / 2
+            seen = later
+
+    # -- what the steps have in common -------------------------------------------------
+
+    def _present(self) -> Seen:
+        """What is there. Raises EtcdRendezvousRetryImmediately where nothing is."""
+        seen = self._waiting.look()
+        if seen.text is None:
+            raise EtcdRendezvousRetryImmediately
+        return seen
+
+    def _unfinished(self, seen: Seen, version: str) -> State:
+        """The state, joinable or frozen. Raises where the version came to nothing, and sees to it
+        that it does where a participant died.
+        """
+        if seen.text is None:
+            raise EtcdRendezvousRetryableFailure(f"version {version} is gone")
+        state = parsed(seen.text)
+        if state.version != version or state.status not in (Status.JOINABLE, Status.FROZEN):
+            raise EtcdRendezvousRetryableFailure(f"version {version} is over: {state.text}")
+        if missing := patience.missing_members(state, seen.gone, self._paths.version(version)):
+            self._destroy(state, f"{missing[0]} is not renewed")
+            raise EtcdRendezvousRetryImmediately
+        return state
+
+    def _wait_for(self, wanted: Status, until: Status, version: str) -> Any:
+        seen = self._waiting.look()
+        while seen.text is None or not parsed(seen.text).has(wanted, version):
+            if self._unfinished(seen, version).status is not until:
+                raise EtcdRendezvousRetryableFailure(f"version {version} is over: {seen.text}")
+            seen = self._waiting.next(seen)
+        return self._active.result(seen)
+
+    def _destroy(self, state: State, reason: str) -> None:
+        log.info("%s: version %s is over: %s", self._run_id, state.version, reason)
+        with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
+            self._active.destroy(state)
+
+    def _keep_alives(self, version: str) -> set[str]:
+        """The members' keys of a version that are there."""
+        try:
+            folder = self.client.read(self._paths.version(version))
+        except etcd.EtcdKeyNotFound:
+            return set()
+        return {node.key for node in folder.children if is_keep_alive(node.key)}
+
+    def _next_version(self) -> str:
+        """Count one version on. Raises etcd.EtcdCompareFailed where somebody else did."""
+        try:
+            counter = self.client.get(self._paths.counter)
+        except etcd.EtcdKeyNotFound:
+            lay_out(self.client, self._paths, self._completed)  # all was lost
+            counter = self.client.get(self._paths.counter)
+        if not re.fullmatch(r"[0-9]+", counter.value):
+            raise RendezvousStateError(f"the version counter is malformed: {counter.value!r}")
+        version = str(int(counter.value) + 1)
+        self.client.write(self._paths.counter, version, prevIndex=counter.modifiedIndex)
+        return version

@@ -1,0 +1,74 @@
+"""A member's waiting: with a deadline, and open to being called off."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elasticjob_rendezvous.api import RendezvousGracefulExitError, RendezvousTimeoutError
+from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
+
+
+class Waiting:
+    """Looks at the feed for at most `timeout_seconds` from `begin`, or from the first look."""
+
+    def __init__(self, feed: Feed, timeout_seconds: float) -> None:
+        self._feed = feed
+        self._timeout_seconds = timeout_seconds
+        self._deadline: float | None = None
+        self._ended = threading.Event()
+        self.active = False
+        """Whether a barrier is in progress."""
+
+    def begin(self) -> None:
+        self._deadline = time.monotonic() + self._timeout_seconds
+        self.active = True
+
+    def finish(self) -> None:
+        self._deadline = None
+        self.active = False
+
+    def end(self) -> None:
+        """All waiting, now and later, raises RendezvousGracefulExitError."""
+        self._ended.set()
+        self._feed.wake()
+
+    @property
+    def left_seconds(self) -> float:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout_seconds
+        return self._deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raises RendezvousTimeoutError, RendezvousGracefulExitError."""
+        if self._ended.is_set():
+            raise RendezvousGracefulExitError("this member left the rendezvous")
+        if self.left_seconds <= 0:
+            cause = self._feed.failure
+            why = f"; etcd does not answer: {cause}" if cause else ""
+            raise RendezvousTimeoutError(
+                f"no rendezvous within {self._timeout_seconds:g} s{why}"
+            ) from cause
+
+    def look(self) -> Seen:
+        """What is there now, once that is known."""
+        self._feed.open()
+        seen = self._feed.seen
+        while seen.index < 0:
+            self.check()
+            seen = self._feed.wait(seen.revision, self.left_seconds)
+        return seen
+
+    def next(self, seen: Seen, seconds: float | None = None) -> Seen:
+        """What is there once it changes, or after so many seconds. Raises like `check`."""
+        self.check()
+        left = self.left_seconds
+        self._feed.open()
+        seen = self._feed.wait(seen.revision, left if seconds is None else min(seconds, left))
+        self.check()
+        return seen if seen.index >= 0 else self.look()
+
+    def pause(self, seconds: float) -> None:
+        """Raises like `check`."""
+        self._ended.wait(min(seconds, max(0.0, self.left_seconds)))
+        self.check()
