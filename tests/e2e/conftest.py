@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.lifecycle import up
+from tests.cluster.fixtures import cluster, images
+from tests.cluster.images import Images
+from tests.e2e import digits_image
 from tests.e2e.console import Console
 from tests.e2e.corner import Corner
 from tests.e2e.dump import dump
@@ -27,6 +29,8 @@ CONSOLES: list[Console] = []
 
 MakeCorner = Callable[..., Corner]
 
+__all__ = ["cluster", "images"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes ElasticJob away comes last."""
@@ -41,11 +45,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         dump(folder, CONSOLES[0], OPENED)
         report.sections.append(("the cluster at that moment", str(folder)))
     return report
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    return up()
 
 
 @pytest.fixture(scope="session")
@@ -70,8 +69,12 @@ def report() -> Report:
 
 
 @pytest.fixture(scope="session")
-def installation(console: Console, report: Report) -> Installation:
+def installation(
+    cluster: Cluster, images: Images, console: Console, report: Report
+) -> Installation:
     """ElasticJob as the chart installs it. An earlier run's is taken away first."""
+    if cluster.engine is not None:
+        digits_image.load(cluster)
     made = Installation(console)
     if made.installed:
         made.uninstall()

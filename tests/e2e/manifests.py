@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.e2e import digits_image
 from tests.e2e.console import Json
 
-IMAGE = "elasticjob/digits:dev"
+IMAGE = digits_image.NAME
 """The image of examples/digits, which every node has: python3, torch, and train.py."""
 
 COUNT = """

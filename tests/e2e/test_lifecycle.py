@@ -16,6 +16,8 @@ pytestmark = pytest.mark.timeout(240)
 
 COMPANION = {"name": "companion", "image": IMAGE, "command": ["sleep", "10000"]}
 """A second container that never ends, so that a finished pod goes on running."""
+GONE: list[str] = []
+"""The uids of jobs that these tests have deleted."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_one_name_in_two_namespaces_is_two_jobs(
     before = two.running("same", 2)
     one.delete("same")
     one.without_pods("same")
-    until(lambda: not installation.keys_of(uids[0]), "the deleted job's keys to be gone", 90)
+    GONE.append(uids[0])
     assert installation.keys_of(uids[1])
     after = two.running("same", 2)
     assert after["rendezvous"] == before["rendezvous"]
@@ -85,6 +87,7 @@ def test_a_name_that_is_used_again_brings_nothing_of_the_old_job(corner: Corner)
             assert corner.status("again")["restarts"] == 1
         corner.delete("again")
     assert len(uids) == 3
+    GONE.extend(uids)
 
 
 def test_it_is_suspended_changed_and_resumed(corner: Corner) -> None:
@@ -132,9 +135,7 @@ def test_a_finished_job_goes_after_its_time_to_live(lives: Corner) -> None:
     lives.without_pods("short-lived")
 
 
-def test_deleting_the_job_ends_everything_within_its_grace(
-    corner: Corner, installation: Installation
-) -> None:
+def test_deleting_the_job_ends_everything_within_its_grace(corner: Corner) -> None:
     stubborn = {
         "command": ["python3", "-c", "import signal, time\n"
                     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
@@ -156,6 +157,16 @@ def test_deleting_the_job_ends_everything_within_its_grace(
             lambda kind=kind: not corner.items(kind, "-l", f"elasticjob.dev/job-uid={uid}"),
             f"{kind} to be gone",
         )
-    until(lambda: not installation.keys_of(uid), "its keys to be gone", 90)
-    users = installation.etcdctl("user", "list")
-    assert uid not in users
+    GONE.append(uid)
+
+
+def test_nothing_of_deleted_jobs_stays_in_etcd(installation: Installation) -> None:
+    """Keys, users and roles: those of the jobs that the tests above have deleted."""
+    assert GONE
+
+    def left() -> list[str]:
+        found = [key for uid in GONE for key in installation.keys_of(uid)]
+        who = installation.etcdctl("user", "list") + installation.etcdctl("role", "list")
+        return found + [uid for uid in GONE if uid in who]
+
+    until(lambda: not left(), "etcd to forget the deleted jobs", 120)
