@@ -1,0 +1,114 @@
+"""When a member acts, and when it leaves others the time to."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.etcd_v2.core.patience import (
+    Free,
+    Stay,
+    after_conflict,
+    after_failure,
+    before_confirming,
+    missing_members,
+    nodes_waiting,
+    verdict_on_final,
+)
+from elasticjob_rendezvous.etcd_v2.core.records import State, read
+
+FOLDER = "/p/run_r/rdzv/v_1"
+KEYS = [f"{FOLDER}/rank_{rank}" for rank in range(3)]
+NOTICE = 1.0
+
+
+def final(waiting: int = 0, version: str = "1", keys: list[str] = KEYS) -> State:
+    names = ", ".join(f'"{key}"' for key in keys)
+    return read(
+        f'{{"status": "final", "version": "{version}", "participants": [0, 1, 2],'
+        f' "keep_alives": [{names}], "num_workers_waiting": {waiting}}}'
+    )
+
+
+JOINABLE = read('{"status": "joinable", "version": "2", "participants": [0, 1]}')
+
+
+def test_a_crowd_spreads_and_a_pair_does_not() -> None:
+    longest = [after_conflict(conflicts, 64, 1.0) for conflicts in range(1, 12)]
+    assert longest == sorted(longest)
+    assert longest[-1] == after_conflict(10_000, 64, 1.0) < 0.5
+    assert after_conflict(9, 1, 1.0) < 0.01
+    assert after_conflict(9, 64, 0.0) == 0.0
+
+
+def test_failures_are_answered_ever_more_slowly_up_to_a_limit() -> None:
+    waits = [after_failure(failures, 1.0) for failures in range(1, 30)]
+    assert waits == sorted(waits)
+    assert waits[0] == pytest.approx(0.1)
+    assert waits[-1] == pytest.approx(2.0)
+    assert after_failure(1, 0.0) == pytest.approx(0.05)
+
+
+def test_the_lowest_rank_confirms_at_once() -> None:
+    assert before_confirming(0) == 0.0
+    assert before_confirming(1) < before_confirming(2)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "alive", "own", "announced_seconds", "expected"),
+    [
+        (1, KEYS, None, 100.0, Stay()),  # all is well: we wait for a change
+        (1, KEYS[:2], None, 0.2, Stay(0.8)),  # a member died; the others must see that we wait
+        (1, KEYS[:2], None, 1.0, Free(f"{KEYS[2]} is not renewed")),
+        (2, KEYS[:2], None, 0.0, Free(f"{KEYS[2]} is not renewed")),  # nobody is left to tell
+        (1, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),
+        (1, KEYS, KEYS[1], 0.0, Stay(1.0)),  # we were a member
+        (1, KEYS, KEYS[1], 1.5, Free(f"{KEYS[1]} has come back")),
+        (3, KEYS, KEYS[1], 0.0, Free(f"{KEYS[1]} has come back")),
+        (1, KEYS, "/p/run_r/rdzv/v_1/rank_9", 9.0, Stay()),
+    ],
+)
+def test_what_a_waiting_member_does(
+    waiting: int, alive: list[str], own: str | None, announced_seconds: float, expected: Stay | Free
+) -> None:
+    verdict = verdict_on_final(final(waiting), alive, own, announced_seconds, NOTICE)
+    if isinstance(verdict, Stay) and verdict.seconds is not None:
+        assert isinstance(expected, Stay)
+        assert verdict.seconds == pytest.approx(expected.seconds)
+    else:
+        assert verdict == expected
+
+
+def test_keys_are_compared_as_etcd_names_them() -> None:
+    """torch writes a prefix without its slash as it was given."""
+    state = final(1, keys=[key.lstrip("/") for key in KEYS])
+    assert verdict_on_final(state, KEYS, None, 9.0, NOTICE) == Stay()
+    assert nodes_waiting(state, "1", KEYS) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "ours", "alive", "expected"),
+    [
+        (None, None, None, 0),
+        (None, "1", None, 1),  # destroyed
+        (read('{"status": "setup"}'), None, None, 0),
+        (read('{"status": "setup"}'), "1", None, 1),
+        (read('{"status": "closed"}'), "1", None, 0),
+        (JOINABLE, None, None, 0),
+        (JOINABLE, "1", None, 2),  # overtaken
+        (final(0), "1", None, 0),
+        (final(2), "1", None, 2),
+        (final(2), None, None, 2),
+        (final(0, "2"), "1", None, 1),
+        (final(0), "1", KEYS, 0),
+        (final(0), "1", KEYS[1:], 1),  # a member is gone, and nobody waits yet
+    ],
+)
+def test_how_many_wait(
+    state: State | None, ours: str | None, alive: list[str] | None, expected: int
+) -> None:
+    assert nodes_waiting(state, ours, alive) == expected
+
+
+def test_a_participant_is_missed_once_its_key_has_run_out() -> None:
+    assert missing_members(JOINABLE, frozenset(), FOLDER) == []
+    assert missing_members(JOINABLE, frozenset({KEYS[1], KEYS[2]}), FOLDER) == [KEYS[1]]
