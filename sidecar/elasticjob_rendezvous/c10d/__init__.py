@@ -1,0 +1,15 @@
+"""Torch's `c10d` rendezvous: the dynamic rendezvous on a TCPStore or a FileStore.
+
+The one part of this library that uses torch (the extra `torch`), and only when a store is made.
+"""
+
+from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend
+from elasticjob_rendezvous.c10d.handler import create_handler, create_rdzv_handler
+from elasticjob_rendezvous.c10d.stores import create_backend
+
+__all__ = [
+    "C10dRendezvousBackend",
+    "create_backend",
+    "create_handler",
+    "create_rdzv_handler",
+]

@@ -1,0 +1,27 @@
+"""The dynamic rendezvous whose rounds hand out torch's own kind of store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.c10d.stores import create_backend, torch_distributed
+from elasticjob_rendezvous.dynamic.backend import RendezvousBackend
+from elasticjob_rendezvous.dynamic.create import create_handler as create_dynamic_handler
+from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
+
+
+def create_handler(
+    store: Any, backend: RendezvousBackend, params: RendezvousParameters
+) -> DynamicRendezvousHandler:
+    """A handler on any backend, with a `torch.distributed.Store` for its rounds.
+
+    Settings and errors: see `dynamic.handler.create_handler`.
+    """
+    return create_dynamic_handler(store, backend, params, torch_distributed().PrefixStore)
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """A c10d handler from torch's parameters: `create_backend`, then `create_handler`."""
+    backend, store = create_backend(params)
+    return create_handler(store, backend, params)

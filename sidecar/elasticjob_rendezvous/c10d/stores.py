@@ -1,0 +1,120 @@
+"""The stores of a c10d rendezvous: a TCPStore that one process hosts, or a shared file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from datetime import timedelta
+from typing import Any
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousParameters,
+)
+from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend
+from elasticjob_rendezvous.dynamic.endpoint import (
+    DEFAULT_C10D_PORT,
+    is_this_machine,
+    parse_endpoint,
+)
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT_SECONDS = 60
+_FAILURES = (ValueError, RuntimeError, TimeoutError)
+
+
+def torch_distributed() -> Any:
+    """torch's module of stores.
+
+    Raises:
+        RendezvousError: torch is not installed.
+    """
+    try:
+        import torch.distributed as distributed
+    except ImportError as error:
+        raise RendezvousError(
+            "the rendezvous backend c10d needs torch: install elasticjob[torch]"
+        ) from error
+    return distributed
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
+    """The backend that parameters ask for, and the store for its rounds.
+
+    On a TCPStore each has a connection of its own, so that a caller who waits on the store
+    does not hold up the heartbeats.
+
+    Settings:
+        store_type: `tcp` (default) or `file`; then the endpoint is a path, or empty for a
+            new temporary file.
+        is_host: whether this process hosts the TCPStore. Where it is not said, a process
+            on the endpoint's machine tries to, and connects if another one does already.
+        read_timeout: seconds for each operation of a TCPStore (60).
+
+    Raises:
+        ValueError: a setting or the endpoint is malformed.
+        RendezvousConnectionError: the store can't be reached, or not be hosted as was asked.
+        RendezvousError: no temporary file could be made, or torch is missing.
+    """
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if store_type == "file":
+        store = _file_store(params.endpoint)
+        return C10dRendezvousBackend(store, params.run_id), store
+    if store_type != "tcp":
+        raise ValueError(f"the setting 'store_type' must be tcp or file, not {store_type!r}")
+    host, port = parse_endpoint(params.endpoint, DEFAULT_C10D_PORT)
+    read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT_SECONDS)
+    if read_timeout is None or read_timeout <= 0:
+        raise ValueError(f"the setting 'read_timeout' must be at least 1, not {read_timeout}")
+    store = _tcp_store(host, port, params.get_as_bool("is_host"), read_timeout)
+    own = _connected(host, store.port, False, read_timeout)
+    return C10dRendezvousBackend(own, params.run_id), store
+
+
+def _tcp_store(host: str, port: int, is_host: bool | None, read_timeout: int) -> Any:
+    if is_host is not None:
+        return _connected(host, port, is_host, read_timeout)
+    if is_this_machine(host):
+        try:
+            return _connected(host, port, True, read_timeout)
+        except RendezvousConnectionError as error:
+            log.info("another process hosts the store, as it seems: %s", error)
+    return _connected(host, port, False, read_timeout)
+
+
+def _connected(host: str, port: int, is_host: bool, read_timeout: int) -> Any:
+    try:
+        store = torch_distributed().TCPStore(
+            host,
+            port,
+            is_master=is_host,
+            wait_for_workers=False,
+            multi_tenant=is_host,
+            timeout=timedelta(seconds=read_timeout),
+        )
+    except _FAILURES as error:
+        attempt = "host" if is_host else "connect to"
+        raise RendezvousConnectionError(
+            f"could not {attempt} the c10d store at {host}:{port}: {error}"
+        ) from error
+    if is_host:
+        log.info("process %d hosts the c10d store at %s:%d", os.getpid(), host, store.port)
+    return store
+
+
+def _file_store(path: str) -> Any:
+    if not path:
+        try:
+            handle, path = tempfile.mkstemp(prefix="elasticjob-rendezvous-")
+        except OSError as error:
+            raise RendezvousError(f"no temporary file for the c10d store: {error}") from error
+        os.close(handle)
+    try:
+        return torch_distributed().FileStore(path)
+    except _FAILURES as error:
+        raise RendezvousConnectionError(
+            f"could not open the c10d store in {path}: {error}"
+        ) from error

@@ -1,0 +1,1 @@
+"""The dynamic rendezvous as values and decisions: no I/O, no clock, no chance, no torch."""

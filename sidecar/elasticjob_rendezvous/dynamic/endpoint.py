@@ -1,0 +1,70 @@
+"""Rendezvous endpoints: where one points, and whether that is this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+
+DEFAULT_HOST = "localhost"
+DEFAULT_C10D_PORT = 29400
+DEFAULT_ETCD_PORT = 2379
+_HOST = re.compile(r"[\w.:-]+")
+
+
+def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """Split `host[:port]`; an IPv6 address stands in brackets where a port follows.
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    text = (endpoint or "").strip()
+    if not text:
+        return DEFAULT_HOST, default_port
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", text, re.DOTALL)
+    if bracketed:
+        host, port = bracketed[1], bracketed[2]
+    else:
+        host, colon, after = text.rpartition(":")
+        host, port = (host, after) if colon else (after, None)
+    if not _HOST.fullmatch(host):
+        raise ValueError(
+            f"the host of the rendezvous endpoint {endpoint!r} must be a name or an address"
+        )
+    if port is None:
+        return host, default_port
+    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
+        raise ValueError(
+            f"the port of the rendezvous endpoint {endpoint!r} must be a number from 0 to 65535"
+        )
+    return host, int(port)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a name or an address is one of this machine.
+
+    Besides our host name, whatever resolves to an address of any of our interfaces counts:
+    aliases and further networks too, which the reference can't tell. A name that does not
+    resolve is not ours.
+    """
+    if host in (DEFAULT_HOST, socket.gethostname()):
+        return True
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_UDP)
+        return any(_is_own_address(family, address) for family, _, _, _, address in found)
+    return False
+
+
+def _is_own_address(family: int, address: tuple[object, ...]) -> bool:
+    text = str(address[0])
+    own = ipaddress.ip_address(text.partition("%")[0])
+    if own.is_loopback:
+        return True
+    # The kernel reaches an address of its own from that very address. Nothing is sent.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address[0], 9, *address[2:]))
+        except OSError:
+            return False
+        return bool(probe.getsockname()[0] == text)

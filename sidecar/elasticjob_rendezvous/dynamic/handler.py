@@ -1,0 +1,293 @@
+"""The dynamic rendezvous behind torch's `RendezvousHandler`.
+
+Blocking calls that decide (`core`), write the shared state by compare-and-set, and wait.
+Between rounds a thread keeps the node alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.dynamic import master
+from elasticjob_rendezvous.dynamic.backend import RendezvousBackend
+from elasticjob_rendezvous.dynamic.clock import Clock
+from elasticjob_rendezvous.dynamic.core import decisions
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.settings import (
+    KEEP_ALIVE_INTERVAL_SECONDS,
+    KEEP_ALIVE_MAX_ATTEMPT,
+    RendezvousSettings,
+    RendezvousTimeout,
+)
+from elasticjob_rendezvous.dynamic.core.state import Seat, State, nodes_waiting, seat
+from elasticjob_rendezvous.dynamic.heartbeats import Heartbeats
+from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
+from elasticjob_rendezvous.dynamic.shared import SharedState
+from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
+
+log = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 60.0
+"""How long the others wait for rank 0 to say where it will listen."""
+LEAVE_SECONDS = 5.0
+_process_base = secrets.randbits(31)
+_handler_numbers = itertools.count()
+
+Prefixed = Callable[[str, Any], Any]
+T = TypeVar("T")
+
+
+class DynamicRendezvousHandler(RendezvousHandler):
+    """See `api.RendezvousHandler`; made by `create_handler` or `from_backend`.
+
+    Where it differs from torch's, apart from how it judges time: every round has MASTER_*
+    of its own; a round that lost a node counts as "a node waits"; `shutdown` ends a
+    `next_rendezvous` under way, and closes for all only when this node has a place in a
+    round; `leave` never closes.
+    """
+
+    def __init__(
+        self,
+        node: NodeDesc,
+        settings: RendezvousSettings,
+        backend: RendezvousBackend,
+        store: Any,
+        prefixed: Prefixed = PrefixedStore,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or Clock()
+        self._node = node
+        self._settings = settings
+        self._backend = backend
+        self._store = store
+        self._prefixed = prefixed
+        self._actor = Actor(
+            node=node,
+            settings=settings,
+            shared=SharedState(backend, node, settings, clock),
+            clock=clock,
+            reconnects=backend.reconnects,
+            lock=threading.RLock(),
+            leaving=threading.Event(),
+        )
+        self._held: Seat | None = None
+        self._port: master.HeldPort | None = None
+        self._heartbeats: Heartbeats | None = None
+        self._joiner: int | None = None
+        self._no_joiner = threading.Event()
+        self._no_joiner.set()
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Any,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = KEEP_ALIVE_INTERVAL_SECONDS,
+        keep_alive_max_attempt: int = KEEP_ALIVE_MAX_ATTEMPT,
+        prefixed: Prefixed = PrefixedStore,
+    ) -> DynamicRendezvousHandler:
+        """A handler on a backend; `store` is what its rounds hand out, under a prefix.
+
+        Args:
+            keep_alive_interval: seconds between heartbeats.
+            prefixed: makes (prefix, store) into a store; torch's own wants `PrefixStore`.
+
+        Raises:
+            ValueError: a setting is out of range.
+        """
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            timedelta(seconds=keep_alive_interval),
+            keep_alive_max_attempt,
+        )
+        return cls(_new_node(local_addr), settings, backend, store, prefixed)
+
+    # -- the API --------------------------------------------------------------------
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        return self._settings
+
+    def get_backend(self) -> str:
+        return self._backend.name
+
+    def get_run_id(self) -> str:
+        return self._settings.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._joiner = threading.get_ident()
+        self._no_joiner.clear()
+        try:
+            self._release()
+            return self._rendezvous()
+        except (RendezvousClosedError, RendezvousConnectionError):
+            self._release()
+            raise
+        except BaseException:  # a signal's exception too: nobody should wait for us till we expire
+            self._release()
+            self._abandon()
+            raise
+        finally:
+            self._joiner = None
+            self._no_joiner.set()
+
+    def is_closed(self) -> bool:
+        with self._actor.lock:
+            return self._actor.shared.read(cached=True).closed
+
+    def set_closed(self) -> None:
+        self._run(decisions.close, self._settings.timeout.close.total_seconds())
+
+    def num_nodes_waiting(self) -> int:
+        with self._actor.lock:
+            state = self._actor.shared.read(cached=True)
+            return nodes_waiting(state, self._held, self._settings)
+
+    def leave(self) -> None:
+        """Give up our place, and leave the rendezvous open for the others."""
+        self._release()
+        self._held = None
+        self._run(decisions.leave, self._settings.timeout.close.total_seconds())
+
+    def shutdown(self) -> bool:
+        """End: close for all if we have a place in a round, else only leave.
+
+        May be called from any thread and from a signal handler: a `next_rendezvous` under
+        way then raises RendezvousGracefulExitError. There is no way back.
+        """
+        self._actor.leaving.set()
+        joiner = self._joiner
+        if joiner is not None:
+            if joiner == threading.get_ident():
+                return True
+            return self._no_joiner.wait(self._settings.timeout.close.total_seconds())
+        self._release()
+        try:
+            if self._held is not None:
+                self.set_closed()
+            else:
+                self.leave()
+        except RendezvousError as error:
+            log.warning("%s: shutting down failed: %s", self._node, error)
+            return False
+        return True
+
+    # -- how ------------------------------------------------------------------------
+
+    def _rendezvous(self) -> RendezvousInfo:
+        self._held = None
+        limit_seconds = self._settings.timeout.join.total_seconds()
+        while True:
+            self._run(decisions.leave, limit_seconds)
+            held = seat(self._run(decisions.join, limit_seconds), self._node)
+            assert held is not None, "a join finishes on a seat"
+            self._held = held
+            self._heartbeats = Heartbeats(
+                self, DynamicRendezvousHandler._beat, self._settings.interval_seconds
+            )
+            store = self._prefixed(round_prefix(self._settings.run_id, held.round), self._store)
+            info = self._bootstrap(held, store)
+            if info is not None:
+                log.info(
+                    "%s: rank %d of %d in round %d of %r",
+                    *(self._node, held.rank, len(held.roster), held.round, self._settings.run_id),
+                )
+                return RendezvousInfo(store, held.rank, len(held.roster), info, held.round)
+            self._release()
+
+    def _bootstrap(self, held: Seat, store: Any) -> RendezvousStoreInfo | None:
+        """Publish or await MASTER_*; None when the round broke before we knew them."""
+        if held.rank == 0:
+            self._port = master.HeldPort()
+            port = self._port.number
+            return self._kv(lambda: master.publish(store, self._node.addr, port))
+        monotonic = self._actor.clock.monotonic
+        deadline = monotonic() + PUBLISH_SECONDS
+        pause = 0.01
+        while monotonic() < deadline:
+            info = self._kv(lambda: master.published(store))
+            if info is not None:
+                return info
+            if self._actor.leaving.is_set():
+                raise RendezvousGracefulExitError(f"{self._node} was shut down")
+            if self.is_closed():
+                raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} is closed")
+            if self._broken(held):
+                return None
+            self._actor.wait(pause)
+            pause = min(0.2, 2 * pause)
+        raise RendezvousTimeoutError(
+            f"{held.master}, rank 0 of round {held.round}, did not publish its MASTER_ADDR within "
+            f"{PUBLISH_SECONDS:g} s; where torch's own handlers take part, set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+        )
+
+    def _broken(self, held: Seat) -> bool:
+        with self._actor.lock:
+            state = self._actor.shared.read(cached=True)
+        return state.round != held.round or not held.roster.keys() <= state.participants.keys()
+
+    def _kv(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except self._backend.errors as error:
+            raise RendezvousConnectionError(
+                f"the store of the rendezvous {self.get_run_id()!r} failed: {error}"
+            ) from error
+
+    def _run(self, decide: Decide, limit_seconds: float) -> State:
+        return Operation(self._actor, decide, limit_seconds).run()
+
+    def _beat(self) -> None:
+        """One heartbeat, in the heartbeats' thread."""
+        try:
+            self._run(decisions.keep_alive, self._settings.timeout.heartbeat.total_seconds())
+        except RendezvousError as error:
+            log.warning("%s: a heartbeat failed: %s", self._node, error)
+
+    def _abandon(self) -> None:
+        try:
+            self._run(decisions.leave, LEAVE_SECONDS)
+        except RendezvousError as error:
+            log.warning("%s: could not leave, and will expire: %s", self._node, error)
+
+    def _release(self) -> None:
+        """Stop the heartbeats and give the port of the last round back."""
+        if self._heartbeats is not None:
+            self._heartbeats.stop(self._settings.timeout.heartbeat.total_seconds())
+            self._heartbeats = None
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+
+def _new_node(local_addr: str | None) -> NodeDesc:
+    """A name of our own, also beside a handler of torch's and beside another pid namespace."""
+    local_id = _process_base + next(_handler_numbers)
+    return NodeDesc(local_addr or socket.getfqdn(), os.getpid(), local_id)

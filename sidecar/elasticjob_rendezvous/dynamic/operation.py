@@ -1,0 +1,174 @@
+"""One operation of a node on the shared state: read, decide, write, wait, and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.dynamic.clock import Clock
+from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
+from elasticjob_rendezvous.dynamic.core.state import State
+from elasticjob_rendezvous.dynamic.shared import SharedState
+
+log = logging.getLogger(__name__)
+
+Decide = Callable[[Situation], Action]
+POLL_SECONDS = (0.1, 1.0)
+CONFLICT_SECONDS = (0.01, 0.5)
+RETRY_SECONDS = (0.1, 2.0)
+"""The first and the longest wait; each is twice the one before, with jitter."""
+_BEAT_DUE = 0.9  # of an interval: a timer that fires a little early must not skip a heartbeat
+
+
+class _Turn(StrEnum):
+    DONE = "done"
+    WROTE = "wrote"
+    CONFLICT = "conflict"
+    IDLE = "idle"
+
+
+@dataclass(slots=True)
+class Actor:
+    """Who acts on which state. `lock` guards the state, `leaving` is set to break off a join."""
+
+    node: NodeDesc
+    settings: RendezvousSettings
+    shared: SharedState
+    clock: Clock
+    reconnects: bool
+    lock: threading.RLock
+    leaving: threading.Event
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; a join wakes when it is to break off."""
+        if self.leaving.is_set():
+            time.sleep(seconds)
+        else:
+            self.leaving.wait(seconds)
+
+
+class Operation:
+    """Runs `decide` until it finishes. `rejoins_seconds` is the limit anew after standing by."""
+
+    def __init__(self, actor: Actor, decide: Decide, limit_seconds: float) -> None:
+        self._actor = actor
+        self._decide = decide
+        self._limit_seconds = limit_seconds
+        self._deadline = actor.clock.monotonic() + limit_seconds
+        self._was_redundant = False
+        self._fresh = False
+
+    def run(self) -> State:
+        """Return the state on which the operation finished.
+
+        Raises:
+            RendezvousClosedError, RendezvousTimeoutError, RendezvousGracefulExitError: as decided.
+            RendezvousConnectionError: the backend can't be reached, or not for long enough.
+            RendezvousStateError: the stored state is corrupt.
+        """
+        polls, conflicts, failures = 0, 0, 0
+        while True:
+            try:
+                with self._actor.lock:
+                    turn = self._turn()
+                    state = self._actor.shared.state
+            except RendezvousConnectionError:
+                if not self._actor.reconnects or self._actor.clock.monotonic() > self._deadline:
+                    raise
+                log.warning("%s: the backend is away; trying again", self._actor.node)
+                self._actor.wait(self._pause(RETRY_SECONDS, failures))
+                failures += 1
+                continue
+            failures = 0
+            match turn:
+                case _Turn.DONE:
+                    return state
+                case _Turn.WROTE:
+                    polls = conflicts = 0
+                case _Turn.CONFLICT:
+                    self._actor.wait(self._pause(CONFLICT_SECONDS, conflicts))
+                    conflicts += 1
+                case _Turn.IDLE:
+                    self._actor.wait(self._idle_seconds(polls))
+                    polls += 1
+                case _:
+                    assert_never(turn)
+
+    def _turn(self) -> _Turn:
+        if not self._fresh:
+            self._actor.shared.read()
+        self._fresh = False
+        situation = self._situation()
+        action = self._decide(situation)
+        match action:
+            case Action.FINISH:
+                return _Turn.DONE
+            case Action.SYNC:
+                return _Turn.IDLE
+            case Action.ERROR_CLOSED:
+                raise RendezvousClosedError(f"the rendezvous {self._run_id!r} is closed")
+            case Action.ERROR_GRACEFUL_EXIT:
+                raise RendezvousGracefulExitError(
+                    f"{self._actor.node} is not needed in the rendezvous {self._run_id!r}, "
+                    "or was shut down"
+                )
+            case Action.ERROR_TIMEOUT:
+                raise RendezvousTimeoutError(
+                    f"no end of the {self._decide.__name__} of {self._actor.node} in the "
+                    f"rendezvous {self._run_id!r} within {self._limit_seconds:g} s: "
+                    f"{len(situation.state.participants)} of {self._actor.settings.min_nodes} "
+                    "nodes take part"
+                )
+        self._fresh = self._actor.shared.write(applied(action, situation))
+        log.debug("%s: %s %s", self._actor.node, action, "done" if self._fresh else "lost a race")
+        return _Turn.WROTE if self._fresh else _Turn.CONFLICT
+
+    def _situation(self) -> Situation:
+        actor, shared = self._actor, self._actor.shared
+        now = actor.clock.monotonic()
+        if actor.node in shared.state.redundancy_list:
+            self._was_redundant = True
+            self._deadline = now + self._limit_seconds
+        call = shared.memory.last_call
+        return Situation(
+            node=actor.node,
+            state=shared.state,
+            settings=actor.settings,
+            now=now,
+            utc=actor.clock.utc(),
+            deadline=self._deadline,
+            beat_due=now - shared.beat_at >= actor.settings.interval_seconds * _BEAT_DUE,
+            last_call_over=call is not None and now >= call.ends,
+            was_redundant=self._was_redundant,
+            leaving=actor.leaving.is_set(),
+        )
+
+    def _idle_seconds(self, polls: int) -> float:
+        """Until the next look: soon at first, and when the last call ends."""
+        seconds = self._pause(POLL_SECONDS, polls)
+        with self._actor.lock:
+            call = self._actor.shared.memory.last_call
+        if call is not None:
+            seconds = min(seconds, max(0.0, call.ends - self._actor.clock.monotonic()) + 0.01)
+        return seconds
+
+    def _pause(self, limits: tuple[float, float], tries: int) -> float:
+        longest = min(limits[1], limits[0] * 2.0 ** min(tries, 10))
+        return longest * (0.5 + 0.5 * self._actor.clock.chance())
+
+    @property
+    def _run_id(self) -> str:
+        return self._actor.settings.run_id

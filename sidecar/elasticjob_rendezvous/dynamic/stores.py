@@ -1,0 +1,77 @@
+"""The key-value store that a round hands out: the caller's, under a prefix of the round."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+
+
+def round_prefix(run_id: str, number: int) -> str:
+    """The prefix of a round's keys, as torch's dynamic rendezvous has it."""
+    return f"torch.rendezvous.{run_id}.{number}"
+
+
+class PrefixedStore:
+    """A store seen under a prefix, for stores that are not torch's; keys are `prefix/key`."""
+
+    def __init__(self, prefix: str, store: Any) -> None:
+        self._prefix = prefix
+        self._store = store
+
+    @property
+    def underlying_store(self) -> Any:
+        return self._store
+
+    @property
+    def timeout(self) -> timedelta:
+        timeout: timedelta = self._store.timeout
+        return timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._store.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(self._key(key), value)
+
+    def get(self, key: str) -> bytes:
+        value: bytes = self._store.get(self._key(key))
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        total: int = self._store.add(self._key(key), amount)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        there: bool = self._store.check([self._key(key) for key in keys])
+        return there
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        wanted = [self._key(key) for key in keys]
+        if timeout is None:
+            self._store.wait(wanted)
+        else:
+            self._store.wait(wanted, timeout)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        values: list[bytes] = self._store.multi_get([self._key(key) for key in keys])
+        return values
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        self._store.multi_set([self._key(key) for key in keys], values)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        value: bytes = self._store.compare_set(self._key(key), expected, desired)
+        return value
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._store.append(self._key(key), value)
+
+    def delete_key(self, key: str) -> bool:
+        deleted: bool = self._store.delete_key(self._key(key))
+        return deleted
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"

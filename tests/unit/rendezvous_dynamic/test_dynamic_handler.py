@@ -1,0 +1,367 @@
+"""The handler on a backend in memory: what its callers see, error by error."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler, create_handler, wire
+from elasticjob_rendezvous.dynamic import handler as handler_module
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.state import State, completed
+from elasticjob_rendezvous.dynamic.stores import PrefixedStore
+from tests.unit.rendezvous_dynamic.builders import UTC_NOW, MemoryBackend, MemoryStore
+
+
+class Gang:
+    """Handlers that share a backend and a store, joined in threads."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.backend = MemoryBackend()
+        self.store = MemoryStore()
+        self.settings = {"min_nodes": 2, "max_nodes": 2, "last_call_timeout": 1, **settings}
+        self.handlers: list[DynamicRendezvousHandler] = []
+        self.pool = ThreadPoolExecutor(16)
+
+    def handler(self, name: str = "", **settings: Any) -> DynamicRendezvousHandler:
+        chosen = {**self.settings, **settings}
+        address = name or f"node-{len(self.handlers)}"
+        parameters = RendezvousParameters("memory", "", "run", local_addr=address, **chosen)
+        made = create_handler(self.store, self.backend, parameters)
+        self.handlers.append(made)
+        return made
+
+    def join(self, *handlers: DynamicRendezvousHandler) -> list[Future[RendezvousInfo]]:
+        return [self.pool.submit(handler.next_rendezvous) for handler in handlers]
+
+    def joined(self, *handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
+        return [future.result(20) for future in self.join(*handlers)]
+
+    @property
+    def state(self) -> State:
+        assert self.backend.stored is not None
+        return wire.decode(self.backend.stored[0])
+
+    @state.setter
+    def state(self, state: State) -> None:
+        index = self.backend.stored[1] + 1 if self.backend.stored else 1
+        self.backend.stored = (wire.encode(state), index)
+
+
+@pytest.fixture
+def gang():
+    gangs: list[Gang] = []
+
+    def make(**settings: Any) -> Gang:
+        gangs.append(Gang(**settings))
+        return gangs[-1]
+
+    yield make
+    for each in gangs:
+        each.backend.fails.clear()
+        for handler in each.handlers:
+            handler.shutdown()
+        each.pool.shutdown()
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def test_ranks_store_and_master_of_a_round(gang) -> None:
+    g = gang()
+    one, two = g.joined(g.handler("node-10"), g.handler("node-2"))
+    assert (one.rank, two.rank) == (1, 0)
+    assert (one.world_size, one.round) == (2, 0)
+    assert one.bootstrap_store_info == two.bootstrap_store_info
+    assert one.bootstrap_store_info.master_addr == "node-2"
+    assert isinstance(one.store, PrefixedStore)
+    one.store.set("key", b"value")
+    assert two.store.get("key") == b"value"
+    assert g.store.values["torch.rendezvous.run.0/key"] == b"value"
+
+
+def test_every_round_has_a_master_of_its_own(gang) -> None:
+    g = gang()
+    two = [g.handler(), g.handler()]
+    first, second = g.joined(*two), g.joined(*two)
+    assert [info.round for info in first + second] == [0, 0, 1, 1]
+    ports = {info.bootstrap_store_info.master_port for info in first + second}
+    assert len(ports) == 2
+    assert g.store.values["torch.rendezvous.run.1/MASTER_ADDR"] == b"node-0"
+
+
+def test_a_newcomer_waits_and_the_others_see_it(gang) -> None:
+    g = gang(max_nodes=3)
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    newcomer = g.handler()
+    (waiting,) = g.join(newcomer)
+    until(lambda: two[0].num_nodes_waiting() == 1, "the newcomer")
+    infos = g.joined(*two)
+    assert [info.world_size for info in [*infos, waiting.result(20)]] == [3, 3, 3]
+
+
+def test_who_is_too_many_stands_by_and_steps_in(gang) -> None:
+    g = gang(join_timeout=1)
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    spare = g.handler()
+    (standing_by,) = g.join(spare)
+    until(lambda: bool(g.state.redundancy_list), "the third to stand by")
+    assert two[0].num_nodes_waiting() == 0
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 1.5, "the join timeout, which is not for it")
+    assert not standing_by.done()
+    two[0].leave()
+    until(lambda: two[1].num_nodes_waiting() == 1, "the third to step in")
+    info = g.joined(two[1])[0]
+    assert {info.rank, standing_by.result(20).rank} == {0, 1}
+
+
+def test_a_spare_node_ends_gracefully_when_the_rendezvous_closes(gang) -> None:
+    g = gang()
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    (standing_by,) = g.join(g.handler())
+    until(lambda: bool(g.state.redundancy_list), "the third to stand by")
+    two[0].set_closed()
+    with pytest.raises(RendezvousGracefulExitError):
+        standing_by.result(20)
+
+
+def test_closed_is_closed_for_all(gang) -> None:
+    g = gang()
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    assert not two[1].is_closed()
+    assert two[0].shutdown()  # it has a place: the end of the job
+    until(two[1].is_closed, "the other one to see it")
+    for handler in (*two, g.handler()):
+        with pytest.raises(RendezvousClosedError, match="'run' is closed"):
+            handler.next_rendezvous()
+
+
+def test_too_few_nodes_time_out_and_leave_nothing_behind(gang) -> None:
+    g = gang(join_timeout=1)
+    with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes"):
+        g.handler().next_rendezvous()
+    assert g.state.participants == {}
+    assert g.state.last_heartbeats == {}
+
+
+def test_shutdown_breaks_a_join_off_and_closes_nothing(gang) -> None:
+    g = gang()
+    handler = g.handler()
+    (joining,) = g.join(handler)
+    until(lambda: g.backend.stored is not None, "the join")
+    assert handler.shutdown()
+    with pytest.raises(RendezvousGracefulExitError):
+        joining.result(20)
+    assert not g.state.closed
+    assert g.state.participants == {}
+    with pytest.raises(RendezvousGracefulExitError):
+        handler.next_rendezvous()
+
+
+def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
+    """As a signal handler calls it."""
+    g = gang()
+    handler = g.handler()
+    get_state = g.backend.get_state
+
+    def interrupted() -> Any:
+        if g.backend.gets == 3:
+            assert handler.shutdown()
+        return get_state()
+
+    g.backend.get_state = interrupted
+    with pytest.raises(RendezvousGracefulExitError):
+        handler.next_rendezvous()
+    assert not g.state.knows(handler._node)
+
+
+def test_an_exception_of_a_signal_takes_the_node_out(gang) -> None:
+    g = gang()
+    handler = g.handler()
+    (joining,) = g.join(handler)
+    until(lambda: g.backend.stored is not None, "the join")
+    g.backend.fails = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        joining.result(20)
+    assert g.state.participants == {}
+
+
+def test_a_local_failure_leaves_the_rendezvous_open(gang) -> None:
+    g = gang(min_nodes=1, max_nodes=2)
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    two[0].leave()
+    until(lambda: two[1].num_nodes_waiting() == 1, "the loss to be seen")
+    info = g.joined(two[1])[0]
+    assert (info.world_size, info.round) == (1, 1)
+
+
+def test_a_node_that_was_given_up_sees_that_it_must_rejoin(gang) -> None:
+    g = gang()
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    lost = next(node for node in g.state.participants if node.addr == "node-0")
+    g.state = replace(
+        g.state,
+        participants={n: r for n, r in g.state.participants.items() if n != lost},
+        last_heartbeats={n: t for n, t in g.state.last_heartbeats.items() if n != lost},
+    )
+    until(lambda: two[0].num_nodes_waiting() == 1, "its own loss")
+    assert {info.round for info in g.joined(*two)} == {1}
+
+
+def test_nobody_starts_on_a_round_that_lost_a_node_meanwhile(gang) -> None:
+    g = gang(min_nodes=1, max_nodes=3)
+    handler = g.handler("node-1")
+    (joining,) = g.join(handler)
+    until(lambda: g.backend.stored is not None and bool(g.state.participants), "the join")
+    gone = NodeDesc("node-0", 1, 0)
+    whole = completed(replace(g.state, participants={gone: 0, **g.state.participants}))
+    g.state = replace(whole, participants={n: 1 for n in whole.participants if n != gone})
+    info = joining.result(20)
+    assert (info.rank, info.world_size, info.round) == (0, 1, 1)
+
+
+def test_a_master_that_dies_before_it_says_where_is_not_waited_for(gang) -> None:
+    g = gang(min_nodes=1, max_nodes=2, keep_alive_interval=1)
+    dead = NodeDesc("node-0", 1, 0)
+    g.state = State(participants={dead: 0}, last_heartbeats={dead: UTC_NOW})
+    info = g.joined(g.handler("node-1"))[0]  # rank 1 at first; rank 0 never publishes
+    assert (info.rank, info.world_size, info.round) == (0, 1, 1)
+
+
+def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> None:
+    monkeypatch.setattr(handler_module, "PUBLISH_SECONDS", 0.3)
+    g = gang(min_nodes=2, max_nodes=2)
+    silent = NodeDesc("node-0", 1, 0)
+    g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
+    with pytest.raises(RendezvousTimeoutError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        g.handler("node-1").next_rendezvous()
+    assert set(g.state.participants) == {silent}
+
+
+def test_what_a_master_published_must_be_an_address(gang) -> None:
+    g = gang()
+    silent = NodeDesc("node-0", 1, 0)
+    g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
+    g.store.values["torch.rendezvous.run.0/MASTER_ADDR"] = b"node-0"
+    g.store.values["torch.rendezvous.run.0/MASTER_PORT"] = b"many"
+    with pytest.raises(RendezvousStateError, match="no address and port"):
+        g.handler("node-1").next_rendezvous()
+
+
+def test_heartbeats_go_on_between_rounds_whatever_happens(gang) -> None:
+    g = gang(min_nodes=1, max_nodes=1, keep_alive_interval=1)
+    g.handler().next_rendezvous()
+    first = g.state.last_heartbeats
+    until(lambda: g.state.last_heartbeats != first, "a heartbeat")
+    g.backend.fails = [RendezvousConnectionError("away"), ZeroDivisionError("a bug")]
+    until(lambda: not g.backend.fails, "two heartbeats to fail")
+    second = g.state.last_heartbeats
+    until(lambda: g.state.last_heartbeats != second, "a heartbeat after the failed ones")
+
+
+def test_a_handler_that_is_dropped_falls_silent(gang) -> None:
+    g = gang(min_nodes=1, max_nodes=1, keep_alive_interval=1)
+    handler = g.handler()
+    handler.next_rendezvous()
+    g.handlers.clear()
+    there, threads = weakref.ref(handler), threading.active_count()
+    del handler
+    gc.collect()
+    until(lambda: there() is None, "the handler to go")
+    until(lambda: threading.active_count() < threads, "its thread to end")
+
+
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_a_backend_that_is_away_is_tried_again_only_if_it_can_return(
+    gang, reconnects: bool
+) -> None:
+    g = gang(min_nodes=1, max_nodes=1)
+    g.backend.reconnects = reconnects
+    handler = g.handler()
+    g.backend.fails = [RendezvousConnectionError("away"), RendezvousConnectionError("away")]
+    if reconnects:
+        assert handler.next_rendezvous().rank == 0
+    else:
+        with pytest.raises(RendezvousConnectionError, match="away"):
+            handler.next_rendezvous()
+
+
+def test_a_corrupt_state_is_an_error(gang) -> None:
+    g = gang()
+    g.backend.stored = (b"garbage", 1)
+    handler = g.handler()
+    for call in (handler.next_rendezvous, handler.is_closed, handler.num_nodes_waiting):
+        with pytest.raises(RendezvousStateError, match="corrupt"):
+            call()
+    assert not handler.shutdown()
+
+
+def test_rounds_are_counted_on_when_the_store_lost_its_data(gang) -> None:
+    g = gang()
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    g.backend.stored = None
+    until(lambda: two[0].num_nodes_waiting() == 1, "the loss to be seen")
+    assert {info.round for info in g.joined(*two)} == {1}
+
+
+def test_many_at_once_agree(gang) -> None:
+    g = gang(min_nodes=12, max_nodes=12)
+    infos = g.joined(*(g.handler() for _ in range(12)))
+    assert [info.rank for info in infos] == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"join_timeout": "soon"}, "join_timeout"),
+        ({"last_call_timeout": 0}, "last_call"),
+        ({"heartbeat_timeout": -1}, "heartbeat"),
+        ({"close_timeout": "0"}, "close"),
+        ({"keep_alive_interval": None}, "keep_alive_interval"),
+        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt"),
+        ({"local_addr": "x", "run_id": ""}, "run id"),
+    ],
+)
+def test_a_bad_setting_is_named(settings: dict, named: str) -> None:
+    chosen = {"run_id": "run", **settings}
+    parameters = RendezvousParameters("c10d", "", min_nodes=1, max_nodes=1, **chosen)
+    with pytest.raises(ValueError, match=named):
+        create_handler(MemoryStore(), MemoryBackend(), parameters)
+
+
+def test_defaults_are_the_references() -> None:
+    parameters = RendezvousParameters("c10d", "", "run", 1, 4)
+    settings = create_handler(MemoryStore(), MemoryBackend(), parameters).settings
+    assert settings.timeout.join == timedelta(seconds=600)
+    assert settings.keep_alive_interval == timedelta(seconds=5)
+    assert settings.keep_alive_max_attempt == 3

@@ -1,0 +1,213 @@
+"""How the shared state changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, rank_order
+from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
+from elasticjob_rendezvous.dynamic.core.state import (
+    WORLD,
+    Seat,
+    State,
+    alive,
+    completed,
+    gang_time,
+    joined,
+    nodes_waiting,
+    redundant,
+    seat,
+    waiting,
+    without,
+)
+from tests.unit.rendezvous_dynamic.builders import UTC_NOW, node, nodes, settings, state
+
+SECOND = timedelta(seconds=1)
+
+
+def test_ranks_are_in_natural_order_of_names_then_pid_then_handler() -> None:
+    ordered = [
+        NodeDesc("10.0.0.2", 1, 0),
+        NodeDesc("10.0.0.10", 1, 0),
+        NodeDesc("node-2", 1, 0),
+        NodeDesc("node-2", 1, 5),
+        NodeDesc("node-2", 3, 0),
+        NodeDesc("node-02", 1, 0),
+        NodeDesc("node-10", 1, 0),
+        NodeDesc("node-10" + "0" * 5000, 1, 0),
+    ]
+    moved = [ordered[5], *ordered[2:5]]  # equal numbers: the plain name decides
+    shuffled = [*ordered[4:], *ordered[:4]]
+    assert sorted(shuffled, key=rank_order) == [*ordered[:2], *moved, *ordered[6:]]
+
+
+def test_the_first_joins_and_the_min_th_sets_the_last_call() -> None:
+    one = joined(State(), node("a"), settings(), UTC_NOW)
+    assert (one.participants, one.deadline) == ({node("a"): 0}, None)
+    two = joined(one, node("b"), settings(), UTC_NOW)
+    assert two.deadline is not None
+    assert timedelta(0) < two.deadline - UTC_NOW - 30 * SECOND < SECOND
+    assert not two.complete
+
+
+def test_a_further_join_leaves_the_last_call_as_it_is() -> None:
+    before = state("ab", deadline=UTC_NOW + SECOND)
+    after = joined(before, node("c"), settings(max_nodes=4), UTC_NOW)
+    assert after.deadline == before.deadline
+
+
+def test_the_max_th_join_completes_the_round() -> None:
+    done = joined(state("cb", waits="a", deadline=UTC_NOW), node("a"), settings(), UTC_NOW)
+    assert done.complete
+    assert done.deadline is None
+    assert done.wait_list == frozenset()
+    assert done.participants == {node("a"): 0, node("b"): 1, node("c"): 2}
+    assert done.extra == {WORLD: (0, 3)}
+
+
+def test_waiting_and_standing_by_exclude_each_other() -> None:
+    spare = redundant(state("bc", waits="a", complete=True), node("a"), UTC_NOW)
+    assert (spare.wait_list, spare.redundancy_list) == (frozenset(), frozenset(nodes("a")))
+    again = waiting(spare, node("a"), UTC_NOW)
+    assert (again.wait_list, again.redundancy_list) == (frozenset(nodes("a")), frozenset())
+
+
+def test_the_last_to_leave_a_complete_round_opens_the_next() -> None:
+    left = without(state("ab", complete=True, round=4), [node("a")], settings())
+    assert (left.complete, left.round) == (True, 4)
+    assert node("a") not in left.last_heartbeats
+    gone = without(left, [node("b")], settings())
+    assert (gone.complete, gone.round) == (False, 5)
+
+
+def test_too_few_left_take_the_last_call_back() -> None:
+    before = state("abc", deadline=UTC_NOW)
+    assert without(before, nodes("a"), settings()).deadline == UTC_NOW
+    assert without(before, nodes("ab"), settings()).deadline is None
+
+
+def test_removing_a_waiter_changes_no_round() -> None:
+    before = state("", waits="a", spare="b", complete=True, round=2)
+    after = without(before, nodes("ab"), settings())
+    assert (after.round, after.complete) == (2, True)
+    assert not after.knows(node("a"))
+    assert not after.knows(node("b"))
+
+
+@pytest.mark.parametrize("skew_seconds", [-3600, 0, 3600])
+def test_a_heartbeat_is_later_than_all_others_and_always_a_change(skew_seconds: int) -> None:
+    ours = UTC_NOW + skew_seconds * SECOND
+    before = state("ab")
+    after = alive(before, node("a"), ours)
+    assert after.last_heartbeats[node("a")] > UTC_NOW
+    assert after.last_heartbeats[node("a")] >= ours
+    again = alive(after, node("a"), ours)
+    assert again.last_heartbeats[node("a")] > after.last_heartbeats[node("a")]
+
+
+def test_gang_time_without_anybody_is_our_own() -> None:
+    assert gang_time(State(), UTC_NOW) == UTC_NOW + timedelta(microseconds=1)
+
+
+# -- places ------------------------------------------------------------------------------
+
+
+def test_a_seat_names_rank_roster_and_master() -> None:
+    done = completed(state("ba", round=3))
+    assert seat(done, node("b")) == Seat(3, 1, {node("a"): 0, node("b"): 1})
+    assert Seat(3, 1, done.participants).master == node("a")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (state("ab"), "not complete"),
+        (completed(state("bc")), "not in it"),
+        (without(completed(state("abc")), nodes("b"), settings()), "a hole in the ranks"),
+        (without(completed(state("abc")), nodes("c"), settings()), "the last one gone"),
+        (replace(completed(state("ab")), participants={node("a"): 0, node("b"): 0}), "ranks"),
+    ],
+)
+def test_no_seat_in_a_round_that_is_not_whole(broken: State, why: str) -> None:
+    assert seat(broken, node("a")) is None, why
+
+
+@pytest.mark.parametrize("world", [(1, 9), "nonsense", (), [2, 1]])
+def test_another_rounds_world_size_does_not_matter(world: object) -> None:
+    done = state("ab", complete=True, round=2, extra={WORLD: world})
+    assert seat(done, node("a")) is not None
+
+
+# -- how many wait -----------------------------------------------------------------------
+
+HELD = Seat(1, 0, {node("a"): 0, node("b"): 1})
+
+
+@pytest.mark.parametrize(
+    ("now", "held", "count"),
+    [
+        (state("ab", complete=True, round=1), HELD, 0),
+        (state("ab", waits="cd", complete=True, round=1), HELD, 2),
+        (state("a", complete=True, round=1), HELD, 1),
+        (state("a", waits="cd", complete=True, round=1), HELD, 2),
+        (state("b", complete=True, round=1), HELD, 1),
+        (state("ab", round=2), HELD, 1),
+        (State(), HELD, 1),
+        (state("a", complete=True, round=1, closed=True), HELD, 0),
+        (state("abc", waits="d", complete=True, round=1), Seat(1, 0, {node("a"): 0}), 0),
+        (state("bc", waits="a", complete=True), None, 1),
+        (State(), None, 0),
+    ],
+    ids=[
+        "whole",
+        "newcomers",
+        "a peer is gone",
+        "a peer is gone and newcomers",
+        "we are gone",
+        "the next round began",
+        "the state is gone",
+        "closed: no next round",
+        "no room",
+        "no round yet",
+        "nothing",
+    ],
+)
+def test_nodes_waiting(now: State, held: Seat | None, count: int) -> None:
+    assert nodes_waiting(now, held, settings()) == count
+
+
+# -- settings ----------------------------------------------------------------------------
+
+
+def test_the_references_defaults() -> None:
+    limits = RendezvousTimeout()
+    assert (limits.join, limits.last_call) == (600 * SECOND, 30 * SECOND)
+    assert (limits.close, limits.heartbeat) == (30 * SECOND, 5 * SECOND)
+    assert RendezvousTimeout(join=SECOND, close=None).join == SECOND
+
+
+@pytest.mark.parametrize("name", ["join", "last_call", "close", "heartbeat"])
+@pytest.mark.parametrize("limit", [timedelta(0), -SECOND])
+def test_a_limit_that_is_not_positive_is_refused(name: str, limit: timedelta) -> None:
+    with pytest.raises(ValueError, match=f"{name} timeout must be positive"):
+        RendezvousTimeout(**{name: limit})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"run_id": ""}, "run id"),
+        ({"min_nodes": 0}, "min_nodes"),
+        ({"max_nodes": 1}, "max_nodes"),
+        ({"keep_alive_interval": timedelta(0)}, "keep_alive_interval"),
+        ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(change: dict, named: str) -> None:
+    good = settings()
+    fields = {name: getattr(good, name) for name in RendezvousSettings.__slots__}
+    with pytest.raises(ValueError, match=named):
+        RendezvousSettings(**{**fields, **change})
