@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import os
 import re
@@ -28,6 +27,8 @@ from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
 from elasticjob_rendezvous.etcd.errors import InvalidConfiguration
+from elasticjob_rendezvous.etcd.reach import address_of, address_towards
+from elasticjob_rendezvous.peers.wire import run_key
 
 NAMESPACE = "default"
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -88,7 +89,7 @@ def plain_agent(options: Options) -> PlainAgent:
         name=name,
         address=address,
         etcd=etcd,
-        job_key=_job_key(prefix, etcd),
+        job_key=run_key(prefix, etcd.user, etcd.password),
         slots=slots_of(options.nproc_per_node),
         node=socket.gethostname(),
         role=options.role,
@@ -226,12 +227,7 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         host, _, number = target.rpartition(":")
         host, port = host.strip("[]"), int(number or DEFAULT_PORT)
     try:
-        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        if local_addr:
-            return str(where[0])
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)  # sends nothing: it only picks the route
-            return str(probe.getsockname()[0])
+        return address_of(local_addr) if local_addr else address_towards(host, port)
     except OSError as error:
         if local_addr:
             raise SettingsError(f"--local-addr {local_addr!r} is no address: {error}") from error
@@ -239,11 +235,6 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
             f"--rdzv-endpoint: {host!r} cannot be reached from here ({error}); correct it, or "
             "give --local-addr if only this machine's own address cannot be found"
         ) from error
-
-
-def _job_key(prefix: str, etcd: EtcdAccess) -> bytes:
-    """What the agents of one run prove to each other: they know the run and etcd's password."""
-    return hashlib.sha256(f"{prefix}\n{etcd.user}\n{etcd.password}".encode()).digest()
 
 
 def _log_folder(log_dir: str, name: str) -> Path | None:

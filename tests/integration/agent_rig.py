@@ -142,7 +142,9 @@ class Gang:
         self.agents.append(AgentProcess(name, process, log))
         return self.agents[-1]
 
-    def started(self, number: int, world: int) -> list[dict[str, Any]]:
+    def started(
+        self, number: int, world: int, seconds: float = PATIENCE_SECONDS
+    ) -> list[dict[str, Any]]:
         """The environments of a round's workers, in rank order, once all have started."""
 
         def all_there() -> list[dict[str, Any]]:
@@ -152,7 +154,9 @@ class Gang:
             return [json.loads(path.read_text()) for path in paths]
 
         try:
-            found: list[dict[str, Any]] = until(all_there, f"{world} workers of round {number}")
+            found: list[dict[str, Any]] = until(
+                all_there, f"{world} workers of round {number}", seconds
+            )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.outputs()}") from error
         assert {worker["WORLD_SIZE"] for worker in found} == {str(world)}

@@ -1,23 +1,22 @@
 """The v3 rendezvous behind torch's `RendezvousHandler`: blocking calls over a background loop.
 
 For agents that run their workers themselves. The handler takes it that workers run from
-the return of `next_rendezvous` to its next call, which is how torch's agents use it.
+the return of `next_rendezvous` to its next call, which is how torch's agents use it. Who
+comes back without having been told that others wait (`num_nodes_waiting`) has lost a
+worker of its own: that is reported, in the mildest class there is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
-import random
-import secrets
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elasticjob_rendezvous.api import (
     RendezvousClosedError,
@@ -31,30 +30,29 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.core.events import (
-    Config,
     Directive,
     Finish,
-    Identity,
+    Idle,
     Left,
     Local,
     Refused,
     Run,
     Workers,
 )
-from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import (
-    Bounds,
+    Failure,
+    FailureClass,
     MemberState,
     Outcome,
     OutcomeKind,
+    Roster,
     RoundState,
 )
-from elasticjob_rendezvous.etcd.client import Tls
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+from elasticjob_rendezvous.etcd.parameters import BACKEND, member_settings, timeout_seconds
 
 log = logging.getLogger(__name__)
 
-BACKEND = "elasticjob"
 SHUTDOWN_SECONDS = 10.0
 START_SECONDS = 1.0
 CONNECT_PATIENCE_SECONDS = 2.0
@@ -76,6 +74,8 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._stop: asyncio.Event | None = None
         self._port: socket.socket | None = None
         self._left = False
+        self.roster: Roster | None = None
+        """The membership of the round that `next_rendezvous` returned last."""
         self._start()
 
     # -- the API --------------------------------------------------------------------
@@ -92,7 +92,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             self._local,
             ready=True,
             workers=Workers.NONE,
-            failure=None,
+            failure=self._failure(),
             done=False,
             master_port=self._hold_port(),
         )
@@ -102,6 +102,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         roster = directive.roster
         seat = roster.seat(directive.member)
         assert seat is not None, "a Run directive seats its member"
+        self.roster = roster
         self._release_port()
         info = RendezvousStoreInfo(roster.master_address, roster.master_port)
         return RendezvousInfo(None, seat.group_rank, len(roster.seats), info, roster.number)
@@ -125,17 +126,34 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._call(lambda: self._await_closed(outcome), SHUTDOWN_SECONDS)
 
     def num_nodes_waiting(self) -> int:
+        """More than 0 as soon as this node's workers must not go on, whatever the reason."""
         member = self._member
-        if member is None or member.view.round is None:
+        if member is None or self._local.workers is Workers.NONE:
             return 0
-        if member.view.round.record.number <= self._local.round:
+        if self._thread is None or not self._thread.is_alive():
+            raise RendezvousConnectionError("the rendezvous thread of this node has died")
+        if isinstance(member.directive, Run | Idle):
             return 0
+        if self._local.workers is not Workers.STOPPING:
+            self._tell(replace(self._local, workers=Workers.STOPPING))
         waiting = [
             versioned
             for versioned in tuple(member.view.members().values())  # the loop goes on meanwhile
             if versioned.record.state is MemberState.WAITING
         ]
         return max(1, len(waiting))
+
+    def report_done(self) -> None:
+        """Say that every worker of the last round ended with success here."""
+        self._tell(replace(self._local, workers=Workers.NONE, done=True))
+
+    def wait_end(self, seconds: float) -> Outcome | None:
+        """After `report_done`: how the run ended, or None when a newer round began without us.
+
+        Raises:
+            TimeoutError: neither happened in time.
+        """
+        return self._call(lambda: self._await_end(seconds), seconds + SHUTDOWN_SECONDS)
 
     def shutdown(self) -> bool:
         if self._thread is None or self._loop is None or self._stop is None:
@@ -198,7 +216,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
                 self._local = replace(local, workers=Workers.RUNNING)
                 self._member.tell(self._local)
 
-        self._local = replace(self._local, workers=Workers.STARTING, round=number)
+        self._local = replace(self._local, workers=Workers.STARTING, round=number, failure=None)
         asyncio.get_running_loop().call_later(START_SECONDS, running)
 
     async def _await_closed(self, outcome: Outcome) -> None:
@@ -206,9 +224,46 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._member.close(outcome)
         await self._await(lambda directive: isinstance(directive, Finish), SHUTDOWN_SECONDS)
 
+    async def _await_end(self, seconds: float) -> Outcome | None:
+        member, number = self._member, self._local.round
+        assert member is not None
+
+        def over(directive: Directive) -> bool:
+            at = member.view.round
+            moved_on = at is not None and at.record.number > number
+            return moved_on or isinstance(directive, Finish | Left | Refused)
+
+        directive = await self._await(over, seconds)
+        return directive.outcome if isinstance(directive, Finish) else None
+
     async def _await_left(self) -> None:
         gone = (Left, Finish, Refused)
         await self._await(lambda directive: isinstance(directive, gone), SHUTDOWN_SECONDS)
+
+    def _failure(self) -> Failure | None:
+        """What to report of workers that were not told to stop, yet run no more.
+
+        Why they ended is not known here. So it is the class that is excused when a member
+        was lost or left at that time, and charged when none was.
+        """
+        local, identity = self._local, self._settings.config.identity
+        seat = self.roster.seat(identity.id) if self.roster else None
+        ran = local.workers in (Workers.STARTING, Workers.RUNNING)
+        if not ran or seat is None or self._member is None:
+            return None
+        if not isinstance(self._member.directive, Run):
+            return None
+        return Failure(
+            round=local.round,
+            member=identity.id,
+            name=identity.name,
+            rank=seat.base_rank,
+            local_rank=0,
+            kind=FailureClass.PEER_ABORT,
+            at_ms=int(time.time() * 1000),
+            message="its agent came back for another round: a worker of this node failed",
+            node=identity.node,
+        )
 
     def _refusal(self, directive: Directive) -> Exception:
         match directive:
@@ -294,81 +349,10 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
 
 def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:
-    """A v3 handler from torch's parameters.
-
-    Settings: `timeout` or `join_timeout`, `last_call_timeout`, `keep_alive_seconds`,
-    `confirm_seconds`, `connect_timeout`, `protocol` (http or https), `cacert`, `cert`,
-    `key`, `user`, `password`, `namespace`, `job_key`, `node_name`, `slots`, `role`.
+    """A v3 handler from torch's parameters; `parameters.member_settings` lists the settings.
 
     Raises:
         ValueError: a setting is malformed; it names it.
     """
-    get_float = parameters.get_as_float
-    timeout = get_float("timeout") or get_float("join_timeout") or 600.0
-    last_call = get_float("last_call_timeout")
-    bounds = Bounds(
-        min_nodes=parameters.min_nodes,
-        max_nodes=parameters.max_nodes,
-        join_timeout_seconds=timeout,
-        last_call_seconds=30.0 if last_call is None else last_call,
-        keep_alive_seconds=get_float("keep_alive_seconds") or 5.0,
-        confirm_seconds=get_float("confirm_seconds") or 5.0,
-    )
-    nonce = secrets.token_hex(8)
-    address = parameters.local_addr or _own_address()
-    identity = Identity(
-        id=nonce,
-        name=str(parameters.get("node_name") or f"{socket.gethostname()}-{os.getpid()}"),
-        address=address,
-        agent_port=0,
-        slots=parameters.get_as_int("slots") or 1,
-        role=str(parameters.get("role") or "default"),
-    )
-    config = Config(
-        prefix=job_prefix(str(parameters.get("namespace") or "default"), parameters.run_id, 0),
-        identity=identity,
-        session_nonce=nonce,
-        bounds=bounds,
-        jitter=random.random(),
-        keep_alive_seconds=bounds.keep_alive_seconds,
-        connect_seconds=get_float("connect_timeout") or 30.0,
-    )
-    secret = str(parameters.get("job_key") or parameters.run_id)
-    settings = MemberSettings(
-        endpoints=_endpoints(parameters),
-        config=config,
-        job_key=hashlib.sha256(secret.encode()).digest(),
-        tls=_tls(parameters),
-        user=parameters.get("user"),
-        password=parameters.get("password"),
-    )
-    return EtcdV3RendezvousHandler(settings, parameters.run_id, timeout)
-
-
-def _endpoints(parameters: RendezvousParameters) -> tuple[str, ...]:
-    protocol = str(parameters.get("protocol") or "http")
-    if protocol not in ("http", "https"):
-        raise ValueError(f"the rendezvous setting 'protocol' must be http or https: {protocol!r}")
-    named = [part.strip() for part in parameters.endpoint.split(",") if part.strip()]
-    if not named:
-        raise ValueError("the rendezvous endpoint must name at least one host:port")
-    return tuple(part if "://" in part else f"{protocol}://{part}" for part in named)
-
-
-def _tls(parameters: RendezvousParameters) -> Tls | None:
-    files: dict[str, Any] = {
-        "ca_file": parameters.get("cacert"),
-        "cert_file": parameters.get("cert"),
-        "key_file": parameters.get("key"),
-    }
-    if not any(files.values()):
-        return None
-    return Tls(**files)
-
-
-def _own_address() -> str:
-    """The address by which this host is known to itself; loopback where it has no other."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+    settings = member_settings(parameters)
+    return EtcdV3RendezvousHandler(settings, parameters.run_id, timeout_seconds(parameters))

@@ -1,9 +1,10 @@
-"""Whether etcd is down, as opposed to us being cut off from it."""
+"""Reaching etcd: whether it is down, as opposed to us being cut off, and from which address."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -32,3 +33,16 @@ async def _refuses(endpoint: str) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return False
+
+
+def address_of(host: str) -> str:
+    """The IP address of a host by name; raises OSError where it has none."""
+    return str(socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0][4][0])
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to that host; raises OSError where there is no way."""
+    family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # sends nothing: it only picks the route
+        return str(probe.getsockname()[0])

@@ -1,0 +1,185 @@
+"""From torch's `RendezvousParameters` to what a v3 member is told.
+
+The settings mean what they mean to `elasticjob agent --rdzv-conf`, and have its defaults: handlers
+and agents of one run meet, so they must come to the same keys, bounds and secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import secrets
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.core.events import Config, Identity
+from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.etcd.client import Tls
+from elasticjob_rendezvous.etcd.member import MemberSettings
+from elasticjob_rendezvous.etcd.reach import DEFAULT_PORT, address_of, address_towards
+from elasticjob_rendezvous.peers.wire import run_key
+
+log = logging.getLogger(__name__)
+
+BACKEND = "elasticjob"
+_SECONDS = (
+    "timeout join_timeout last_call_timeout keep_alive_seconds keep_alive confirm confirm_seconds "
+    "settle stop_grace connect_timeout"
+)
+_COUNTS = "increment incarnation slots max_restarts"
+_TEXTS = (
+    "protocol cacert cert key server_name user password password_file namespace job_key node_name "
+    "role"
+)
+SETTINGS = frozenset(f"{_SECONDS} {_COUNTS} {_TEXTS}".split())
+"""Every setting that is read here."""
+
+
+def timeout_seconds(parameters: RendezvousParameters) -> float:
+    """How long a node waits for a round; `join_timeout` wins over torchrun's own `timeout`."""
+    return _seconds(parameters, 600.0, "join_timeout", "timeout") or 600.0
+
+
+def member_settings(parameters: RendezvousParameters) -> MemberSettings:
+    """What the member of this node is told.
+
+    Settings, in seconds: `join_timeout` (or `timeout`), `last_call_timeout`, `keep_alive_seconds`,
+    `confirm`, `settle`, `stop_grace`, `connect_timeout`. Counts: `increment`, `incarnation`,
+    `slots`, `max_restarts`. etcd: `protocol` (http or https), `cacert`, `cert`, `key`,
+    `server_name`, `user`, `password`, `password_file`. Names: `namespace`, `job_key`, `node_name`,
+    `role`. Others are named in a warning.
+
+    Raises:
+        ValueError: a setting is malformed; it names it.
+    """
+    unknown = sorted(set(parameters.config) - SETTINGS)
+    if unknown:
+        log.warning("backend %s has no setting %s: ignored", BACKEND, ", ".join(unknown))
+    endpoints = _endpoints(parameters)
+    address = _address(parameters, endpoints)
+    bounds = _bounds(parameters)
+    nonce = secrets.token_hex(8)
+    user, password = parameters.get("user"), _password(parameters)
+    prefix = job_prefix(
+        str(parameters.get("namespace") or "default"),
+        parameters.run_id,
+        parameters.get_as_int("incarnation") or 0,
+    )
+    config = Config(
+        prefix=prefix,
+        identity=_identity(parameters, nonce, address),
+        session_nonce=nonce,
+        bounds=bounds,
+        jitter=random.random(),
+        keep_alive_seconds=bounds.keep_alive_seconds,
+        connect_seconds=_seconds(parameters, 30.0, "connect_timeout"),
+    )
+    secret = parameters.get("job_key")
+    shared = hashlib.sha256(str(secret).encode()).digest() if secret else None
+    loopback = ip_address(address).is_loopback
+    return MemberSettings(
+        endpoints=endpoints,
+        config=config,
+        job_key=shared or run_key(prefix, user, password),
+        tls=_tls(parameters),
+        user=user,
+        password=password,
+        bind_address=address if loopback else "::" if ":" in address else "0.0.0.0",
+    )
+
+
+def _bounds(parameters: RendezvousParameters) -> Bounds:
+    restarts = parameters.get_as_int("max_restarts")
+    return Bounds(
+        min_nodes=parameters.min_nodes,
+        max_nodes=parameters.max_nodes,
+        increment=parameters.get_as_int("increment") or 1,
+        max_restarts=3 if restarts is None else restarts,
+        join_timeout_seconds=timeout_seconds(parameters),
+        last_call_seconds=_seconds(parameters, 30.0, "last_call_timeout"),
+        keep_alive_seconds=_seconds(parameters, 5.0, "keep_alive_seconds", "keep_alive"),
+        confirm_seconds=_seconds(parameters, 5.0, "confirm", "confirm_seconds"),
+        settle_seconds=_seconds(parameters, 3.0, "settle"),
+        stop_grace_seconds=_seconds(parameters, 10.0, "stop_grace"),
+    )
+
+
+def _identity(parameters: RendezvousParameters, nonce: str, address: str) -> Identity:
+    host = socket.gethostname()
+    return Identity(
+        id=nonce,
+        name=str(parameters.get("node_name") or f"{host}-{os.getpid()}"),
+        address=address,
+        agent_port=0,
+        slots=parameters.get_as_int("slots") or 1,
+        role=str(parameters.get("role") or "default"),
+        node=host,
+    )
+
+
+def _seconds(parameters: RendezvousParameters, default: float, *names: str) -> float:
+    """The first of these settings that is given."""
+    for name in names:
+        value = parameters.get_as_float(name)
+        if value is None:
+            continue
+        if not 0 <= value <= 1e7:
+            raise ValueError(f"the rendezvous setting {name!r} must be seconds, not {value:g}")
+        return value
+    return default
+
+
+def _endpoints(parameters: RendezvousParameters) -> tuple[str, ...]:
+    protocol = str(parameters.get("protocol") or "http")
+    if protocol not in ("http", "https"):
+        raise ValueError(f"the rendezvous setting 'protocol' must be http or https: {protocol!r}")
+    named = [part.strip() for part in parameters.endpoint.split(",") if part.strip()]
+    if not named:
+        raise ValueError("the rendezvous endpoint must name etcd, such as host:2379")
+    return tuple(part if "://" in part else f"{protocol}://{part}" for part in named)
+
+
+def _address(parameters: RendezvousParameters, endpoints: tuple[str, ...]) -> str:
+    """Where peers reach this node: as told, else the address it reaches etcd from."""
+    if parameters.local_addr:
+        try:
+            return address_of(parameters.local_addr)
+        except OSError as error:
+            raise ValueError(
+                f"the local address {parameters.local_addr!r} is none of a host: {error}"
+            ) from error
+    try:
+        parts = urlsplit(endpoints[0])
+        return address_towards(parts.hostname or "localhost", parts.port or DEFAULT_PORT)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the rendezvous endpoint {endpoints[0]!r} cannot be reached from here ({error}): "
+            "correct it, or give this node's own address (--local-addr)"
+        ) from error
+
+
+def _password(parameters: RendezvousParameters) -> str | None:
+    path = parameters.get("password_file")
+    if not path:
+        given = parameters.get("password")
+        return None if given is None else str(given)
+    try:
+        return Path(path).read_text().strip()
+    except OSError as error:
+        raise ValueError(
+            f"the rendezvous setting 'password_file': {path!r} cannot be read: {error.strerror}"
+        ) from error
+
+
+def _tls(parameters: RendezvousParameters) -> Tls | None:
+    names = ("cacert", "cert", "key", "server_name")
+    given = [parameters.get(name) or None for name in names]
+    if parameters.get("protocol") != "https" and not any(given):
+        return None
+    return Tls(*given)

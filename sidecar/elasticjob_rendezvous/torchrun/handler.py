@@ -1,0 +1,124 @@
+"""Our v3 rendezvous as a `RendezvousHandler` of torch: the plug-in's edge.
+
+Everything is done by `etcd.handler.EtcdV3RendezvousHandler`, in a thread of its own. Here its
+values and errors become torch's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.elastic import rendezvous as torch_rendezvous
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+from elasticjob_rendezvous import api
+from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.etcd import handler as etcd_handler
+from elasticjob_rendezvous.etcd.parameters import BACKEND
+from elasticjob_rendezvous.torchrun.answers import Answers, Disagreement
+from elasticjob_rendezvous.torchrun.launch import launch_of
+from elasticjob_rendezvous.torchrun.store import RosterStore
+
+ROUND = "ELASTICJOB_ROUND"
+"""As our own agents tell it their workers."""
+IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
+_ERRORS = {
+    api.RendezvousClosedError: torch_rendezvous.RendezvousClosedError,
+    api.RendezvousTimeoutError: torch_rendezvous.RendezvousTimeoutError,
+    api.RendezvousConnectionError: torch_rendezvous.RendezvousConnectionError,
+    api.RendezvousStateError: torch_rendezvous.RendezvousStateError,
+    api.RendezvousGracefulExitError: torch_rendezvous.RendezvousGracefulExitError,
+}
+
+
+def create_handler(parameters: Any) -> TorchrunHandler:
+    """A handler for torch's agent. Raises ValueError for a setting that is malformed."""
+    launch = launch_of(parameters.run_id)
+    config = {**(launch.settings() if launch else {}), **parameters.config}
+    given = api.RendezvousParameters(
+        parameters.backend,
+        parameters.endpoint,
+        parameters.run_id,
+        parameters.min_nodes,
+        parameters.max_nodes,
+        parameters.local_addr,
+        **config,
+    )
+    with _torch_errors():
+        return TorchrunHandler(etcd_handler.create_handler(given))
+
+
+class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
+    """One node's handler, for one agent.
+
+    torch shuts a handler down except when a signal ends the agent, since with its own backends
+    that would close the run for all. Ours only leaves; so it leaves at the process's end then.
+    """
+
+    def __init__(self, ours: etcd_handler.EtcdV3RendezvousHandler) -> None:
+        self._ours = ours
+        atexit.register(ours.shutdown)
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Never: rank 0's worker hosts the workers' store, whosever agent runs it."""
+        return False
+
+    def next_rendezvous(self) -> Any:
+        with _torch_errors():
+            info = self._ours.next_rendezvous()
+        roster = self._ours.roster
+        assert roster is not None, "a round that began has a roster"
+        answers = _answers(roster, info.rank)
+        os.environ[ROUND] = str(roster.number)  # inherited by the workers
+        master = info.bootstrap_store_info
+        return torch_rendezvous.RendezvousInfo(
+            RosterStore(answers, self._ours),
+            info.rank,
+            info.world_size,
+            RendezvousStoreInfo(master.master_addr, master.master_port),
+        )
+
+    def is_closed(self) -> bool:
+        return self._ours.is_closed()
+
+    def set_closed(self) -> None:
+        with _torch_errors():
+            self._ours.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        with _torch_errors():
+            return self._ours.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._ours.get_run_id()
+
+    def shutdown(self) -> bool:
+        atexit.unregister(self._ours.shutdown)
+        return self._ours.shutdown()
+
+
+def _answers(roster: Roster, group_rank: int) -> Answers:
+    answers = Answers(roster, roster.seats[group_rank])
+    if os.environ.get(IDENTICAL) == "1":
+        try:
+            answers.check_identical()
+        except Disagreement as error:
+            raise torch_rendezvous.RendezvousStateError(str(error)) from error
+    return answers
+
+
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    """Our errors as torch's of the same name."""
+    try:
+        yield
+    except api.RendezvousError as error:
+        raise _ERRORS[type(error)](str(error)) from error
