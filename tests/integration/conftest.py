@@ -14,6 +14,9 @@ import pytest
 from tests.integration.apiserver import ApiServer
 from tests.integration.certificates import Certificates, make_certificates
 from tests.integration.etcd_server import NEWEST, VERSIONS, EtcdCluster, EtcdServer
+from tests.integration.etcd_v2_rig import start_v2_run, v2_etcd
+
+__all__ = ["start_v2_run", "v2_etcd"]
 
 StartEtcd = Callable[..., EtcdServer]
 

@@ -19,7 +19,7 @@ import etcd
 import urllib3
 
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
-from elasticjob_rendezvous.etcd_v2.core.patience import after_failure
+from elasticjob_rendezvous.etcd_v2.core.patience import after_failure, takes_part
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Seen:
     """The newest that is known. `revision` grows with every change that anybody may care about.
 
     `text` is that of `active_version`, None where there is none, as of etcd's `index`. `gone`
-    are the members' keys that ran out or were deleted while we looked. `reading` counts how
+    are the participants' keys that ran out or were deleted while we looked. `reading` counts how
     often everything was read anew: what happened to other keys in between is not known.
     """
 
@@ -207,5 +207,7 @@ class Feed:
         elif is_keep_alive(key):
             with self._changed:
                 seen = self._seen
+                if gone and (node["modifiedIndex"] < seen.index or not takes_part(seen.text, key)):
+                    return  # somebody left, and its rank may be another's by now
                 keys = seen.gone | {key} if gone else seen.gone - {key}
                 self._update(replace(seen, gone=keys), changed=keys != seen.gone)

@@ -12,6 +12,7 @@ from elasticjob_rendezvous.etcd_v2.core.patience import (
     before_confirming,
     missing_members,
     nodes_waiting,
+    takes_part,
     verdict_on_final,
 )
 from elasticjob_rendezvous.etcd_v2.core.records import State, read
@@ -112,3 +113,11 @@ def test_how_many_wait(
 def test_a_participant_is_missed_once_its_key_has_run_out() -> None:
     assert missing_members(JOINABLE, frozenset(), FOLDER) == []
     assert missing_members(JOINABLE, frozenset({KEYS[1], KEYS[2]}), FOLDER) == [KEYS[1]]
+
+
+def test_only_a_participant_can_be_missed() -> None:
+    """Who left in time gave its rank back: its key says nothing of who has the rank now."""
+    assert takes_part(JOINABLE.text, "/p/run_r/rdzv/v_2/rank_1")
+    assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_2/rank_2")
+    assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_1/rank_1")
+    assert not takes_part(None, "/p/run_r/rdzv/v_1/rank_1")

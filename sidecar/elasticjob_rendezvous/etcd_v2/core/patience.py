@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.etcd_v2.core.records import State, Status
+from elasticjob_rendezvous.etcd_v2.core.paths import rank_of
+from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, Status, read
 
 _SLOT_SECONDS = 0.004
 """About what one compare-and-set takes, seen by the others included."""
@@ -81,6 +82,16 @@ def missing_members(state: State, gone: Collection[str], version_path: str) -> l
     """Keys that members of an unfinished version had set, and that have run out."""
     keys = (f"{version_path}/rank_{rank}" for rank in state.participants)
     return [key for key in keys if key in gone]
+
+
+def takes_part(text: str | None, keep_alive: str) -> bool:
+    """Whether a member's key is of a participant of the version that `text` is."""
+    try:
+        state = read(text)
+    except MalformedState:
+        return False
+    rank = rank_of(keep_alive)
+    return rank in state.participants and keep_alive.endswith(f"/v_{state.version}/rank_{rank}")
 
 
 def nodes_waiting(

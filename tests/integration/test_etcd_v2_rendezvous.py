@@ -1,0 +1,351 @@
+"""The v2 rendezvous on real etcd 3.4 and 3.5: versions come, change and go."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import etcd
+import pytest
+
+from bench.rendezvous_case import run_case
+from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.etcd_v2 import (
+    EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately,
+    create_rdzv_handler,
+)
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.etcd_v2_rig import SECONDS, Run, StartRun, agreed, together
+
+
+@pytest.fixture
+def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
+    """A run on each of the shared servers."""
+    return start_v2_run(v2_etcd)
+
+
+def test_three_meet_and_etcd_holds_what_torch_would_write(run: Run) -> None:
+    infos = together([run.ours(3, 3) for _ in range(3)])
+    assert [info.round for info in infos] == [1, 1, 1]
+    keys = [run.path(f"/rdzv/v_1/rank_{rank}") for rank in range(3)]
+    text = run.text()
+    assert text is not None
+    state = json.loads(text)
+    assert text == json.dumps(
+        {
+            "status": "final",
+            "version": "1",
+            "participants": [0, 1, 2],
+            "keep_alives": state["keep_alives"],
+            "num_workers_waiting": 0,
+        }
+    )
+    assert sorted(state["keep_alives"]) == keys
+    assert run.client.get(run.path("/rdzv/active_version")).ttl is None
+    assert run.client.get(run.path("/rdzv/version_counter")).value == "1"
+    assert 7000 < run.client.get(run.path("/")).ttl <= 7200
+    for key in keys:
+        node = run.client.get(key)
+        assert node.value == ""
+        assert 0 < node.ttl <= 10
+
+
+def test_a_store_is_shared_by_one_version_alone(run: Run) -> None:
+    members = [run.ours(2, 2) for _ in range(2)]
+    first = together(members)
+    first[0].store.set("key", b"value\0")
+    assert first[1].store.get("key") == b"value\0"
+    node = run.client.get(run.path("/rdzv/v_1/kv/a2V5"))
+    assert (node.value, node.ttl) == ("dmFsdWUA", None)
+    second = together(members)
+    assert second[0].round == 2
+    assert not second[0].store.check(["key"])
+
+
+def test_a_newcomer_is_told_of_and_comes_in_with_the_next_version(run: Run) -> None:
+    members = [run.ours(1, 3, last_call_timeout=3) for _ in range(2)]
+    together(members)
+    newcomer = run.ours(1, 3, last_call_timeout=3).enter()
+    run.await_text('"num_workers_waiting": 1')
+    assert [member.handler.num_nodes_waiting() for member in members] == [1, 1]
+    for member in members:
+        member.enter()
+    infos = agreed([member.done() for member in [*members, newcomer]])
+    assert infos[0].round == 2
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+
+
+def test_one_too_many_waits_until_a_place_is_free(run: Run) -> None:
+    members = [run.ours(2, 2) for _ in range(2)]
+    together(members)
+    third = run.ours(2, 2).enter()
+    run.await_text('"num_workers_waiting": 1')
+    members[0].handler.leave()  # somebody waits: its key goes at once
+    members[1].enter()
+    assert {info.round for info in agreed([members[1].done(), third.done()])} == {2}
+
+
+def test_who_waits_no_more_is_not_counted(run: Run) -> None:
+    member = run.ours(1, 1)
+    together([member])
+    other = run.ours(1, 1).enter()
+    run.await_text('"num_workers_waiting": 1')
+    other.handler.leave()
+    with pytest.raises(RendezvousGracefulExitError):
+        other.done()
+    assert member.handler.num_nodes_waiting() == 0
+
+
+def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) -> None:
+    first = run.ours(1, 3, last_call_timeout=2).enter()
+    run.await_text('"participants": [0]')
+    assert 0 < run.client.get(run.path("/rdzv/active_version")).ttl <= 10
+    second = run.ours(1, 3, last_call_timeout=2).enter()
+    infos = agreed([first.done(), second.done()])
+    assert len(infos) == 2
+
+
+def test_a_full_version_needs_no_last_call(run: Run) -> None:
+    began = time.monotonic()
+    together([run.ours(1, 2, last_call_timeout=SECONDS) for _ in range(2)])
+    assert time.monotonic() - began < SECONDS / 2
+
+
+def test_below_the_fewest_a_version_stays_joinable_for_good(run: Run) -> None:
+    run.ours(2, 2).enter()
+    run.await_text('{"status": "joinable", "version": "1", "participants": [0]}')
+    assert run.client.get(run.path("/rdzv/active_version")).ttl is None
+
+
+def test_a_version_whose_member_is_gone_is_destroyed(run: Run) -> None:
+    members = [run.ours(1, 2, last_call_timeout=0.2) for _ in range(2)]
+    together(members)
+    lost = next(member for member in members if member.info and member.info.rank == 1)
+    stays = next(member for member in members if member is not lost)
+    lost.rendezvous.close()
+    run.client.delete(run.path("/rdzv/v_1/rank_1"))
+    wait_until(lambda: stays.handler.num_nodes_waiting() == 1, "the loss to be told", SECONDS)
+    assert together([stays])[0].round == 2
+
+
+def test_who_was_left_behind_is_told_to_come(run: Run) -> None:
+    member = run.ours(1, 2)
+    together([member])
+    run.client.delete(run.path("/rdzv/active_version"))
+    assert member.handler.num_nodes_waiting() == 1
+    together([run.ours(1, 1)])
+    assert member.handler.num_nodes_waiting() == 1
+
+
+def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
+    """What becomes of a run on etcd 3.5 after two hours."""
+    members = [run.ours(2, 2) for _ in range(2)]
+    together(members)
+    text = run.text()
+    run.client.delete(run.path("/"), recursive=True)
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+    keys = [run.path(f"/rdzv/v_1/rank_{rank}") for rank in range(2)]
+    wait_until(lambda: all(key in run.client for key in keys), "the keys to be back", SECONDS)
+    assert run.text() == text
+    assert run.client.get(run.path("/rdzv/version_counter")).value == "1"
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+    assert {info.round for info in together(members)} == {2}
+
+
+def test_closing_is_for_all_and_for_good(run: Run) -> None:
+    member = run.ours(1, 2)
+    waiting = run.ours(2, 2).enter()
+    run.await_text('"participants": [0]')
+    member.handler.set_closed()
+    assert run.text() == '{"status": "closed", "version": "1", "participants": [0]}'
+    with pytest.raises(RendezvousClosedError, match=run.run_id):
+        waiting.done()
+    with pytest.raises(RendezvousClosedError):
+        member.enter().done()
+    member.handler.set_closed()
+    assert member.handler.is_closed()
+    assert member.handler.num_nodes_waiting() == 0
+
+
+def test_a_run_can_be_closed_before_it_began(run: Run) -> None:
+    member = run.ours(1, 1)
+    assert not member.handler.is_closed()
+    assert member.handler.shutdown()
+    assert run.text() == '{"status": "closed"}'
+    with pytest.raises(RendezvousClosedError):
+        run.ours(1, 1).enter().done()
+
+
+def test_shutdown_leaves_the_run_open_where_it_is_told_to(run: Run) -> None:
+    member = run.ours(1, 1, close_on_shutdown=False)
+    together([member])
+    assert member.handler.shutdown()
+    assert not run.ours(1, 1).handler.is_closed()
+
+
+def test_too_few_in_time_is_a_timeout_and_leaves_no_trace(run: Run) -> None:
+    with pytest.raises(RendezvousTimeoutError, match=r"no rendezvous within 0.5 s"):
+        run.ours(2, 2, timeout=0.5).enter().done()
+    assert run.text() == '{"status": "joinable", "version": "1", "participants": []}'
+    assert run.path("/rdzv/v_1/rank_0") not in run.client
+
+
+def test_who_leaves_gives_its_place_back(run: Run) -> None:
+    first = run.ours(3, 3).enter()
+    run.await_text('"participants": [0]')
+    leaver = run.ours(3, 3).enter()
+    run.await_text('"participants": [0, 1]')
+    leaver.handler.leave()
+    with pytest.raises(RendezvousGracefulExitError):
+        leaver.done()
+    assert run.text() == '{"status": "joinable", "version": "1", "participants": [0]}'
+    with pytest.raises(RendezvousGracefulExitError):  # also what comes after
+        leaver.enter().done()
+    others = [run.ours(3, 3).enter() for _ in range(2)]
+    assert agreed([member.done() for member in [first, *others]])[0].round == 1
+
+
+def test_a_place_in_the_middle_is_not_waited_for(run: Run) -> None:
+    leaver = run.ours(3, 3).enter()
+    run.await_text('"participants": [0]')
+    others = [run.ours(3, 3).enter()]
+    run.await_text('"participants": [0, 1]')
+    leaver.handler.leave()
+    run.await_text('"version": "2"', '"participants": [0]')
+    others += [run.ours(3, 3).enter() for _ in range(2)]
+    assert agreed([member.done() for member in others])[0].round == 2
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"status": "joinable", "version": 1}'])
+def test_a_malformed_state_is_an_error_by_name(run: Run, text: str) -> None:
+    member = run.ours(1, 1)
+    run.client.set(run.path("/rdzv/active_version"), text)
+    with pytest.raises(RendezvousStateError, match="malformed"):
+        member.enter().done()
+
+
+def test_a_malformed_counter_is_an_error_by_name(run: Run) -> None:
+    member = run.ours(1, 1)
+    run.client.set(run.path("/rdzv/version_counter"), "many")
+    with pytest.raises(RendezvousStateError, match="counter is malformed: 'many'"):
+        member.enter().done()
+
+
+def test_members_that_disagree_about_their_number_are_told(run: Run) -> None:
+    run.ours(3, 3).enter()
+    run.await_text('"participants": [0]')
+    with pytest.raises(RendezvousStateError, match="same min and max"):
+        run.ours(1, 1).enter().done()
+
+
+def test_steps_by_themselves_raise_torchs_errors(run: Run) -> None:
+    """The public methods, called as a user of torch's class may call them."""
+    one = run.ours(1, 2).rendezvous
+    with pytest.raises(etcd.EtcdKeyNotFound):
+        one.get_rdzv_state()
+    created = one.try_create_rendezvous()
+    assert json.loads(created.value) == {"status": "joinable", "version": "1", "participants": []}
+    with pytest.raises(etcd.EtcdAlreadyExist):
+        one.try_create_rendezvous()
+    with pytest.raises(EtcdRendezvousRetryImmediately):
+        one.join_rendezvous("2")
+    joined, rank = one.join_rendezvous("1")
+    assert rank == 0
+    with pytest.raises(EtcdRendezvousRetryImmediately):
+        one.confirm_membership("1", 0)
+    one.handle_join_last_call("1", time.time() + 0.2)
+    assert one.wait_for_peers("1").value.startswith('{"status": "frozen"')
+    two = run.ours(1, 2).rendezvous
+    with pytest.raises(EtcdRendezvousRetryableFailure):
+        two.join_rendezvous("1")
+    with pytest.raises(EtcdRendezvousRetryImmediately):
+        two.announce_self_waiting("1")
+    assert one.confirm_phase("1", 0) == ("1", 0, 1)
+    assert one.wait_for_final("1").value == run.text()
+    with pytest.raises(EtcdRendezvousRetryableFailure):
+        one.wait_for_peers("1")
+    assert json.loads(two.announce_self_waiting("1").value)["num_workers_waiting"] == 1
+    result, state = one.get_rdzv_state()
+    assert (result.value, state["num_workers_waiting"]) == (run.text(), 1)
+    result, state = one.try_wait_for_state_change(result.etcd_index + 1, timeout=0.2)
+    assert state["status"] == "final"
+    assert result.etcd_index > joined.etcd_index
+    two.wait_for_rendezvous_to_free("0")
+    one.close()
+    two.close()
+
+
+def test_a_version_that_somebody_else_makes_is_waited_for(run: Run) -> None:
+    """Its maker dies: `setup` runs out after five seconds."""
+    member = run.ours(1, 1)
+    run.client.write(run.path("/rdzv/active_version"), '{"status": "setup"}', ttl=2)
+    assert together([member])[0].round == 1
+
+
+def test_a_participant_that_never_confirms_holds_up_no_longer_than_its_time(run: Run) -> None:
+    """It joins as torch's do, without a key of its own, and is heard of no more."""
+    member = run.ours(2, 2).enter()
+    text = run.await_text('"participants": [0]')
+    frozen = text.replace("joinable", "frozen").replace("[0]}", '[0, 1], "keep_alives": []}')
+    run.client.test_and_set(run.path("/rdzv/active_version"), frozen, text, ttl=10)
+    run.await_text("frozen", "rank_0")
+    assert 0 < run.client.get(run.path("/rdzv/active_version")).ttl <= 10
+    run.await_text('"version": "2"', '"participants": [0]')
+    other = run.ours(2, 2).enter()
+    assert agreed([member.done(), other.done()])[0].round == 2
+
+
+def test_extra_data(run: Run) -> None:
+    one, two = (member.rendezvous for member in (run.ours(1, 1), run.ours(1, 1)))
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(two.load_extra_data("1", "a", SECONDS)))
+    reader.start()
+    one.store_extra_data("1", "b", [1])
+    assert run.client.get(run.path("/rdzv/v_1/extra_data")).value == '{"b": [1]}'
+    one.store_extra_data("1", "a", {"x": None})
+    reader.join(SECONDS)
+    assert found == [{"x": None}]
+    assert run.client.get(run.path("/rdzv/v_1/extra_data")).value == '{"b": [1], "a": {"x": null}}'
+    with pytest.raises(LookupError, match=r"no extra data 'c' within 0\.2 s"):
+        two.load_extra_data("1", "c", 0.2)
+
+
+def test_extra_data_of_many_at_once(run: Run) -> None:
+    member = run.ours(1, 1).rendezvous
+    threads = [
+        threading.Thread(target=member.store_extra_data, args=("1", str(n), n)) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert {n: member.load_extra_data("1", str(n), 1) for n in range(8)} == {n: n for n in range(8)}
+
+
+def test_sixty_four_processes_at_once(run: Run, tmp_path) -> None:
+    """Few requests each, however many there are; torch's need 2N + 8 of them."""
+    members = 64
+    before = requests(run)
+    result = run_case(
+        members,
+        lambda index: create_rdzv_handler(run.parameters(members, members)),
+        None,
+        SECONDS,
+        tmp_path / "log",
+    )
+    assert result.wall_seconds < SECONDS
+    assert (requests(run) - before) / members < 40
+
+
+def requests(run: Run) -> int:
+    from bench.etcd_proc import EtcdServer
+
+    counted = EtcdServer(f"127.0.0.1:{run.server.port}", 0).requests()
+    return sum(counted.values())
