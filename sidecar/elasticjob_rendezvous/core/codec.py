@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 Record = TypeVar("Record")
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_PLAIN = (str, int, float, bool)
 _UNREADABLE = (
     ValueError,
     TypeError,
@@ -82,7 +83,7 @@ def _plain(value: Any) -> Any:
     kind: Any = type(value)
     if hasattr(value, "__dataclass_fields__"):
         return {
-            name: _plain(item)
+            name: item if type(item) in _PLAIN else _plain(item)
             for attribute, name, default in _names(kind)
             if (item := getattr(value, attribute)) is not default and item != default
         }
@@ -152,14 +153,19 @@ def _row_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    plan = [(attr, name, _reader(hints[attr]), default) for attr, name, default in _names(kind)]
+    plan = [
+        (attribute, name, hints[attribute], _reader(hints[attribute]), default)
+        for attribute, name, default in _names(kind)
+    ]
 
     def read(document: Any) -> Any:
         document = _as(dict, document)
         values = {}
-        for attribute, name, reader, default in plan:
+        for attribute, name, hint, reader, default in plan:
             if name in document:
-                values[attribute] = reader(document[name])
+                value = document[name]
+                # Nothing needs to be done for the values of plain types, and they are most.
+                values[attribute] = value if type(value) is hint else reader(value)
             elif default is MISSING:
                 raise KeyError(f"{name} is missing")
         return kind(**values)

@@ -107,6 +107,8 @@ class Engine:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.keys = Keys(config.prefix)
+        self._wide = (Range(config.prefix, prefix=True),)
+        self._narrow = (Range(self.keys.state, prefix=True),)
         self.view = View(self.keys)
         self.local = Local()
         self.directive: Directive = Idle("not started")
@@ -317,7 +319,7 @@ class Engine:
             self._doubt = True
         elif note:
             self._note(note)
-        if self.session and self._own().stored is None:
+        if self.session and self._stored() is None:
             self._lose_session("its key is gone")
 
     def _find_leader(self, revision: int, ranges: Ranges) -> bool:
@@ -428,10 +430,11 @@ class Engine:
 
     def _tend_roles(self) -> None:
         """Become or stop being the coordinator; watch and link accordingly."""
-        registered = bool(self.session) and self._own().stored is not None
+        stored = self._stored()
+        registered = stored is not None
         if registered and self.lease.id:
             self._backed_until = self.lease.deadline
-        leads = registered and self.leadership.key == self._own().key
+        leads = stored is not None and self.leadership.key == stored.key
         if leads and not self.coordinator.active:
             self._take_over()
             self._effects += self.leadership.unlink()
@@ -462,12 +465,7 @@ class Engine:
     def _tend_watches(self) -> None:
         now = self._clock.now
         leads = self.coordinator.active
-        ranges = (
-            (Range(self.config.prefix, prefix=True),)
-            if leads
-            else (Range(self.keys.state, prefix=True),)
-        )
-        opened = self.watches.keep_main(ranges, now, self._alarm)
+        opened = self.watches.keep_main(self._wide if leads else self._narrow, now, self._alarm)
         if opened:
             self._doubt = True
             self._effects += opened
@@ -720,6 +718,12 @@ class Engine:
             leaving=self._leaving(),
             known=self._known,
         )
+
+    def _stored(self) -> Versioned[Member] | None:
+        """Our present session's key as it stands in etcd, as far as we know."""
+        if not self.session:
+            return None
+        return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     def _leaving(self) -> str:
         """Why this member leaves: its agent's word or the operator's mark; else empty."""

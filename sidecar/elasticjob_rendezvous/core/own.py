@@ -87,8 +87,8 @@ class Own:
         stranger = roster is not None and roster.seat(self.config.identity.id) is None
         return self.local.round if stranger else max(self.local.round, previous)
 
-    def record(self) -> Member:
-        """What our key should say, but for `confirmed`."""
+    def record(self, confirmed: int = 0, known: int | None = None) -> Member:
+        """What our key should say, with the confirmation and the knowledge given."""
         identity, local = self.config.identity, self.local
         return Member(
             id=identity.id,
@@ -102,9 +102,10 @@ class Own:
             node=identity.node,
             state=self.state(),
             round=self._ran(),
+            confirmed=confirmed,
             master_port=local.master_port,
             lease=self.lease,
-            known=self.known,
+            known=self.known if known is None else known,
             reason=self.leaving,
             start_ms=local.start_ms if local.workers is Workers.RUNNING else 0,
             sizes=self.config.bounds.sizes if self.config.bounds else "",
@@ -156,7 +157,8 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
     """Bring our key up to what is true here; None when nothing is worth a request."""
     local = own.local
     confirmed = _confirmation(own, stored.record)
-    record = replace(own.record(), confirmed=confirmed)
+    # That we know of a newer round is not worth a request by itself.
+    record = own.record(confirmed, known=stored.record.known)
     ops: list[Op] = []
     if local.failure is not None and _is_news(own.view, local.failure):
         key = own.view.keys.failure(local.failure.round, local.failure.member)
@@ -168,12 +170,12 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
     if not ops:
         if local.workers in (Workers.STARTING, Workers.STOPPING):
             return None  # nothing that others must know before it runs or has stopped
-        if replace(record, known=stored.record.known) == stored.record:
+        if record == stored.record:
             return None
     compares = [Compare(stored.key, Target.MOD, stored.modified)]
     if confirmed and confirmed != stored.record.confirmed:
         compares.append(Compare(own.view.keys.round, Target.MOD, confirmed))
-    put = Put(stored.key, encode(record), own.lease)
+    put = Put(stored.key, encode(own.record(confirmed)), own.lease)
     return Txn(tuple(compares), (put, *ops), (Range(own.view.keys.round), own.folder))
 
 
