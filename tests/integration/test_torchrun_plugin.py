@@ -98,6 +98,22 @@ def test_a_join_a_loss_and_a_drain_in_a_mixed_gang(gang: MixedGang) -> None:
     assert last["TORCHELASTIC_RESTART_COUNT"] == "0", "nothing of that was a failure"
 
 
+def test_workers_that_ignore_sigterm_are_gone_before_the_next_round(
+    gang: MixedGang, tmp_path: Path
+) -> None:
+    gang.script.write_text(
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + gang.script.read_text()
+    )
+    conf = "last_call_timeout=0,settle=0.3,confirm=8,stop_grace=1"
+    gang.torchrun("1:2", name="n-0", conf=conf)
+    (before,) = gang.started(1, 1, SLOW_SECONDS)
+    gang.agent("1:2", name="n-1", conf=conf)
+    until(lambda: gang.round().number == 2, "the round that the newcomer opens", SLOW_SECONDS)
+    gang.started(2, 2)  # 20 s at most: torch's agent alone would take 30
+    assert not Path(f"/proc/{before['pid']}").exists()
+    assert gang.round().cause.kind is CauseKind.JOIN
+
+
 def test_a_failed_worker_of_torchrun_is_charged_to_the_shared_budget(gang: MixedGang) -> None:
     gang.torchrun("2", name="n-0")
     gang.agent("2", name="n-1", conf=STEADY)

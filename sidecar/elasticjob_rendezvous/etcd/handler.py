@@ -37,6 +37,7 @@ from elasticjob_rendezvous.core.events import (
     Local,
     Refused,
     Run,
+    Stop,
     Workers,
 )
 from elasticjob_rendezvous.core.records import (
@@ -142,6 +143,13 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             if versioned.record.state is MemberState.WAITING
         ]
         return max(1, len(waiting))
+
+    @property
+    def grace_seconds(self) -> float:
+        """How long workers that must not go on may take to end: none after a loss."""
+        member = self._member
+        directive = None if member is None else member.directive
+        return directive.grace_seconds if isinstance(directive, Stop | Finish) else 0.0
 
     def report_done(self) -> None:
         """Say that every worker of the last round ended with success here."""

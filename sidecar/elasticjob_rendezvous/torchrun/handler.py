@@ -22,6 +22,7 @@ from elasticjob_rendezvous.etcd.parameters import BACKEND
 from elasticjob_rendezvous.torchrun.answers import Answers, Disagreement
 from elasticjob_rendezvous.torchrun.launch import launch_of
 from elasticjob_rendezvous.torchrun.store import RosterStore
+from elasticjob_rendezvous.torchrun.workers import WorkerKiller
 
 ROUND = "ELASTICJOB_ROUND"
 """As our own agents tell it their workers."""
@@ -61,6 +62,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
 
     def __init__(self, ours: etcd_handler.EtcdV3RendezvousHandler) -> None:
         self._ours = ours
+        self._killer = WorkerKiller(ours.get_run_id())
         atexit.register(ours.shutdown)
 
     def get_backend(self) -> str:
@@ -72,6 +74,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
         return False
 
     def next_rendezvous(self) -> Any:
+        self._killer.call_off()  # torch's agent comes here only when its workers have ended
         with _torch_errors():
             info = self._ours.next_rendezvous()
         roster = self._ours.roster
@@ -94,13 +97,18 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
             self._ours.set_closed()
 
     def num_nodes_waiting(self) -> int:
+        """torch's agent asks while its workers run, and stops them when it is more than 0."""
         with _torch_errors():
-            return self._ours.num_nodes_waiting()
+            waiting = self._ours.num_nodes_waiting()
+        if waiting:
+            self._killer.within(self._ours.grace_seconds)
+        return waiting
 
     def get_run_id(self) -> str:
         return self._ours.get_run_id()
 
     def shutdown(self) -> bool:
+        self._killer.call_off()
         atexit.unregister(self._ours.shutdown)
         return self._ours.shutdown()
 
