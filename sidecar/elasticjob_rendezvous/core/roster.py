@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import NamedTuple
 
 from elasticjob_rendezvous.core.records import Bounds, Member, Roster, Seat
 
@@ -38,6 +39,33 @@ def by_name(members: Iterable[Member]) -> list[Member]:
     return sorted(members, key=lambda member: (natural_order(member.name), member.id))
 
 
+class Ranks(NamedTuple):
+    """Where one member's workers stand among all, and among those of their role."""
+
+    base_rank: int
+    role_base_rank: int
+    role_world_size: int
+
+
+def ranks(sizes: Iterable[tuple[str, int]]) -> list[Ranks]:
+    """The ranks of members that bring these roles and slots, in rank order.
+
+    They are a bijection onto 0 … world size - 1; role ranks count within a role.
+    """
+    sizes = list(sizes)
+    role_sizes: Counter[str] = Counter()
+    for role, slots in sizes:
+        role_sizes[role] += slots
+    found = []
+    base_rank = 0
+    role_bases: Counter[str] = Counter()
+    for role, slots in sizes:
+        found.append(Ranks(base_rank, role_bases[role], role_sizes[role]))
+        base_rank += slots
+        role_bases[role] += slots
+    return found
+
+
 def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
     """The roster of a round: ranks are a bijection onto 0 … world size - 1.
 
@@ -45,31 +73,25 @@ def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
     within a role, in the same order.
     """
     ordered = by_name(members)
-    role_sizes: Counter[str] = Counter()
-    for member in ordered:
-        role_sizes[member.role] += member.slots
-    seats = []
-    base_rank = 0
-    role_bases: Counter[str] = Counter()
-    for group_rank, member in enumerate(ordered):
-        seats.append(
-            Seat(
-                id=member.id,
-                name=member.name,
-                address=member.address,
-                slots=member.slots,
-                role=member.role,
-                group_rank=group_rank,
-                base_rank=base_rank,
-                role_base_rank=role_bases[member.role],
-                role_world_size=role_sizes[member.role],
-                node=member.node,
-                session=member.session,
-                agent_port=member.agent_port,
-                launcher_port=member.launcher_port,
-            )
+    placed = ranks((member.role, member.slots) for member in ordered)
+    seats = tuple(
+        Seat(
+            id=member.id,
+            name=member.name,
+            address=member.address,
+            slots=member.slots,
+            role=member.role,
+            group_rank=group_rank,
+            base_rank=place.base_rank,
+            role_base_rank=place.role_base_rank,
+            role_world_size=place.role_world_size,
+            node=member.node,
+            session=member.session,
+            agent_port=member.agent_port,
+            launcher_port=member.launcher_port,
         )
-        base_rank += member.slots
-        role_bases[member.role] += member.slots
+        for group_rank, (member, place) in enumerate(zip(ordered, placed, strict=True))
+    )
+    world_size = sum(member.slots for member in ordered)
     master = ordered[0]
-    return Roster(number, base_rank, master.address, master.master_port, tuple(seats), restarts)
+    return Roster(number, world_size, master.address, master.master_port, seats, restarts)
