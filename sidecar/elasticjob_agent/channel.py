@@ -89,6 +89,8 @@ class Channel:
                 "env": dict(worker.env),
                 "log_dir": worker.log_dir,
                 "prefix": worker.prefix,
+                "unlogged": list(worker.unlogged),
+                "silent": list(worker.silent),
             }
             for worker in command.workers
         ]

@@ -20,7 +20,9 @@ class WorkerStart:
     """One worker to start.
 
     `env` is laid over the hands' own environment. `log_dir` is where `stdout.log` and `stderr.log`
-    are written ("" writes none); `prefix`, such as "[0] ", begins every forwarded line.
+    are written ("" writes none); `prefix`, such as "[0] ", begins every forwarded line. Streams
+    (1 is standard output, 2 standard error) named in `unlogged` get no file, in `silent` are not
+    forwarded.
     """
 
     local_rank: int
@@ -28,6 +30,8 @@ class WorkerStart:
     env: Mapping[str, str]
     log_dir: str
     prefix: str
+    unlogged: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

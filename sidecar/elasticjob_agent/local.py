@@ -17,9 +17,10 @@ import contextlib
 import os
 import socket
 import sys
-from asyncio.subprocess import DEVNULL, Process
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Protocol
 
 from elasticjob_agent.channel import Attach, Channel
 from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, StartWorkers
@@ -32,17 +33,30 @@ PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); import launcher.__main_
 END_TIMEOUT_SECONDS = 10.0
 
 
+class Launched(Protocol):
+    """The launcher's process."""
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class LocalHands:
     """`command` is what `Hello.argv` repeats; output goes to `stdout` and `stderr` (descriptors),
-    the agent's own when None."""
+    the agent's own when None. Workers inherit the descriptors `keep_fds`."""
 
     def __init__(
-        self, command: tuple[str, ...] = (), stdout: int | None = None, stderr: int | None = None
+        self,
+        command: tuple[str, ...] = (),
+        stdout: int | None = None,
+        stderr: int | None = None,
+        keep_fds: tuple[int, ...] = (),
     ) -> None:
         self._command = command
+        self._keep_fds = keep_fds
         self._stdout = stdout
         self._stderr = stderr
-        self._process: Process | None = None
+        self._process: Launched | None = None
         self._channel: Channel | None = None
         self._released = False
 
@@ -89,12 +103,13 @@ class LocalHands:
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
         return await Channel.attached(reader, writer, Attach("", "", b""))
 
-    async def _launcher(self, theirs: socket.socket) -> Process:
+    async def _launcher(self, theirs: socket.socket) -> Launched:
         environ = {
             **settings.worker_environment(os.environ),
             settings.AGENT_FD: str(theirs.fileno()),
             settings.LIFELINE_PID: str(os.getpid()),
             settings.PROBE_PORT: "off",
+            settings.KEEP_FDS: ",".join(str(fd) for fd in self._keep_fds),
         }
         command = ("--", *self._command) if self._command else ()
         return await asyncio.create_subprocess_exec(
@@ -103,7 +118,7 @@ class LocalHands:
             stdin=DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *self._keep_fds),
             start_new_session=True,  # a terminal's Ctrl-C is for the agent, which then decides
         )
 

@@ -24,12 +24,13 @@ from .probe import ProbeServer, answer, newer_round
 from .requests import Attach, Release, Signal, Start, Stop, request
 from .server import AgentServer
 from .settings import Settings, worker_environment
-from .spawn import become_subreaper
+from .spawn import become_subreaper, spawn
 from .wire import MAX_MESSAGE_BYTES, WireError
 from .workers import Workers
 
 if TYPE_CHECKING:
     from .requests import Request
+    from .spawn import Spawn
 
 FLUSH_SECONDS = 2.0
 SWEEP_SECONDS = 5.0
@@ -39,14 +40,22 @@ EXIT_AGENT_LOST = 1
 
 
 class Launcher:
-    """One launcher process; `run` gives its exit code."""
+    """One launcher process; `run` gives its exit code. `start` starts a worker."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], start: Spawn | None = None
+    ) -> None:
         self._settings = settings
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
         self._env = worker_environment(environ)
-        self._workers = Workers(self._loop, self._output, self._env, self._tell)
+        self._workers = Workers(
+            self._loop,
+            self._output,
+            self._env,
+            self._tell,
+            start or partial(spawn, keep_fds=settings.keep_fds),
+        )
         self._cwd = str(Path.cwd())
         self._attach = Attach("", "", b"", settings.orphan_seconds)
         self._agent: Connection | None = None

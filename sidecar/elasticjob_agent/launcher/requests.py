@@ -23,7 +23,7 @@ class Attach(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Each worker: local_rank, argv, env, log_dir, prefix."""
+    """Each worker: local_rank, argv, env, log_dir, prefix, unlogged, silent."""
 
     round: int
     workers: list[dict[str, Any]]
@@ -97,6 +97,8 @@ def _worker(worker: Any) -> dict[str, Any]:
         "env": env,
         "log_dir": _text(worker, "log_dir"),
         "prefix": _text(worker, "prefix"),
+        # An older agent does not name these.
+        **{name: _streams(worker, name) for name in ("unlogged", "silent") if name in worker},
     }
 
 
@@ -104,6 +106,13 @@ def _text(message: dict[str, Any], name: str) -> str:
     value = message.get(name)
     if not isinstance(value, str):
         raise WireError(f"{name} must be a string, got {value!r}")
+    return value
+
+
+def _streams(message: dict[str, Any], name: str) -> list[int]:
+    value = message[name]
+    if not isinstance(value, list) or not all(item in (1, 2) for item in value):
+        raise WireError(f"{name} must be a list of 1 and 2, got {value!r}")
     return value
 
 

@@ -14,6 +14,7 @@ ORPHAN_SECONDS = "ELASTICJOB_ORPHAN_SECONDS"
 STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
 AGENT_FD = "ELASTICJOB_AGENT_FD"
 LIFELINE_PID = "ELASTICJOB_LIFELINE_PID"
+KEEP_FDS = "ELASTICJOB_KEEP_FDS"
 TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
 
 OWN_VARIABLES = (
@@ -24,6 +25,7 @@ OWN_VARIABLES = (
     STOP_GRACE_SECONDS,
     AGENT_FD,
     LIFELINE_PID,
+    KEEP_FDS,
     TERMINATION_LOG,
 )
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
@@ -40,7 +42,8 @@ class Settings(NamedTuple):
     """What the launcher was told.
 
     `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
-    `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none.
+    `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none. Workers inherit
+    the descriptors `keep_fds`.
     """
 
     argv: tuple[str, ...]
@@ -52,6 +55,7 @@ class Settings(NamedTuple):
     stop_grace_seconds: float
     lifeline_pid: int
     termination_log: str
+    keep_fds: tuple[int, ...] = ()
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -68,6 +72,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         stop_grace_seconds=_seconds(environ, STOP_GRACE_SECONDS, 10.0),
         lifeline_pid=_whole(environ, LIFELINE_PID, 0),
         termination_log=environ.get(TERMINATION_LOG, "/dev/termination-log"),
+        keep_fds=_descriptors(environ, KEEP_FDS),
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
@@ -111,6 +116,13 @@ def _whole(environ: Mapping[str, str], name: str, default: int, most: int = 2**3
     if not (text.isascii() and text.isdigit()) or int(text) > most:
         raise SettingsError(f"{name} must be a whole number from 0 to {most}, got {text!r}")
     return int(text)
+
+
+def _descriptors(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
+    parts = [part for part in environ.get(name, "").split(",") if part]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise SettingsError(f"{name} must be numbers separated by commas, got {environ[name]!r}")
+    return tuple(int(part) for part in parts)
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -9,6 +9,21 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Spawned(Protocol):
+        """A process that was started; `returncode` is for who reaps it to set."""
+
+        returncode: int | None
+
+        @property
+        def pid(self) -> int: ...
+
+    # Command, environment, standard output, standard error; raises LaunchError.
+    Spawn = Callable[[Sequence[str], Mapping[str, str], int, int], Spawned]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -34,7 +49,11 @@ def become_subreaper() -> None:
 
 
 def spawn(
-    argv: Sequence[str], env: Mapping[str, str], stdout_fd: int, stderr_fd: int
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stdout_fd: int,
+    stderr_fd: int,
+    keep_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start `argv` with standard input from /dev/null; raises LaunchError.
 
@@ -51,15 +70,18 @@ def spawn(
             stdout=stdout_fd,
             stderr=stderr_fd,
             start_new_session=True,
+            pass_fds=keep_fds,
             # The launcher's other threads only write files and hold no lock that the child's one
             # prctl call needs.
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise _explained(argv[0], env, error) from error
 
 
-def _die_with_parent(parent: int) -> Callable[[], None]:
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """What a child calls first, so that it is killed when `parent` ends."""
+
     def in_child() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it died before the call above

@@ -21,6 +21,8 @@ HELD_LINE_SECONDS = 1.0
 class WorkerStream:
     """Reads as soon as there is something; `tail` is the last of it, as text.
 
+    `number` is where it is forwarded to: standard output (1), standard error (2) or nowhere (0).
+
     An unfinished line is forwarded after a second without its end, so that the last word of a
     worker that hangs is seen.
     """
@@ -104,5 +106,5 @@ class WorkerStream:
         self._forward(self._lines.flush())
 
     def _forward(self, block: bytes) -> None:
-        if block:
+        if block and self._number:
             self._output.forward(self._number, block)

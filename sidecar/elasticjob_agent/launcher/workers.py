@@ -11,14 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from subprocess import Popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .children import group_exists, group_has_only_zombies, kill_group
 from .loop import Loop, Timer
 from .output import Output
-from .spawn import LaunchError, spawn
+from .spawn import LaunchError
 from .stream import WorkerStream
+
+if TYPE_CHECKING:
+    from .spawn import Spawn, Spawned
 
 # After SIGKILL, a dead group member whose parent left the group is not announced to us by SIGCHLD.
 RECHECK_SECONDS = 0.2
@@ -27,7 +29,7 @@ RECHECK_SECONDS = 0.2
 class Worker:
     """One worker process and its two streams."""
 
-    def __init__(self, local_rank: int, process: Popen[bytes], streams: list[WorkerStream]) -> None:
+    def __init__(self, local_rank: int, process: Spawned, streams: list[WorkerStream]) -> None:
         self.local_rank = local_rank
         self.process = process
         self.streams = streams
@@ -57,11 +59,13 @@ class Workers:
         output: Output,
         base_env: Mapping[str, str],
         emit: Callable[[dict[str, Any]], None],
+        spawn: Spawn,
     ) -> None:
         self._loop = loop
         self._output = output
         self._base_env = base_env
         self._emit = emit
+        self._spawn = spawn
         self._round: Round | None = None
 
     @property
@@ -138,16 +142,28 @@ class Workers:
         prefix = os.fsencode(spec["prefix"])
         try:
             env = {**self._base_env, **spec["env"]}
-            process = spawn(spec["argv"], env, write_fds[0], write_fds[1])
+            process = self._spawn(spec["argv"], env, write_fds[0], write_fds[1])
         except LaunchError:
             _close_all(read_fds)
             raise
         finally:
             _close_all(write_fds)
-        paths = [Path(log_dir, name) if log_dir else None for name in names]
+        unlogged, silent = spec.get("unlogged", ()), spec.get("silent", ())
+        paths = [
+            Path(log_dir, name) if log_dir and number not in unlogged else None
+            for number, name in enumerate(names, 1)
+        ]
         streams = [
-            WorkerStream(self._loop, self._output, fd, number + 1, prefix, path, max_log_bytes)
-            for number, (fd, path) in enumerate(zip(read_fds, paths))
+            WorkerStream(
+                self._loop,
+                self._output,
+                fd,
+                0 if number in silent else number,
+                prefix,
+                path,
+                max_log_bytes,
+            )
+            for number, (fd, path) in enumerate(zip(read_fds, paths), 1)
         ]
         return Worker(spec["local_rank"], process, streams)
 
