@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -45,11 +46,12 @@ from elasticjob_agent.hands import (
     HandsGone,
     Hello,
     LogTrouble,
+    StartWorkers,
     WorkerExited,
 )
 from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.ports import PortHolder
-from elasticjob_agent.settings import AgentSettings
+from elasticjob_agent.settings import LogSettings
 from elasticjob_rendezvous.core.events import Directive, Local
 
 log = logging.getLogger("elasticjob.agent")
@@ -59,8 +61,34 @@ DISK_SECONDS = 5.0
 """What the log folder's disk may take, which may be a network's: then it goes without files."""
 
 
+class NodeSettings(Protocol):
+    """What an agent must be told of its node. `settings.AgentSettings` is that and more."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def member(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def logs(self) -> LogSettings: ...
+    @property
+    def stop_grace_seconds(self) -> float: ...
+    @property
+    def announce(self) -> bool: ...
+
+
 class Rendezvous(Protocol):
-    """What the agent needs of the rendezvous: `etcd.member.RendezvousMember` is it."""
+    """What the agent needs of the rendezvous.
+
+    `etcd.member.RendezvousMember` is it, and `api.following.HandlerRendezvous`.
+    """
 
     async def __aenter__(self) -> Self: ...
 
@@ -85,6 +113,17 @@ class Rendezvous(Protocol):
         ...
 
 
+class Attendant:
+    """Looks on, and may change how workers are started. This one does neither."""
+
+    def dressed(self, order: StartWorkers) -> StartWorkers:
+        """The order as it is to be given to the hands."""
+        return order
+
+    def observed(self, state: State, event: Event) -> None:
+        """The state after each step, and what it took in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a probe or a person may ask a running agent."""
@@ -101,12 +140,18 @@ class Agent:
         hands: where the workers run.
         enter: makes the rendezvous' member, given the port at which the launcher
             answers probes; called once, when the hands have said hello.
+        attendant: see `Attendant`.
     """
 
     def __init__(
-        self, settings: AgentSettings, hands: Hands, enter: Callable[[int], Rendezvous]
+        self,
+        settings: NodeSettings,
+        hands: Hands,
+        enter: Callable[[int], Rendezvous],
+        attendant: Attendant | None = None,
     ) -> None:
         self._settings = settings
+        self._attendant = attendant or Attendant()
         self._hands = hands
         self._enter = enter
         self._logs = RunLogs(settings.logs)
@@ -114,6 +159,8 @@ class Agent:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._rendezvous: Rendezvous | None = None
         self._interrupted = False
+        self.signalled: signal.Signals | None = None
+        """The last signal that asked this agent to end."""
         facts = Facts(
             member=settings.member,
             name=settings.name,
@@ -123,6 +170,10 @@ class Agent:
             run_id=settings.run_id,
         )
         self.progress = Progress(State(facts), time.monotonic())
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self._settings
 
     @property
     def registered(self) -> bool:
@@ -168,6 +219,7 @@ class Agent:
             now = time.monotonic()
             state, commands = step(state, event, now)
             self.progress = Progress(state, now)
+            self._attendant.observed(state, event)
             if self._rendezvous is None and state.hello is not None:
                 self._rendezvous = self._enter(state.hello.probe_port)
                 await stack.enter_async_context(self._rendezvous)
@@ -226,7 +278,7 @@ class Agent:
         order = start_workers(
             command, state.hello, logs, self._settings.run_id, self._settings.logs.max_bytes
         )
-        await self._tell_hands("start", self._hands.start(order))
+        await self._tell_hands("start", self._hands.start(self._attendant.dressed(order)))
 
     async def _tell_hands(self, what: str, order: Awaitable[None]) -> None:
         """Give an order. One that is lost is given again when the hands say hello anew."""
@@ -275,6 +327,9 @@ class Agent:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are the main thread's; whoever runs an agent elsewhere ends it
+            return
         loop = asyncio.get_running_loop()
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for signum in handled:
@@ -287,12 +342,13 @@ class Agent:
 
     def _signalled(self, signum: signal.Signals) -> None:
         """SIGTERM may come twice from a kubelet; a second Ctrl-C is a person's impatience."""
+        self.signalled = signum
         hurry = signum == signal.SIGINT and self._interrupted
         self._interrupted = self._interrupted or signum == signal.SIGINT
         self.leave(signum.name, hurry)
 
 
-def _fault(settings: AgentSettings, error: Exception) -> str:
+def _fault(settings: NodeSettings, error: Exception) -> str:
     causes = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
     text = "; ".join(f"{type(cause).__name__}: {cause}" for cause in causes)
     return (

@@ -1,0 +1,409 @@
+"""The elastic agent as torch has it: `ElasticAgent`, and `SimpleElasticAgent` to build on.
+
+`run` is the agent that ElasticJob's pods run (`elasticjob_agent.agent.Agent` around
+`core.step`). The methods named as in torch are its steps: `run` calls those that stand for
+one thing (`_rendezvous`, `_assign_worker_ranks`, `_start_workers`, `_stop_workers`,
+`_monitor_workers`), and a loop of one's own may call all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_agent.agent import Agent, Attendant, NodeSettings, Rendezvous
+from elasticjob_agent.api import places
+from elasticjob_agent.api.budget import Budget
+from elasticjob_agent.api.directed import DirectedHandler
+from elasticjob_agent.api.events import EventSource
+from elasticjob_agent.api.following import HandlerRendezvous, Place
+from elasticjob_agent.api.living import Watching, live, result_of
+from elasticjob_agent.api.methods import MethodHands
+from elasticjob_agent.api.metrics import prof
+from elasticjob_agent.api.roles import (
+    Assigned,
+    RoleInstanceInfo,
+    assigned_alike,
+    assigned_in,
+    ranks_between,
+)
+from elasticjob_agent.api.spec import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier, synchronize
+from elasticjob_agent.api.telling import Telling
+from elasticjob_agent.core.following import Terms
+from elasticjob_agent.core.model import Ending, Event, State
+from elasticjob_agent.hands import Hands, StartWorkers
+from elasticjob_agent.settings import LogSettings, workers_are_identical
+
+log = logging.getLogger("elasticjob.agent")
+
+EXIT_BARRIER_SECONDS = 300.0
+SHUTDOWN_SECONDS = 30
+NO_LOGS = LogSettings()
+
+
+class ElasticAgent(ABC):
+    """Runs this node's workers of a job, round after round, until the job ends.
+
+    Usage::
+
+        result = agent.run()
+        if result.is_failed():
+            failure = next(iter(result.failures.values()))
+            print(failure.message)
+        else:
+            print(result.return_values)
+    """
+
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run to the end of the job, beginning anew after failures.
+
+        Returns:
+            How the workers here ended, by global rank.
+
+        Raises:
+            Exception: anything that is not a worker's failure: no rendezvous came about,
+                a signal told this agent to end (`SignalException`), or a fault.
+        """
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """The workers; the agent changes them as it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What an agent that is started from Python says of its node."""
+
+    run_id: str
+    member: str
+    name: str
+    address: str
+    slots: int
+    node: str = ""
+    logs: LogSettings = NO_LOGS
+    stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
+    announce: bool = False
+
+
+class SimpleElasticAgent(Telling, ElasticAgent):
+    """An agent for one spec. A subclass says how workers are started, stopped and looked after.
+
+    Args:
+        exit_barrier_timeout: seconds that workers of other nodes may take longer than ours.
+        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = EXIT_BARRIER_SECONDS,
+        shutdown_timeout: int = SHUTDOWN_SECONDS,
+    ) -> None:
+        super().__init__(WorkerGroup(spec))
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._store: Any = None
+        self._budget = Budget()
+        self._shell: Agent | None = None
+        self._ours: HandlerRendezvous | None = None
+        self._hands_now: Hands | None = None
+
+    # -- for subclasses to say --------------------------------------------------------
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the group's workers; their ids by local rank."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """End all workers, whatever state they are in: also none, also stuck ones."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Look at the workers: HEALTHY, SUCCEEDED, or FAILED with the failures."""
+
+    @abstractmethod
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
+    ) -> None:
+        """Free everything; workers that still run get this signal, then SIGKILL."""
+
+    def _node(self) -> NodeSettings:
+        """What the agent is told of this node."""
+        spec = self._worker_group.spec
+        host, handler = socket.gethostname(), spec.rdzv_handler
+        identity = handler.identity if isinstance(handler, DirectedHandler) else None
+        return Node(
+            run_id=handler.get_run_id(),
+            member=secrets.token_hex(8) if identity is None else identity.id,
+            name=f"{host}-{os.getpid()}" if identity is None else identity.name,
+            address=spec.local_addr or host,
+            slots=spec.local_world_size,
+            node=host,
+            stop_grace_seconds=float(self._shutdown_timeout),
+        )
+
+    def _hands(self) -> Hands:
+        """Where workers run: by default, wherever the four methods say."""
+        spec = self._worker_group.spec
+        return MethodHands(self, self._worker_group, spec.monitor_interval)
+
+    def _dressed(self, order: StartWorkers) -> StartWorkers:
+        """The last word on how workers are started."""
+        return order
+
+    def _return_values(self, number: int) -> dict[int, Any]:
+        """What the workers of a round that succeeded returned, by global rank."""
+        if isinstance(self._hands_now, MethodHands) and self._hands_now.result is not None:
+            return self._hands_now.result.return_values
+        return {worker.global_rank: None for worker in self._worker_group.workers}
+
+    # -- running ----------------------------------------------------------------------
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        return self._worker_group
+
+    @prof
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        began = time.monotonic()
+        death_sig = signal.SIGTERM
+        try:
+            result = self._invoke_run(role)
+            self._total_execution_time = int(time.monotonic() - began)
+            self._record_metrics(result)
+            self._record_worker_events(result)
+            return result
+        finally:
+            if self._shell is not None and self._shell.signalled is not None:
+                death_sig = self._shell.signalled
+            self._shutdown(death_sig)
+            self._total_execution_time = int(time.monotonic() - began)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the agent to its end, in an event loop of its own."""
+        spec = self._worker_group.spec
+        log.info("[%s] starting workers of %s", spec.role, spec.get_entrypoint_name())
+        self._shell = None
+        shell = self.shell
+        ending = live(self)
+        fault = None if self._ours is None else self._ours.error
+        return result_of(ending, shell, self._worker_group, self._return_values, fault)
+
+    @property
+    def shell(self) -> Agent:
+        """The agent itself: what it does, and how to tell it to leave."""
+        if self._shell is None:
+            self._hands_now = self._hands()
+            self._shell = Agent(self._node(), self._hands_now, self._enter, Attends(self))
+        return self._shell
+
+    async def lived(self) -> Ending:
+        """`run` for who has an event loop: the agent's end, which is no exception."""
+        shell = self.shell
+        async with Watching(self._record_progress, self._worker_group.spec.monitor_interval):
+            return await shell.run()
+
+    def _enter(self, launcher_port: int) -> Rendezvous:
+        """Our part in the rendezvous: the v3 member itself, or one made of a handler's answers."""
+        spec = self._worker_group.spec
+        handler = spec.rdzv_handler
+        if isinstance(handler, DirectedHandler) and not self._places_itself():
+            return handler.member(
+                spec.local_world_size, spec.role, launcher_port, spec.max_restarts
+            )
+        node = self._node() if self._shell is None else self._shell.settings
+        terms = Terms(node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds)
+        self._ours = HandlerRendezvous(
+            terms, handler, self, spec.monitor_interval, self._exit_barrier_timeout
+        )
+        return self._ours
+
+    def _places_itself(self) -> bool:
+        """Whether a subclass has its own way to a place and to ranks."""
+        ours, theirs = SimpleElasticAgent, type(self)
+        return (
+            theirs._rendezvous is not ours._rendezvous
+            or theirs._assign_worker_ranks is not ours._assign_worker_ranks
+        )
+
+    # -- a place and ranks --------------------------------------------------------------
+
+    def seek(self, charge: bool, restarts: int, least: int) -> Place:
+        """See `following.Seeker`."""
+        group = self._worker_group
+        self._budget = Budget(restarts, charge)
+        self._rendezvous(group)
+        group.round = max(group.round, least + 1)
+        member = self.shell.settings.member
+        return Place(places.roster_of(group, member, self._budget.total), group.store)
+
+    @prof
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Get a place in the next round, and ranks for our workers. Blocks."""
+        spec = worker_group.spec
+        with self.record_duration("RENDEZVOUS"):
+            place = places.next_place(spec)
+        if place.master is None:  # a handler of old: rank 0 says where
+            if place.group_rank == 0:
+                self._set_master_addr_port(
+                    place.store, spec.master_addr, spec.master_port, spec.local_addr
+                )
+            place = place.at(*self._get_master_addr_port(place.store))
+        assert place.master is not None
+        self._store = worker_group.store = place.store
+        shared = place.store is not None and not workers_are_identical()
+        if shared:
+            self._budget.announce(place.store)
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            worker_group.workers = self._assign_worker_ranks(
+                place.store, place.group_rank, place.group_world_size, spec
+            )
+        if shared:
+            self._budget.agree(place.store)
+        else:
+            self._budget.alone()
+        worker_group.group_rank = place.group_rank
+        worker_group.group_world_size = place.group_world_size
+        worker_group.round = place.number
+        worker_group.master_addr = spec.master_addr or place.master[0]
+        worker_group.master_port = spec.master_port or place.master[1]
+        self._remaining_restarts = min(
+            self._remaining_restarts, spec.max_restarts - self._budget.total
+        )
+        log.info(
+            "[%s] rendezvous %d: group rank %d of %d, workers %s, master %s:%d",
+            spec.role, worker_group.round, place.group_rank, place.group_world_size,
+            worker_group.workers, worker_group.master_addr, worker_group.master_port,
+        )  # fmt: skip
+
+    @prof
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Our workers with their ranks, as all agents agree on them through the store.
+
+        Where every node brings the same (TORCH_ELASTIC_WORKER_IDENTICAL=1) nobody is asked.
+        """
+        slots = spec.local_world_size
+        known = places.known_ranks(spec, group_rank)
+        if known is not None:
+            assigned = known
+        elif store is None or workers_are_identical():
+            assigned = assigned_alike(group_rank, group_world_size, slots)
+        else:
+            mine = RoleInstanceInfo(spec.role, group_rank, slots)
+            assigned = assigned_in(store, mine, group_world_size)
+        return _workers(assigned, slots)
+
+    def _share_and_gather(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[RoleInstanceInfo]:
+        """Every agent's role and size, in group rank order."""
+        mine = RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
+        found = synchronize(
+            store, mine.serialize(), group_rank, group_world_size, "torchelastic/role_info"
+        )
+        return [RoleInstanceInfo.deserialize(raw) for raw in found]
+
+    def _get_ranks(
+        self,
+        role_infos: list[RoleInstanceInfo],
+        role_idx: int,
+        start_idx: int = 0,
+        end_idx: int = -1,
+    ) -> tuple[int, list[int]]:
+        """How many workers there are between two indices, and the ranks of one agent's."""
+        return ranks_between(role_infos, role_idx, start_idx, end_idx)
+
+    @staticmethod
+    def _set_master_addr_port(
+        store: Any, master_addr: str | None, master_port: int | None, local_addr: str | None
+    ) -> None:
+        """Say where rank 0 hosts torch's store: as told, else here at a free port."""
+        address = master_addr or local_addr or socket.getfqdn(socket.gethostname())
+        store.set("MASTER_ADDR", address.encode())
+        store.set("MASTER_PORT", str(master_port or places.free_port()).encode())
+
+    @staticmethod
+    def _get_master_addr_port(store: Any) -> tuple[str, int]:
+        return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
+
+    # -- steps, for a loop of one's own ---------------------------------------------------
+
+    @prof
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """A place in the next round, then new workers in it. None may run any more."""
+        self._rendezvous(worker_group)
+        for local_rank, id_ in self._start_workers(worker_group).items():
+            worker_group.workers[local_rank].id = id_
+        self._record_start()
+        worker_group.state = WorkerState.HEALTHY
+
+    @prof
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """End the workers, and start new ones in the next round."""
+        self._stop_workers(worker_group)
+        worker_group.state = WorkerState.STOPPED
+        self._initialize_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        """Wait until the workers of all agents have ended; what goes wrong is only logged."""
+        group, began = self._worker_group, time.monotonic()
+        assert group.group_world_size is not None, "there was no rendezvous"
+        try:
+            barrier(
+                self._store,
+                group.group_world_size,
+                TERMINAL_STATE_SYNC_ID,
+                self._exit_barrier_timeout,
+            )
+        except Exception:
+            waited = time.monotonic() - began
+            log.exception("gave up waiting for the other agents after %.1f s", waited)
+
+    def _record_start(self) -> None:
+        for worker in self._worker_group.workers:
+            self._record_event("START", EventSource.WORKER, worker)
+
+
+class Attends(Attendant):
+    """Keeps the worker group of an agent in step with its shell."""
+
+    def __init__(self, agent: SimpleElasticAgent) -> None:
+        self._agent = agent
+
+    def dressed(self, order: StartWorkers) -> StartWorkers:
+        return self._agent._dressed(order)
+
+    def observed(self, state: State, event: Event) -> None:
+        if places.observe(self._agent.get_worker_group(), state, event):
+            self._agent._record_start()
+
+
+def _workers(assigned: Assigned, slots: int) -> list[Worker]:
+    return [
+        Worker(
+            local_rank=local_rank,
+            global_rank=assigned.base_rank + local_rank,
+            role_rank=assigned.role_base_rank + local_rank,
+            world_size=assigned.world_size,
+            role_world_size=assigned.role_world_size,
+        )
+        for local_rank in range(slots)
+    ]

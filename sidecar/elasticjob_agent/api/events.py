@@ -1,0 +1,89 @@
+"""Structured events of an agent, for machines: one JSON line each.
+
+An event goes to a destination, which is a name: `null` drops it, `console` writes it to
+standard error, and `register_handler` adds others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+EventMetadataValue: TypeAlias = str | int | float | bool | None
+
+NOWHERE = "null"
+_handlers: dict[str, Callable[[], logging.Handler]] = {
+    NOWHERE: logging.NullHandler,
+    "console": logging.StreamHandler,
+}
+_loggers: dict[str, logging.Logger] = {}
+
+
+class EventSource(StrEnum):
+    """Who an event is about."""
+
+    AGENT = "AGENT"
+    WORKER = "WORKER"
+
+
+@dataclass
+class Event:
+    """Something that happened. `timestamp` is Unix milliseconds; 0 becomes the time of recording.
+
+    Its text form is what `deserialize` reads.
+    """
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    @staticmethod
+    def deserialize(data: str | Event) -> Event:
+        if isinstance(data, Event):
+            return data
+        fields = json.loads(data)
+        return Event(**{**fields, "source": EventSource(fields["source"])})
+
+    def serialize(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def register_handler(destination: str, handler: Callable[[], logging.Handler]) -> None:
+    """Make a destination known; its handler is made when the first event goes there."""
+    _handlers[destination] = handler
+    _loggers.pop(destination, None)
+
+
+def get_logging_handler(destination: str = NOWHERE) -> logging.Handler:
+    """A handler of that destination; raises ValueError for a name that nobody registered."""
+    try:
+        return _handlers[destination]()
+    except KeyError:
+        known = ", ".join(sorted(_handlers))
+        raise ValueError(f"no event destination {destination!r}; there are {known}") from None
+
+
+def record(event: Event, destination: str = NOWHERE) -> None:
+    """Send an event on its way."""
+    event.timestamp = event.timestamp or int(time.time() * 1000)
+    _logger(destination).info("%s", event.serialize())
+
+
+def _logger(destination: str) -> logging.Logger:
+    known = _loggers.get(destination)
+    if known is None:
+        handler = get_logging_handler(destination)
+        known = _loggers[destination] = logging.getLogger(f"elasticjob-events-{destination}")
+        known.setLevel(logging.INFO)
+        known.propagate = False  # an event is for machines, and is processed once
+        known.handlers = [handler]
+    return known

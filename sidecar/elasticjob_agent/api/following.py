@@ -1,0 +1,314 @@
+"""An agent's rendezvous over any `RendezvousHandler`: ours, torch's, or a user's own.
+
+`core.following` decides; here the handler's blocking calls are made, each in a thread of its
+own, since nothing else ends one that waits for minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, assert_never
+
+from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
+from elasticjob_agent.core.following import (
+    CloseAll,
+    Depart,
+    Departed,
+    Event,
+    Following,
+    Join,
+    Joined,
+    Meet,
+    NoteFailure,
+    NotJoined,
+    Order,
+    Phase,
+    Seen,
+    Terms,
+    Told,
+    Trouble,
+    Waited,
+    follow,
+)
+from elasticjob_rendezvous.core.events import Directive, Local
+from elasticjob_rendezvous.core.records import Roster
+
+log = logging.getLogger("elasticjob.agent")
+
+FAILED_NOTE = "elasticjob/failed"
+ENDED_NOTE = "elasticjob/ended"
+CALL_SECONDS = 30.0
+DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
+LAST_JOIN_SECONDS = 1.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a round: the roster that seats us, and the round's store if it has one."""
+
+    roster: Roster
+    store: Any
+
+
+class Seeker(Protocol):
+    """Gets a place; `SimpleElasticAgent` is one. Called in a thread."""
+
+    def seek(self, charge: bool, restarts: int, least: int) -> Place:
+        """Block until there is one, in a round numbered above `least`."""
+        ...
+
+
+class HandlerRendezvous:
+    """See `agent.Rendezvous`.
+
+    Args:
+        handler: asked for everything but places.
+        interval_seconds: between two looks at it.
+        barrier_seconds: what the exit barrier may take.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        handler: Any,
+        seeker: Seeker,
+        interval_seconds: float,
+        barrier_seconds: float,
+    ) -> None:
+        self._state = Following(terms)
+        self._handler = handler
+        self._seeker = seeker
+        self._interval_seconds = interval_seconds
+        self._barrier_seconds = barrier_seconds
+        self._place: Place | None = None
+        self._met_at = ""
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._join: asyncio.Task[None] | None = None
+        self._fault: BaseException | None = None
+        self.error: Exception | None = None
+        """What the handler raised when it gave no place."""
+
+    async def __aenter__(self) -> Self:
+        self._go(self._look())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def tell(self, local: Local) -> None:
+        self._step(Told(local))
+
+    async def directives(self) -> AsyncIterator[Directive]:
+        last: Directive | None = None
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            if self._state.directive != last:
+                last = self._state.directive
+                yield last
+                continue
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def registered(self) -> bool:
+        """Whether we seek or have a place."""
+        return self._state.phase not in (Phase.OUT, Phase.DEPARTING, Phase.OVER)
+
+    # -- steps ----------------------------------------------------------------------
+
+    def _step(self, event: Event) -> None:
+        self._state, orders = follow(self._state, event, time.monotonic())
+        for order in orders:
+            task = self._go(self._obey(order))
+            if isinstance(order, Join):
+                self._join = task
+        self._changed.set()
+
+    def _go(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._gone)
+        return task
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = error
+            self._changed.set()
+
+    async def _obey(self, order: Order) -> None:
+        match order:
+            case Join():
+                await self._seek(order)
+            case NoteFailure(text):
+                await self._note(FAILED_NOTE, text)
+            case Meet():
+                await self._meet()
+            case CloseAll(text):
+                await self._note(ENDED_NOTE, text)
+                await self._called("set_closed", self._handler.set_closed)
+            case Depart():
+                await self._depart()
+                self._step(Departed())
+            case _:
+                assert_never(order)
+
+    async def _seek(self, order: Join) -> None:
+        least = self._state.number
+        try:
+            place = await in_thread(lambda: self._seeker.seek(order.charge, order.restarts, least))
+        except Exception as error:
+            # A handler is a user's choice; whatever it raises is why there is no place.
+            self.error = error
+            log.info("no place in a round: %r", error)
+            self._step(NotJoined(trouble_of(error), f"{type(error).__name__}: {error}"))
+            return
+        self._place, self._met_at = place, ""
+        self._step(Joined(place.roster))
+
+    async def _meet(self) -> None:
+        """Come to the exit barrier. The looks then see whether all have: a store that waits is
+        deaf to other questions."""
+        place = self._place
+        assert place is not None, "done without a place"
+        if place.store is None:
+            self._step(Seen(met=True))
+            return
+        try:
+            self._met_at = await in_thread(
+                lambda: arrive(place.store, len(place.roster.seats), TERMINAL_STATE_SYNC_ID),
+                CALL_SECONDS,
+            )
+        except Exception as error:
+            # The store may have ended with the agent that hosted it, which was done then.
+            log.warning("the exit barrier cannot be reached: %r", error)
+            self._step(Waited())
+            return
+        log.info("done; waiting up to %g s for the other agents", self._barrier_seconds)
+        number = self._state.number
+        await asyncio.sleep(self._barrier_seconds)
+        if self._state.number == number:
+            log.warning("other agents are not done after %g s", self._barrier_seconds)
+            self._step(Waited())
+
+    async def _depart(self) -> None:
+        """Tell the handler, if it knows how to leave without closing for all.
+
+        torch's do not: their members find out.
+        """
+        leave = getattr(self._handler, "leave", None)
+        if leave is None:
+            return
+        await self._called("leave", leave, DEPART_SECONDS / 2)
+        if self._join is None or self._join.done():
+            return
+        await asyncio.wait([self._join], timeout=LAST_JOIN_SECONDS)
+        if not self._join.done():
+            await self._called("shutdown", self._handler.shutdown, DEPART_SECONDS / 4)
+
+    async def _note(self, key: str, text: str) -> None:
+        store = None if self._place is None else self._place.store
+        if store is not None:
+            await self._called(key, lambda: store.set(key, text.encode()))
+
+    async def _called(
+        self, what: str, call: Callable[[], object], seconds: float = CALL_SECONDS
+    ) -> None:
+        """A call whose failure changes nothing for us."""
+        try:
+            await in_thread(call, seconds)
+        except Exception as error:
+            log.warning("the rendezvous did not take %s: %r", what, error)
+
+    # -- looking --------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            if self._state.phase not in (Phase.SEATED, Phase.MEETING):
+                continue
+            number = self._state.number
+            try:
+                seen = await in_thread(self._seen, CALL_SECONDS)
+            except Exception as error:
+                log.info("the rendezvous does not answer: %r", error)
+                continue
+            if self._state.number == number:
+                self._step(seen)
+
+    def _seen(self) -> Seen:
+        """In a thread: what the handler and the round's store say now."""
+        waiting, closed = self._handler.num_nodes_waiting(), self._handler.is_closed()
+        store, met_at = None if self._place is None else self._place.store, self._met_at
+        if store is None:
+            return Seen(waiting, closed)
+        news = waiting > 0 or closed
+        return Seen(
+            waiting,
+            closed,
+            failed=_noted(store, FAILED_NOTE) if news else "",
+            ended=_noted(store, ENDED_NOTE) if closed else "",
+            met=bool(met_at) and bool(store.check([met_at])),
+        )
+
+
+def _noted(store: Any, key: str) -> str:
+    return str(store.get(key).decode(errors="replace")) if store.check([key]) else ""
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """By name: torch's errors are other classes than ours."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "RendezvousClosedError" in names:
+        return Trouble.CLOSED
+    if "RendezvousTimeoutError" in names:
+        return Trouble.TIMEOUT
+    return Trouble.LEFT if "RendezvousGracefulExitError" in names else Trouble.ERROR
+
+
+async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
+    """The result of a blocking call. Raises what it raises, or TimeoutError; it may run on then.
+
+    A daemon thread for each: one that waits holds up neither other calls nor the end.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        fault: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as error:
+            fault = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=run, name="elasticjob-call", daemon=True).start()
+    async with asyncio.timeout(seconds):
+        return await answer

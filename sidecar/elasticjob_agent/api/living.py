@@ -1,0 +1,147 @@
+"""From the start of an agent's loop to what `run` returns or raises."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from elasticjob_agent.agent import Agent
+from elasticjob_agent.api.failures import ProcessFailure, SignalException
+from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerState
+from elasticjob_agent.core.model import Crew, Ended, Ending, ExitCode
+from elasticjob_agent.logs import RunLogs
+from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.core.events import Finish, Left, Refused
+from elasticjob_rendezvous.core.records import Failure, OutcomeKind
+
+
+class Lives(Protocol):
+    def lived(self) -> Coroutine[Any, Any, Ending]: ...
+
+
+def live(agent: Lives) -> Ending:
+    """Run an agent to its end, in an event loop of its own."""
+    return asyncio.run(agent.lived())
+
+
+class Watching:
+    """While it is entered, something is done every so many seconds, and once more at the end."""
+
+    def __init__(self, record: Callable[[], None], interval_seconds: float) -> None:
+        self._record = record
+        self._interval_seconds = interval_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._record()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_seconds)
+            self._record()
+
+
+def result_of(
+    ending: Ending,
+    shell: Agent,
+    group: WorkerGroup,
+    return_values: Callable[[int], dict[int, Any]],
+    error: Exception | None,
+) -> RunResult:
+    """What became of the workers here.
+
+    Args:
+        error: what the handler raised in place of a place.
+
+    Raises:
+        SignalException: a signal told the agent to end.
+        Exception: there was no rendezvous, or the agent itself failed.
+    """
+    state = shell.progress.state
+    directive, crew = state.directive, state.crew
+    if ending.code is ExitCode.INTERNAL:
+        group.state = WorkerState.UNKNOWN
+        raise RuntimeError(ending.message)
+    if shell.signalled is not None and not isinstance(directive, Finish):
+        raise SignalException(f"the agent got {shell.signalled.name}", shell.signalled)
+    match directive:
+        case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
+            group.state = WorkerState.SUCCEEDED
+            number = 0 if crew is None else crew.round
+            values = return_values(number) if crew is not None and crew.done else {}
+            return RunResult(WorkerState.SUCCEEDED, values)
+        case Finish(outcome, failure) if outcome.kind is OutcomeKind.FAILED:
+            group.state = WorkerState.FAILED
+            return RunResult(WorkerState.FAILED, {}, failures_of(shell, crew, failure))
+        case Finish(outcome) if outcome.kind is OutcomeKind.TIMED_OUT:
+            raise error or RendezvousTimeoutError(outcome.detail)
+        case Finish(outcome):
+            raise error or RendezvousClosedError(f"{outcome.kind}: {outcome.detail}")
+        case Refused(reason):
+            raise error or RendezvousConnectionError(reason)
+    if state.gone and not isinstance(directive, Left):
+        group.state = WorkerState.UNKNOWN
+        raise RuntimeError(ending.message)
+    group.state = WorkerState.STOPPED
+    return RunResult(WorkerState.STOPPED)
+
+
+def failures_of(
+    shell: Agent, crew: Crew | None, first: Failure | None
+) -> dict[int, ProcessFailure]:
+    """The failures by global rank: ours that nobody ended, and the job's first, wherever it was."""
+    found: dict[int, ProcessFailure] = {}
+    logs = RunLogs(shell.settings.logs)
+    if crew is not None and crew.base_rank is not None and crew.failure is not None:
+        own = crew.failure
+        for ended in crew.exits:
+            rank = crew.base_rank + ended.exit.local_rank
+            if (ended.during is None and ended.exit.exit_code != 0) or rank == own.rank:
+                found[rank] = _of_worker(logs, crew, ended, own)
+        if own.rank not in found:
+            found[own.rank] = _elsewhere(own)
+    if first is not None and first.rank not in found:
+        found[first.rank] = _elsewhere(first)
+    return found
+
+
+def _of_worker(logs: RunLogs, crew: Crew, ended: Ended, first: Failure) -> ProcessFailure:
+    exit_ = ended.exit
+    path = logs.error_file(crew.round, exit_.local_rank)
+    code = -exit_.signal if exit_.signal is not None else exit_.exit_code
+    failure = ProcessFailure(
+        exit_.local_rank, exit_.pid, 1 if code is None else code, "" if path is None else str(path)
+    )
+    if not failure.has_report and exit_.local_rank == first.local_rank:
+        failure.message = first.traceback or first.message
+        failure.timestamp = first.at_ms // 1000
+    return failure
+
+
+def _elsewhere(failure: Failure) -> ProcessFailure:
+    """Of another node's worker, or of one that never ran: as it was told."""
+    code = -failure.signal if failure.signal is not None else failure.exit_code
+    told = ProcessFailure(failure.local_rank, 0, 1 if code is None else code, "")
+    told.message = failure.traceback or failure.message
+    told.timestamp = failure.at_ms // 1000
+    return told

@@ -1,0 +1,125 @@
+"""Numbers that an agent emits: `put_metric` and `prof`, and where they go.
+
+`configure` sets a handler for one group, or for all that have none of their own. By default
+numbers are dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar, overload
+
+GROUP = "torchelastic"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MetricData(NamedTuple):
+    """One number; `timestamp` is Unix seconds."""
+
+    timestamp: float
+    group_name: str
+    name: str
+    value: int
+
+
+class MetricHandler(ABC):
+    """Where numbers go."""
+
+    @abstractmethod
+    def emit(self, metric_data: MetricData) -> None: ...
+
+
+class NullMetricHandler(MetricHandler):
+    """Drops them."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        return
+
+
+class ConsoleMetricHandler(MetricHandler):
+    """A line on standard output for each."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        at, group, name, value = metric_data
+        sys.stdout.write(f"[{at}][{group}]: {name}={value}\n")
+
+
+class MetricStream:
+    """The numbers of one group."""
+
+    def __init__(self, group_name: str, handler: MetricHandler) -> None:
+        self.group_name = group_name
+        self.handler = handler
+
+    def add_value(self, metric_name: str, metric_value: int) -> None:
+        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+_by_group: dict[str | None, MetricHandler] = {}
+
+
+def configure(handler: MetricHandler, group: str | None = None) -> None:
+    """Send the numbers of a group there; without a group, of all that have no handler."""
+    _by_group[group] = handler
+
+
+def getStream(group: str) -> MetricStream:
+    """The stream of a group."""
+    handler = _by_group.get(group) or _by_group.get(None) or NullMetricHandler()
+    return MetricStream(group, handler)
+
+
+def put_metric(metric_name: str, metric_value: int, metric_group: str = GROUP) -> None:
+    """Emit one number."""
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
+    """Milliseconds since a time of `time.time()`."""
+    return int((time.time() - start_time_in_seconds) * 1000)
+
+
+@overload
+def prof(fn: Callable[P, R], group: str = GROUP) -> Callable[P, R]: ...
+@overload
+def prof(fn: None = None, group: str = GROUP) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def prof(
+    fn: Callable[P, R] | None = None, group: str = GROUP
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Emit `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call.
+
+    The name is `Class.method`, or `module.function`.
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        key = _name(function)
+
+        @wraps(function)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            began = time.perf_counter()
+            outcome = "failure"
+            try:
+                result = function(*args, **kwargs)
+                outcome = "success"
+                return result
+            finally:
+                put_metric(f"{key}.{outcome}", 1, group)
+                took_ms = int((time.perf_counter() - began) * 1000)
+                put_metric(f"{key}.duration.ms", took_ms, group)
+
+        return timed
+
+    return wrap if fn is None else wrap(fn)
+
+
+def _name(function: Callable[..., object]) -> str:
+    if "." in function.__qualname__:
+        return function.__qualname__
+    module = (function.__module__ or "").rpartition(".")[2]
+    return f"{module}.{function.__qualname__}" if module else function.__qualname__

@@ -1,0 +1,213 @@
+"""What users of the elastic agent API hold in their hands: specs, workers, groups and results.
+
+Names, fields and defaults are those of torch's elastic agent, so that code written
+for it needs another import and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from pathlib import PurePath
+from typing import Any
+
+from elasticjob_agent.api.events import NOWHERE
+from elasticjob_agent.api.failures import ProcessFailure
+
+DEFAULT_ROLE = "default"
+
+_STD = re.compile(r"[0-3]")
+_STD_BY_RANK = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
+
+
+class Std(IntFlag):
+    """Standard streams, to choose some of them."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """`"3"` is both streams of all workers; `"0:1,1:2"` names some for each local rank."""
+        if _STD.fullmatch(vm):
+            return cls(int(vm))
+        if _STD_BY_RANK.fullmatch(vm):
+            pairs = (part.split(":") for part in vm.split(","))
+            return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
+        raise ValueError(f"streams must be 0 to 3, or such as 0:1,1:3 by local rank, not {vm!r}")
+
+
+def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:
+    """The streams chosen for one worker."""
+    return choice if isinstance(choice, Std) else choice.get(local_rank, Std.NONE)
+
+
+class WorkerState(StrEnum):
+    """The state of a worker group: its workers change it together.
+
+    INIT, then HEALTHY or UNHEALTHY while they run; STOPPED between two rounds, when the
+    agent ended them to start them again; at last SUCCEEDED or FAILED. UNKNOWN: the agent
+    lost track of them and had better end.
+    """
+
+    UNKNOWN = "UNKNOWN"
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether processes are there, well or not."""
+        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
+
+
+@dataclass
+class WorkerSpec:
+    """The blueprint of a node's workers of one role.
+
+    Args:
+        role: the workers' role.
+        local_world_size: how many run on this node.
+        rdzv_handler: a `RendezvousHandler`, ours or torch's.
+        fn: deprecated, use `entrypoint`.
+        entrypoint: a function, or the path of a program.
+        args: its arguments; `${local_rank}` in a text stands for the local rank.
+        max_restarts: failures to survive.
+        monitor_interval: seconds between two looks at the rendezvous (and at workers
+            that a subclass of `SimpleElasticAgent` runs by itself).
+        master_port, master_addr: where rank 0 hosts torch's store; by default the
+            rendezvous' choice, which is new in every round.
+        local_addr: this node's address.
+        redirects: streams that go to files alone.
+        tee: streams that go to files and to the console; wins over `redirects`.
+        event_log_handler: where events go: null, console, or a name that was registered.
+        numa_options: must be None.
+        duplicate_stdout_filters, duplicate_stderr_filters: must be None.
+        virtual_local_rank: every worker sees one GPU alone, as device 0, and is local rank 0.
+    """
+
+    role: str
+    local_world_size: int
+    rdzv_handler: Any
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    max_restarts: int = 3
+    monitor_interval: float = 30.0
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    redirects: Std | Mapping[int, Std] = Std.NONE
+    tee: Std | Mapping[int, Std] = Std.NONE
+    event_log_handler: str = NOWHERE
+    numa_options: None = None
+    duplicate_stdout_filters: None = None
+    duplicate_stderr_filters: None = None
+    virtual_local_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            raise ValueError(f"local_world_size must be at least 1, not {self.local_world_size}")
+        if self.monitor_interval <= 0:
+            raise ValueError(f"monitor_interval must be above 0, not {self.monitor_interval:g}")
+        if self.max_restarts < 0:
+            raise ValueError(f"max_restarts must be 0 or more, not {self.max_restarts}")
+        for name in ("numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not supported: leave it out")
+        if self.fn is not None:
+            warnings.warn(
+                "WorkerSpec.fn is deprecated: use entrypoint", DeprecationWarning, stacklevel=3
+            )
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise ValueError("entrypoint must be a function or the path of a program")
+
+    def get_entrypoint_name(self) -> str:
+        """The function's qualified name, or the program's file name."""
+        if isinstance(self.entrypoint, str):
+            return PurePath(self.entrypoint).name
+        assert self.entrypoint is not None
+        return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
+
+
+class Worker:
+    """One worker of a group.
+
+    Args:
+        local_rank: among the workers of this agent.
+        global_rank: among all workers; another in every round.
+        role_rank: among all workers of its role.
+        world_size: how many workers there are.
+        role_world_size: how many there are of its role.
+
+    `id` is the agent's name for it: a process id where it runs here.
+    """
+
+    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
+
+    def __init__(
+        self,
+        local_rank: int,
+        global_rank: int = -1,
+        role_rank: int = -1,
+        world_size: int = -1,
+        role_world_size: int = -1,
+    ) -> None:
+        self.id: Any = None
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.role_rank = role_rank
+        self.world_size = world_size
+        self.role_world_size = role_world_size
+
+    def __str__(self) -> str:
+        names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
+        return ",".join(f"{name}={getattr(self, name)}" for name in names)
+
+    __repr__ = __str__
+
+
+class WorkerGroup:
+    """The workers of a spec that one agent runs. The agent changes it as it goes."""
+
+    __slots__ = (
+        "group_rank", "group_world_size", "master_addr", "master_port", "round", "spec", "state",
+        "store", "workers",
+    )  # fmt: skip
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.workers = [Worker(local_rank=index) for index in range(spec.local_world_size)]
+        self.store: Any = None
+        self.group_rank: int | None = None
+        self.group_world_size: int | None = None
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+        self.round = 0
+        self.state = WorkerState.INIT
+
+
+@dataclass
+class RunResult:
+    """How a run ended: with success if, and only if, all local workers succeeded.
+
+    Args:
+        return_values: of functions, by global rank; of programs, None.
+        failures: by global rank.
+    """
+
+    state: WorkerState
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        return self.state is WorkerState.FAILED

@@ -1,0 +1,258 @@
+"""The directives that are made of a handler's answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_agent.core.following import (
+    STEADY_SECONDS,
+    UNCHARGED_IN_A_ROW,
+    CloseAll,
+    Depart,
+    Departed,
+    Event,
+    Following,
+    Join,
+    Joined,
+    Meet,
+    NoteFailure,
+    NotJoined,
+    Order,
+    Phase,
+    Seen,
+    Terms,
+    Told,
+    Trouble,
+    Waited,
+    follow,
+)
+from elasticjob_rendezvous.core.events import Finish, Idle, Left, Local, Refused, Run, Stop, Workers
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    Failure,
+    FailureClass,
+    OutcomeKind,
+    Roster,
+    Seat,
+)
+
+TERMS = Terms("me", "digits", max_restarts=2, stop_grace_seconds=7.0)
+READY = Local(ready=True, master_port=4000)
+
+
+def roster(number: int, restarts: int = 0) -> Roster:
+    seat = Seat("me", "me", "", 1, "default", 0, 0, 0, 1)
+    return Roster(number, 1, "127.0.0.1", 29400, (seat,), restarts)
+
+
+def failure(number: int, kind: FailureClass = FailureClass.USER_ERROR) -> Failure:
+    return Failure(number, "me", "node-1", 0, 0, kind, 0, 1, None, "it broke")
+
+
+class Part:
+    """A part that events are fed to."""
+
+    def __init__(self, *events: Event) -> None:
+        self.state = Following(TERMS)
+        self.now = 0.0
+        for event in events:
+            self.feed(event)
+
+    def feed(self, event: Event, after: float = 1.0) -> tuple[Order, ...]:
+        self.now += after
+        self.state, orders = follow(self.state, event, self.now)
+        return orders
+
+    def tells(self, after: float = 1.0, **facts: object) -> tuple[Order, ...]:
+        return self.feed(Told(replace(self.state.local, **facts)), after)  # type: ignore[arg-type]
+
+    @property
+    def directive(self) -> object:
+        return self.state.directive
+
+
+def running(number: int = 1, restarts: int = 0) -> Part:
+    part = Part(Told(READY), Joined(roster(number, restarts)))
+    part.tells(workers=Workers.RUNNING, round=number)
+    return part
+
+
+def test_a_place_is_sought_once_the_launcher_is_there() -> None:
+    part = Part()
+    assert part.feed(Told(Local())) == ()
+    assert part.feed(Told(READY)) == (Join(charge=False, restarts=0),)
+    assert part.feed(Told(READY)) == ()
+    assert isinstance(part.directive, Idle)
+    part.feed(Joined(roster(1)))
+    assert part.directive == Run(roster(1), "me", 2)
+
+
+def test_who_waits_ends_the_round_in_good_order() -> None:
+    part = running()
+    part.feed(Seen())
+    assert isinstance(part.directive, Run)
+    part.feed(Seen(waiting=2))
+    stop = part.directive
+    assert isinstance(stop, Stop)
+    assert (stop.round, stop.kill, stop.cause.kind, stop.grace_seconds) == (
+        (1, False, CauseKind.JOIN, 7.0)
+    )
+    assert part.tells(workers=Workers.STOPPING) == ()
+    assert part.tells(workers=Workers.NONE) == (Join(False, 0),)
+
+
+def test_who_waits_after_a_failure_of_its_own_has_the_workers_killed() -> None:
+    part = running()
+    part.feed(Seen(waiting=1, failed="rank 3 broke"))
+    stop = part.directive
+    assert isinstance(stop, Stop)
+    assert (stop.kill, stop.cause.kind, stop.cause.detail) == (
+        (True, CauseKind.FAILURE, "rank 3 broke")
+    )
+
+
+def test_a_failure_is_noted_at_once_and_charged_when_nothing_runs() -> None:
+    part = running()
+    assert part.tells(failure=failure(1)) == (NoteFailure("it broke"),)
+    assert part.tells(workers=Workers.STOPPING) == ()
+    assert part.tells(workers=Workers.NONE) == (Join(charge=True, restarts=0),)
+    part.feed(Joined(roster(2, restarts=1)))
+    assert part.state.restarts == 1
+    assert part.directive == Run(roster(2, 1), "me", 2)
+
+
+def test_a_spent_budget_closes_for_all() -> None:
+    part = running(3, restarts=2)
+    part.tells(failure=failure(3))
+    orders = part.tells(workers=Workers.NONE)
+    assert orders == (CloseAll("2 restarts are spent: node-1: it broke"),)
+    assert isinstance(part.directive, Finish)
+    assert part.directive.outcome.kind is OutcomeKind.FAILED
+    assert part.directive.failure == failure(3)
+
+
+@pytest.mark.parametrize("kind", [FailureClass.PEER_ABORT, FailureClass.MASTER_PORT])
+def test_what_others_caused_is_not_charged_but_not_for_ever(kind: FailureClass) -> None:
+    part = running()
+    for number in range(1, UNCHARGED_IN_A_ROW + 2):
+        part.tells(workers=Workers.NONE, round=number, failure=failure(number, kind))
+        assert part.state.phase is Phase.JOINING
+        charged = number > UNCHARGED_IN_A_ROW
+        assert part.state.uncharged == (0 if charged else number)
+        part.feed(Joined(roster(number + 1)))
+        part.tells(workers=Workers.RUNNING, round=number + 1, failure=None)
+
+
+def test_a_steady_round_ends_a_row_of_uncharged_failures() -> None:
+    part = running()
+    for number in range(1, UNCHARGED_IN_A_ROW + 3):
+        part.tells(
+            STEADY_SECONDS, workers=Workers.NONE, round=number,
+            failure=failure(number, FailureClass.PEER_ABORT),
+        )  # fmt: skip
+        assert part.state.uncharged == 1
+        part.feed(Joined(roster(number + 1)))
+        part.tells(workers=Workers.RUNNING, round=number + 1, failure=None)
+
+
+def test_done_meets_the_others_and_succeeds_with_them() -> None:
+    part = running()
+    assert part.tells(workers=Workers.NONE, done=True) == (Meet(),)
+    part.feed(Seen(waiting=1))
+    assert part.state.phase is Phase.MEETING, "no new round for newcomers once somebody is done"
+    part.feed(Seen(met=True))
+    assert isinstance(part.directive, Finish)
+    assert part.directive.outcome.kind is OutcomeKind.SUCCEEDED
+
+
+@pytest.mark.parametrize("end", [Waited(), Seen(closed=True)])
+def test_the_exit_barrier_ends(end: Event) -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    part.feed(end)
+    assert isinstance(part.directive, Finish)
+    assert part.directive.outcome.kind is OutcomeKind.SUCCEEDED
+
+
+def test_the_done_enter_again_when_another_failed() -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    assert part.feed(Seen(waiting=1, failed="rank 3 broke")) == (Join(False, 0),)
+    part.feed(Joined(roster(2)))
+    assert part.directive == Run(roster(2), "me", 2)
+
+
+def test_the_note_that_the_job_failed_ends_it_here() -> None:
+    part = running()
+    part.feed(Seen(closed=True))
+    assert isinstance(part.directive, Run), "closed alone may be a peer that is done"
+    part.feed(Seen(closed=True, ended="2 restarts are spent"))
+    assert isinstance(part.directive, Finish)
+    assert part.directive.outcome.kind is OutcomeKind.FAILED
+
+
+@pytest.mark.parametrize(
+    ("trouble", "expected"),
+    [
+        (Trouble.LEFT, Left),
+        (Trouble.CLOSED, Refused),
+        (Trouble.ERROR, Refused),
+        (Trouble.TIMEOUT, Finish),
+    ],
+)
+def test_no_place(trouble: Trouble, expected: type) -> None:
+    part = Part(Told(READY))
+    part.feed(NotJoined(trouble, "why"))
+    assert isinstance(part.directive, expected)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_closed_between_two_rounds(failed: bool) -> None:
+    part = running()
+    part.feed(Seen(waiting=1))
+    part.tells(workers=Workers.NONE, failure=failure(1) if failed else None)
+    part.feed(NotJoined(Trouble.CLOSED, "closed"))
+    assert isinstance(part.directive, Finish)
+    kind = OutcomeKind.FAILED if failed else OutcomeKind.STOPPED
+    assert part.directive.outcome.kind is kind
+
+
+def test_leaving_waits_for_the_workers_and_tells_the_handler() -> None:
+    part = running()
+    assert part.tells(leaving="SIGTERM", workers=Workers.STOPPING) == ()
+    part.feed(Seen(waiting=3))
+    assert isinstance(part.directive, Run), "who leaves is not told to stop by others"
+    assert part.tells(workers=Workers.NONE) == (Depart(),)
+    assert part.tells(workers=Workers.NONE, round=2) == ()
+    part.feed(Departed())
+    assert part.directive == Left()
+
+
+def test_a_place_that_comes_after_the_leave_is_not_taken() -> None:
+    part = Part(Told(READY))
+    assert part.tells(leaving="SIGTERM") == (Depart(),)
+    part.feed(Joined(roster(1)))
+    assert not isinstance(part.directive, Run)
+
+
+def test_workers_of_a_lost_agent_are_ended_first() -> None:
+    part = Part()
+    assert part.feed(Told(replace(READY, workers=Workers.RUNNING, round=4))) == ()
+    assert isinstance(part.directive, Stop)
+    assert part.directive.kill
+    assert part.tells(workers=Workers.NONE) == (Join(False, 0),)
+    assert part.state.number == 4
+
+
+def test_a_round_whose_start_was_overtaken_is_joined_anew() -> None:
+    part = Part(Told(READY), Joined(roster(1)), Seen(waiting=1))
+    assert part.tells(round=1) == (Join(False, 0),)
+
+
+def test_nothing_follows_the_end() -> None:
+    part = Part(Told(READY), NotJoined(Trouble.ERROR, "why"))
+    assert part.feed(Told(READY)) == ()
+    assert part.feed(Joined(roster(1))) == ()
+    assert isinstance(part.directive, Refused)

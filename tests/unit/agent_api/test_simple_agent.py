@@ -1,0 +1,313 @@
+"""`SimpleElasticAgent` over a rendezvous in this process, with workers that are only believed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.api import events, metrics
+from elasticjob_agent.api.agent import SimpleElasticAgent
+from elasticjob_agent.api.failures import ProcessFailure
+from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from elasticjob_rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
+from tests.unit.agent_api.memory import Gang, MemoryHandler, until
+
+
+class Believed(SimpleElasticAgent):
+    """Its workers are in a script: what each look at them finds; nothing stands for healthy."""
+
+    def __init__(self, spec: WorkerSpec, *script: str, **options: Any) -> None:
+        super().__init__(spec, **options)
+        self.script = list(script)
+        self.calls: list[str] = []
+        self.groups: list[tuple[int | None, int | None, list[str]]] = []
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.calls.append("start")
+        ranks = [str(worker) for worker in worker_group.workers]
+        self.groups.append((worker_group.group_rank, worker_group.group_world_size, ranks))
+        return {worker.local_rank: 100 + worker.local_rank for worker in worker_group.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append("stop")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        ranks = [worker.global_rank for worker in worker_group.workers]
+        match self.script.pop(0) if self.script else "":
+            case "succeed":
+                return RunResult(WorkerState.SUCCEEDED, {rank: f"of {rank}" for rank in ranks})
+            case "fail":
+                return RunResult(WorkerState.FAILED, {}, {ranks[0]: ProcessFailure(0, 9, 3, "")})
+        return RunResult(WorkerState.HEALTHY)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.calls.append(f"shutdown {death_sig.name}")
+
+
+def spec(handler: MemoryHandler, **options: Any) -> WorkerSpec:
+    options = {"role": "trainer", "local_world_size": 1, "max_restarts": 1, **options}
+    return WorkerSpec(
+        rdzv_handler=handler, entrypoint="/bin/train.sh", monitor_interval=0.02, **options
+    )
+
+
+class Numbers(metrics.MetricHandler):
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.seen.setdefault(metric_data.name, []).append(metric_data.value)
+
+
+@pytest.fixture
+def numbers() -> Iterator[Numbers]:
+    handler = Numbers()
+    metrics.configure(handler)
+    yield handler
+    metrics.configure(metrics.NullMetricHandler())
+
+
+@pytest.fixture
+def told() -> list[events.Event]:
+    """What was recorded at the destination `test`."""
+    found: list[events.Event] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(events.Event.deserialize(record.getMessage()))
+
+    events.register_handler("test", Keep)
+    return found
+
+
+def at_once(*agents: Believed) -> list[RunResult | Exception]:
+    """Run all of them, each in a thread; their results or what they raised."""
+    results: list[RunResult | Exception | None] = [None] * len(agents)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = agents[index].run()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(agents))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert None not in results, results
+    return [result for result in results if result is not None]
+
+
+def test_one_agent_runs_to_success(numbers: Numbers, told: list[events.Event]) -> None:
+    agent = Believed(
+        spec(Gang().handler(), local_world_size=2, event_log_handler="test"),
+        "",
+        "succeed",
+    )
+    result = agent.run()
+    assert (result.state, result.return_values) == (WorkerState.SUCCEEDED, {0: "of 0", 1: "of 1"})
+    assert not result.is_failed()
+    assert agent.calls == ["start", "shutdown SIGTERM"]
+    group = agent.get_worker_group()
+    assert (group.state, group.master_addr, group.master_port) == (
+        WorkerState.SUCCEEDED, "127.0.0.1", 29001,
+    )  # fmt: skip
+    assert [worker.id for worker in group.workers] == [100, 101]
+    assert numbers.seen["workers.trainer.run_success_no_retries"] == [1]
+    assert numbers.seen["workers.trainer.flakiness"] == [0]
+    assert numbers.seen["workers.trainer.remaining_restarts"][-1] == 1
+    assert set(numbers.seen["workers.trainer.succeeded"]) == {1}
+    assert numbers.seen["SimpleElasticAgent.run.success"] == [1]
+    states = [event.metadata["state"] for event in told]
+    assert states == [
+        "RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "SUCCEEDED", "SUCCEEDED",
+    ]  # fmt: skip
+    last = told[-1]
+    assert last.name == "torchelastic.worker.status.SUCCEEDED"
+    assert (last.metadata["global_rank"], last.metadata["worker_id"]) == (1, "101")
+    assert (last.metadata["rdzv_backend"], last.metadata["run_id"]) == ("memory", "memories")
+    assert json.loads(str(last.metadata["metadata"]))["entry_point"] == "train.sh"
+
+
+def test_a_failure_within_the_budget_begins_anew(numbers: Numbers) -> None:
+    agent = Believed(spec(Gang().handler()), "fail", "", "succeed")
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert agent.calls == ["start", "stop", "start", "shutdown SIGTERM"]
+    assert agent.get_worker_group().round == 2
+    assert numbers.seen["workers.trainer.run_success_with_retries"] == [1]
+    assert numbers.seen["workers.trainer.flakiness"] == [50]
+
+
+def test_a_spent_budget_gives_the_failures_and_closes(numbers: Numbers) -> None:
+    handler = Gang().handler()
+    agent = Believed(spec(handler), "fail", "fail")
+    result = agent.run()
+    assert result.is_failed()
+    assert result.failures[0].exitcode == 3
+    until(lambda: "set_closed" in handler.calls, "the others are told")
+    assert agent.get_worker_group().state is WorkerState.FAILED
+    assert numbers.seen["workers.trainer.run_failed_with_retries"] == [1]
+    assert numbers.seen["workers.trainer.flakiness"] == [100]
+
+
+def test_ranks_of_nodes_with_different_roles_and_sizes() -> None:
+    gang = Gang(wanted=3)
+    agents = [
+        Believed(spec(gang.handler(), role=role, local_world_size=size))
+        for role, size in (("trainer", 2), ("reader", 1), ("trainer", 1))
+    ]
+    for agent in agents:
+        agent.script = ["", "succeed"]
+    assert {getattr(result, "state", result) for result in at_once(*agents)} == {
+        WorkerState.SUCCEEDED
+    }
+    by_rank = {agent.groups[0][0]: agent for agent in agents}
+    base = 0
+    role_bases = {"trainer": 0, "reader": 0}
+    for group_rank in range(3):
+        group = by_rank[group_rank].get_worker_group()
+        role = group.spec.role
+        for worker in group.workers:
+            assert worker.global_rank == base + worker.local_rank
+            assert worker.role_rank == role_bases[role] + worker.local_rank
+            assert worker.world_size == 4
+            assert worker.role_world_size == {"trainer": 3, "reader": 1}[role]
+        base += len(group.workers)
+        role_bases[role] += len(group.workers)
+    barrier = "torchelastic/agent/terminal_state"
+    expected = {
+        *(f"torchelastic/{what}/{rank}" for what in ("role_info", "assigned_ranks")
+          for rank in range(3)),
+        f"{barrier}/num_members",
+        f"{barrier}/last_member",
+    }  # fmt: skip
+    assert gang.stores[0].keys() == expected, "agents of torch's meet these keys and no others"
+
+
+def test_a_newcomer_restarts_the_others_and_costs_nothing() -> None:
+    gang = Gang()
+    first, second = (Believed(spec(gang.handler())) for _ in range(2))
+
+    def join() -> None:
+        until(lambda: first.groups, "the first round")
+        gang.wanted = 2
+        first.script = second.script = [""] * 10_000
+        threading.Thread(target=finish).start()
+        second.run()
+
+    def finish() -> None:
+        until(lambda: len(first.groups) == 2 and second.groups, "the second round")
+        first.script, second.script = ["succeed"], ["succeed"]
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    result = first.run()
+    thread.join(20)
+    assert result.state is WorkerState.SUCCEEDED
+    assert first.calls == ["start", "stop", "start", "shutdown SIGTERM"]
+    assert [group[1] for group in first.groups] == [1, 2]
+    assert first._remaining_restarts == 1
+
+
+def test_all_agents_count_one_failure_of_one_of_them() -> None:
+    gang = Gang(wanted=2)
+    one, other = (Believed(spec(gang.handler(), max_restarts=3)) for _ in range(2))
+    one.script = ["fail", "", "succeed"]
+    other.script = [""] * 10_000
+
+    def finish() -> None:
+        until(lambda: len(one.groups) == 2 and len(other.groups) == 2, "the second round")
+        other.script = ["succeed"]
+
+    threading.Thread(target=finish).start()
+    results = at_once(one, other)
+    assert [getattr(result, "state", result) for result in results] == [WorkerState.SUCCEEDED] * 2
+    assert (one._remaining_restarts, other._remaining_restarts) == (2, 2)
+    assert other.calls == ["start", "stop", "start", "shutdown SIGTERM"]
+
+
+def test_the_failure_of_the_job_ends_the_others() -> None:
+    gang = Gang(wanted=2)
+    one, other = (Believed(spec(gang.handler(), max_restarts=0)) for _ in range(2))
+    one.script = ["fail"]
+    results = at_once(one, other)
+    assert [getattr(result, "state", result) for result in results] == [WorkerState.FAILED] * 2
+
+
+def test_nobody_comes() -> None:
+    agent = Believed(spec(Gang(wanted=2).handler(seconds=0.2)))
+    with pytest.raises(RendezvousTimeoutError, match=r"nobody came within 0\.2 s"):
+        agent.run()
+    assert agent.calls == ["shutdown SIGTERM"]
+
+
+def test_a_closed_rendezvous() -> None:
+    with pytest.raises(RendezvousClosedError, match="the gang is closed"):
+        Believed(spec(Gang(closed=True).handler())).run()
+
+
+def test_told_to_leave() -> None:
+    gang = Gang(wanted=1)
+    handler = gang.handler()
+    agent = Believed(spec(handler))
+
+    def leave() -> None:
+        until(lambda: agent.groups, "the first round")
+        agent.shell.leave("a test")
+
+    threading.Thread(target=leave).start()
+    result = agent.run()
+    assert result.state is WorkerState.STOPPED
+    assert agent.calls == ["start", "stop", "shutdown SIGTERM"]
+    assert handler.calls == ["next_rendezvous", "leave"]
+
+
+def test_told_to_leave_while_nobody_comes() -> None:
+    handler = Gang(wanted=2).handler(seconds=60)
+    agent = Believed(spec(handler))
+
+    def leave() -> None:
+        until(lambda: handler.calls, "it waits")
+        agent.shell.leave("a test")
+
+    threading.Thread(target=leave).start()
+    assert agent.run().state is WorkerState.STOPPED
+    assert agent.calls == ["shutdown SIGTERM"]
+
+
+def test_what_a_method_raises_is_a_fault_of_the_agent() -> None:
+    class Broken(Believed):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            raise ArithmeticError("no workers today")
+
+    agent = Broken(spec(Gang().handler()))
+    with pytest.raises(RuntimeError, match="no workers today"):
+        agent.run()
+    assert agent.get_worker_group().state is WorkerState.UNKNOWN
+
+
+def test_a_loop_of_ones_own() -> None:
+    """Every step works without `run`, as those who override `_invoke_run` use them."""
+
+    class Own(Believed):
+        def _invoke_run(self, role: str = "default") -> RunResult:
+            group = self._worker_group
+            self._initialize_workers(group)
+            assert group.state is WorkerState.HEALTHY
+            self._remaining_restarts -= 1
+            self._restart_workers(group)
+            result = self._monitor_workers(group)
+            self._exit_barrier()
+            return result
+
+    agent = Own(spec(Gang().handler()), "succeed")
+    assert agent.run().return_values == {0: "of 0"}
+    assert agent.calls == ["start", "stop", "start", "shutdown SIGTERM"]
+    assert agent._remaining_restarts == 0
