@@ -33,7 +33,7 @@ def application(first: str) -> typer.Typer:
         app.callback()(_group)
         _add_agent(app)
         return app
-    from elasticjob_cli.commands import change, get, logs, run, validate
+    from elasticjob_cli.commands import change, convert, get, logs, run, validate
 
     app.command()(run.run)
     _add_agent(app)
@@ -43,6 +43,7 @@ def application(first: str) -> typer.Typer:
     app.command()(change.delete)
     app.command()(logs.logs)
     app.command()(validate.validate)
+    app.command()(convert.convert)
     app.command()(change.fault)
     app.command()(validate.version)
     return app

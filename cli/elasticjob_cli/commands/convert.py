@@ -1,0 +1,134 @@
+"""`elasticjob convert`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.commands.options import as_yaml
+from elasticjob_cli.convert.documents import convert_document
+from elasticjob_cli.convert.source import Json, Remark, Unconvertible
+from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_operator.model.manifest import FileProblem
+from elasticjob_operator.model.problems import field_path
+from elasticjob_operator.model.yaml_nodes import YamlDocument, documents
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a file became."""
+
+    jobs: list[Json] = field(default_factory=list)
+    autoscalers: list[Json] = field(default_factory=list)
+    remarks: list[FileProblem] = field(default_factory=list)
+    problems: list[FileProblem] = field(default_factory=list)
+
+
+def convert(
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="Manifest with PyTorchJobs; - is standard input.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write there instead of to standard output."
+        ),
+    ] = None,
+    autoscaler: Annotated[
+        Path | None,
+        typer.Option(
+            "--autoscaler", metavar="FILE", help="Write the jobs' HorizontalPodAutoscalers there."
+        ),
+    ] = None,
+) -> None:
+    """Turn kubeflow's PyTorchJobs into ElasticJobs.
+
+    What was changed or has no counterpart is listed on standard error with line and field, and what
+    to do about it. Other objects in the file are left out. The exit code is 2 when something cannot
+    be converted; then nothing is written.
+
+    \b
+    Examples:
+      elasticjob convert pytorchjob.yaml -o elasticjob.yaml
+      kubectl get pytorchjob my-job -o yaml | elasticjob convert -
+    """
+    for path in (output, autoscaler):
+        if path is not None and path.resolve() == Path(file).resolve():
+            raise BadInput(f"{path} is the file that is converted: keep it for the way back")
+    found = _converted(file, _read(file))
+    if not found.problems and not found.jobs:
+        raise BadInput(f"{file} holds no PyTorchJob of kubeflow.org/v1")
+    for line in found.problems or found.remarks:
+        typer.echo(str(line), err=True)
+    if found.problems:
+        raise typer.Exit(ExitCode.BAD_INPUT)
+    if autoscaler is not None and not found.autoscalers:
+        raise BadInput(f"--autoscaler: no job in {file} is scaled by metrics")
+    _write(output, found.jobs)
+    if autoscaler is not None:
+        _write(autoscaler, found.autoscalers)
+
+
+def _write(path: Path | None, objects: list[Json]) -> None:
+    """To the file, or else to standard output."""
+    text = "---\n".join(as_yaml(one) + "\n" for one in objects)
+    if path is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read(file: str) -> str:
+    try:
+        if file == STANDARD_INPUT:
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{file} must be a readable file: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{file} must be UTF-8 text: byte {error.start} is not") from error
+
+
+def _converted(file: str, text: str) -> _Found:
+    found = _Found()
+    for document in documents(text):
+        for fault in document.faults:
+            place = fault.place
+            path = field_path(fault.location)
+            found.problems.append(FileProblem(file, place.line, place.column, path, fault.message))
+        if document.value is None:
+            continue
+        try:
+            one = convert_document(document.value)
+        except Unconvertible as error:
+            found.problems += _placed(file, document, error.problems)
+        else:
+            found.jobs += one.jobs
+            found.autoscalers += one.autoscalers
+            found.remarks += _placed(file, document, one.remarks)
+    return found
+
+
+def _placed(file: str, document: YamlDocument, remarks: Iterable[Remark]) -> list[FileProblem]:
+    """Remarks with their line and column, in the order of the lines."""
+    lines = []
+    for remark in remarks:
+        place = document.place_of(remark.location)
+        path = field_path(remark.location)
+        lines.append(FileProblem(file, place.line, place.column, path, remark.text))
+    return sorted(lines, key=lambda line: (line.line, line.column))

@@ -1,0 +1,81 @@
+"""What becomes of each document of a file: converted, retargeted, left out, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticjob_cli.convert.pytorchjob import AUTOSCALER, Converted, convert_pytorchjob
+from elasticjob_cli.convert.source import Json, Remark, Unconvertible
+from elasticjob_operator.model.job import API_VERSION, KIND
+from elasticjob_operator.model.problems import Location
+
+PYTORCHJOB = ("kubeflow.org", "PyTorchJob")
+_TRAINJOB = ("trainer.kubeflow.org", "TrainJob")
+_AUTOSCALER = ("autoscaling", "HorizontalPodAutoscaler")
+
+
+def convert_document(document: Any, at: Location = ()) -> Converted:
+    """What a document becomes; a list's items each for themselves.
+
+    Raises:
+        Unconvertible: with every problem of it.
+    """
+    if not isinstance(document, Mapping):
+        raise Unconvertible(Remark(at, "must be a mapping with apiVersion and kind"))
+    group, _, version = str(document.get("apiVersion", "")).partition("/")
+    kind = str(document.get("kind", ""))
+    if isinstance(document.get("items"), list) and kind.endswith("List"):
+        return _list(document["items"], at)
+    if (group, kind) == PYTORCHJOB:
+        if version != "v1":
+            text = f"must be {group}/v1, got {document['apiVersion']!r}: let the cluster convert it"
+            raise Unconvertible(Remark((*at, "apiVersion"), text))
+        return convert_pytorchjob(document, at)
+    if (group, kind) == _TRAINJOB:
+        raise Unconvertible(Remark((*at, "kind"), _trainjob(document)))
+    if "kubeflow.org" in group:
+        text = f"must be a PyTorchJob; a {kind} is no job of PyTorch's and stays as it is"
+        raise Unconvertible(Remark((*at, "kind"), text))
+    return _other(document, group, kind, at)
+
+
+def _list(items: list[Any], at: Location) -> Converted:
+    found = []
+    problems: list[Remark] = []
+    for index, item in enumerate(items):
+        try:
+            found.append(convert_document(item, (*at, "items", index)))
+        except Unconvertible as error:
+            problems += error.problems
+    if problems:
+        raise Unconvertible(*problems)
+    return Converted(
+        jobs=tuple(job for one in found for job in one.jobs),
+        autoscalers=tuple(scaler for one in found for scaler in one.autoscalers),
+        remarks=tuple(remark for one in found for remark in one.remarks),
+    )
+
+
+def _trainjob(document: Mapping[str, Any]) -> str:
+    spec = document.get("spec")
+    runtime = spec.get("runtimeRef") if isinstance(spec, Mapping) else None
+    name = runtime.get("name") if isinstance(runtime, Mapping) else None
+    return (
+        f"a TrainJob's pods are described in its runtime ({name or 'runtimeRef'}), which is not in "
+        "this file: write the ElasticJob from the runtime's template, with numNodes as maxNodes "
+        "and numProcPerNode as nprocPerNode"
+    )
+
+
+def _other(document: Mapping[str, Any], group: str, kind: str, at: Location) -> Converted:
+    """Whatever stands beside a job in its file."""
+    spec = document.get("spec")
+    target = spec.get("scaleTargetRef") if isinstance(spec, Mapping) else None
+    of_pytorchjob = isinstance(target, Mapping) and target.get("kind") == PYTORCHJOB[1]
+    if (group, kind) == _AUTOSCALER and of_pytorchjob and spec and target:
+        new = {**target, "apiVersion": API_VERSION, "kind": KIND}
+        scaler: Json = {**document, "spec": {**spec, "scaleTargetRef": new}}
+        return Converted(autoscalers=(scaler,), remarks=(Remark((*at, "spec"), AUTOSCALER),))
+    text = f"{kind or 'an object without kind'} left out: it needs no change"
+    return Converted(remarks=(Remark((*at, "kind"), text),))

@@ -1,0 +1,149 @@
+"""The numbers of a job: how many nodes and workers, how many failures, and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_cli.convert.source import Json, Part
+from elasticjob_cli.convert.template import Template
+
+_CONF_FIELDS = {
+    "timeout": "joinTimeoutSeconds",
+    "join_timeout": "joinTimeoutSeconds",
+    "last_call_timeout": "lastCallSeconds",
+}
+_OWN_ETCD = "rendezvous is kept in the operator's etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many pods of each kind there were; None where the kind is absent."""
+
+    master: int | None
+    worker: int | None
+
+    @property
+    def total(self) -> int:
+        return (self.master or 0) + (self.worker or 0)
+
+
+def sizes(elastic: Part, replicas: Replicas) -> Json:
+    """minNodes, maxNodes and nodes."""
+    if not elastic:
+        return {"minNodes": replicas.total, "maxNodes": replicas.total}
+    least, most = elastic.count("minReplicas"), elastic.count("maxReplicas")
+    if least is None:
+        least = most if most is not None else replicas.worker or 0
+    if most is None:
+        most = least
+    masters = replicas.master or 0
+    if masters:
+        elastic.note(
+            "minReplicas",
+            f"{masters} is added to it and to maxReplicas for the Master, which they did not count",
+        )
+    low, high = max(1, least + masters), max(1, most + masters)
+    wanted = replicas.total
+    if low <= high and not low <= wanted <= high:
+        elastic.note(
+            "maxReplicas",
+            f"the {wanted} replicas are outside of {low} to {high}: the job begins with the "
+            "nearest size",
+        )
+        wanted = min(max(wanted, low), high)
+    return {"minNodes": low, "maxNodes": high, "nodes": wanted}
+
+
+def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
+    """nprocPerNode; None for its default."""
+    old = elastic.count("nProcPerNode")
+    told = spec.text("nprocPerNode")
+    if not template.launched:
+        if told not in (None, "1"):
+            spec.note(
+                "nprocPerNode",
+                "is 1 now: without torchrun the command ran once in each pod. Set auto for one "
+                "worker a GPU",
+            )
+        return 1
+    value = template.workers or told or (str(old) if old is not None else "auto")
+    if value.isdigit() and int(value) >= 1:
+        return int(value)
+    if value == "cpu":
+        spec.note("nprocPerNode", "cpu has no counterpart: auto is used, set a number")
+    elif value not in ("auto", "gpu"):
+        raise spec.refused("nprocPerNode", f"must be auto, gpu, cpu or a number, got {value!r}")
+    return "auto"
+
+
+def restarts(run_policy: Part, elastic: Part, template: Template, policies: set[str]) -> int | None:
+    """maxRestarts; None for its default."""
+    limit = run_policy.count("backoffLimit")
+    told = elastic.count("maxRestarts")
+    if template.restarts is not None and template.restarts.isdigit():
+        told = int(template.restarts)
+    if told is not None:
+        if limit is not None:
+            run_policy.note("backoffLimit", f"left out: maxRestarts ({told}) is the one limit")
+        return told
+    if limit is not None:
+        run_policy.note(
+            "backoffLimit",
+            f"became maxRestarts: {limit}, which counts failures of workers alone: a node that is "
+            "lost or leaves is free",
+        )
+        return limit
+    return 0 if policies == {"Never"} else None
+
+
+def rendezvous(elastic: Part) -> Json:
+    """spec.rendezvous: patience is kept, places are not."""
+    found: Json = {}
+    backend = elastic.text("rdzvBackend")
+    host, port = elastic.text("rdzvHost"), elastic.text("rdzvPort")
+    if backend is not None:
+        elastic.note("rdzvBackend", f"{backend} left out: the {_OWN_ETCD}")
+    if host is not None:
+        where = f"{host}:{port}" if port else host
+        text = f"{where} left out: the {_OWN_ETCD}"
+        if backend in ("etcd", "etcd-v2"):
+            text += "; for one of your own name its v3 API in spec.rendezvous.endpoints"
+        elastic.note("rdzvHost", text)
+    if elastic.text("rdzvId") is not None:
+        elastic.note("rdzvId", "left out: each run of a job has its own")
+    if elastic.flag("standalone"):
+        elastic.note("standalone", f"left out: the {_OWN_ETCD}, for one node too")
+    for index, entry in enumerate(elastic.items("rdzvConf")):
+        if not isinstance(entry, dict):
+            raise elastic.refused("rdzvConf", "must be a list of key and value")
+        key, value = str(entry.get("key")), str(entry.get("value"))
+        field = _CONF_FIELDS.get(key)
+        if field and value.isdigit():
+            found[field] = int(value)
+        else:
+            elastic.note("rdzvConf", f"{key}={value} (number {index + 1}) has no counterpart")
+    return found
+
+
+def run_policy_of(source: Part, most: int) -> Json:
+    """spec.runPolicy."""
+    found: Json = {"cleanPodPolicy": source.text("cleanPodPolicy") or "None"}
+    if (suspend := source.flag("suspend")) is not None:
+        found["suspend"] = suspend
+    for key in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        if (seconds := source.count(key)) is not None:
+            found[key] = seconds
+    policy = source.part("schedulingPolicy")
+    kept: Json = {}
+    for key in ("queue", "priorityClass"):
+        if name := policy.text(key):
+            kept[key] = name
+    available = policy.count("minAvailable")
+    if available is not None and 1 <= available <= most:
+        kept["minAvailable"] = available
+    elif available is not None:
+        policy.note("minAvailable", f"left out: {available} is not from 1 to maxNodes ({most})")
+    policy.note_rest()
+    if kept:
+        found["schedulingPolicy"] = kept
+    return found

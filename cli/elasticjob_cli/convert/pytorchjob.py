@@ -1,0 +1,171 @@
+"""A kubeflow PyTorchJob (kubeflow.org/v1) as an ElasticJob, and its autoscaler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticjob_cli.convert import policy
+from elasticjob_cli.convert.policy import Replicas
+from elasticjob_cli.convert.source import Json, Part, Remark, Unconvertible
+from elasticjob_cli.convert.template import (
+    Template,
+    convert_template,
+    describe,
+    differences,
+)
+from elasticjob_operator.model.job import API_VERSION, KIND
+from elasticjob_operator.model.parse import parse_manifest
+from elasticjob_operator.model.problems import InvalidManifest, Location
+
+MASTER, WORKER = "Master", "Worker"
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+AUTOSCALER = (
+    "is the business of a HorizontalPodAutoscaler that scales the ElasticJob: have it written with "
+    "--autoscaler FILE"
+)
+_EXIT_CODE = (
+    "ExitCode has no counterpart: exit codes of 1 to 127 were final, now every failure counts up "
+    "to maxRestarts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a document became, and what is to be said of it."""
+
+    jobs: tuple[Json, ...] = ()
+    autoscalers: tuple[Json, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+
+def convert_pytorchjob(document: Mapping[str, Any], at: Location = ()) -> Converted:
+    """The ElasticJob, and a HorizontalPodAutoscaler where there were metrics.
+
+    Args:
+        at: where the document stands, for remarks.
+
+    Raises:
+        Unconvertible: something cannot be converted, or is no PyTorchJob.
+    """
+    remarks: list[Remark] = []
+    source = Part(document, at, remarks)
+    metadata = _metadata(source.part("metadata"))
+    name = str(metadata["name"])
+    spec = source.part("spec")
+    elastic, run_policy = spec.part("elasticPolicy"), spec.part("runPolicy")
+    replicas, policies, template = _replicas(spec.part("pytorchReplicaSpecs"), name)
+
+    sizes = policy.sizes(elastic, replicas)
+    if not elastic and replicas.total > 1:
+        text = "is fixed: set minNodes lower, and the job survives the loss of nodes"
+        remarks.append(Remark((*at, "spec"), f"the size of {replicas.total} {text}"))
+    workers = policy.workers(spec, elastic, template)
+    restarts = policy.restarts(run_policy, elastic, template, policies)
+    rendezvous = policy.rendezvous(elastic)
+    metrics = elastic.items("metrics")
+    if metrics:
+        elastic.note("metrics", AUTOSCALER)
+    ends = policy.run_policy_of(run_policy, sizes["maxNodes"])
+    elastic.note_rest()
+    run_policy.note_rest()
+    spec.note_rest()
+    job: Json = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {
+            **sizes,
+            "nprocPerNode": workers,
+            **({} if restarts is None else {"maxRestarts": restarts}),
+            **({"trainer": template.trainer} if template.trainer else {}),
+            **({"rendezvous": rendezvous} if rendezvous else {}),
+            "runPolicy": ends,
+            "template": template.document,
+        },
+    }
+    _check(job, at)
+    autoscalers = (_autoscaler(metadata, sizes, metrics),) if metrics else ()
+    return Converted((job,), autoscalers, tuple(remarks))
+
+
+def _metadata(source: Part) -> Json:
+    name = source.text("name")
+    if not name:
+        raise source.refused("name", "must be set: an ElasticJob needs a name of its own")
+    found: Json = {"name": name}
+    if namespace := source.text("namespace"):
+        found["namespace"] = namespace
+    for key in ("labels", "annotations"):
+        kept = dict(source.part(key).value)
+        kept.pop(_LAST_APPLIED, None)
+        if kept:
+            found[key] = kept
+    return found
+
+
+def _replicas(source: Part, job: str) -> tuple[Replicas, set[str], Template]:
+    """How many, with which restart policies, and the one template of all."""
+    kinds = {str(key).capitalize(): str(key) for key in source.value}
+    unknown = [key for kind, key in kinds.items() if kind not in (MASTER, WORKER)]
+    if unknown:
+        raise source.refused(unknown[0], "must be Master or Worker")
+    if not kinds:
+        raise Unconvertible(Remark(source.location, "must have a Worker or a Master"))
+    parts = {kind: source.part(key) for kind, key in kinds.items()}
+    counts: dict[str, int] = {}
+    policies = set()
+    for kind, part in parts.items():
+        count = part.count("replicas")
+        counts[kind] = 1 if count is None else count
+        restart = part.text("restartPolicy") or "OnFailure"
+        policies.add(restart)
+        if restart == "ExitCode":
+            part.note("restartPolicy", _EXIT_CODE)
+    chosen = parts[WORKER] if counts.get(WORKER) or MASTER not in parts else parts[MASTER]
+    template = convert_template(chosen.part("template"), job)
+    if len(parts) == 2:
+        _compare(parts)
+    for part in parts.values():
+        part.note_rest("template")
+    return Replicas(counts.get(MASTER), counts.get(WORKER)), policies, template
+
+
+def _compare(parts: dict[str, Part]) -> None:
+    """All nodes of an ElasticJob are alike: the Worker's template is theirs."""
+    master, worker = (parts[kind].part("template").value for kind in (MASTER, WORKER))
+    found = list(differences(master, worker))
+    if found:
+        parts[MASTER].note(
+            "template",
+            f"is not the Worker's, which every node gets now; it differs in {describe(found)}. "
+            "Let the script look at its RANK for what only one node does",
+        )
+
+
+def _check(job: Json, at: Location) -> None:
+    """What comes out is a valid ElasticJob."""
+    try:
+        parse_manifest(job)
+    except InvalidManifest as error:
+        raise Unconvertible(
+            *(Remark(at, f"becomes {problem}") for problem in error.problems)
+        ) from error
+
+
+def _autoscaler(metadata: Json, sizes: Json, metrics: list[Any]) -> Json:
+    """What the PyTorchJob's operator would have made of the metrics, for the new job."""
+    target = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"]}
+    kept = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": kept,
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": sizes["minNodes"],
+            "maxReplicas": sizes["maxNodes"],
+            "metrics": metrics,
+        },
+    }

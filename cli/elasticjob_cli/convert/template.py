@@ -1,0 +1,191 @@
+"""The pod template of an ElasticJob from those of a PyTorchJob's replicas."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from elasticjob_cli.convert.command import Command, option, without_launcher
+from elasticjob_cli.convert.source import Json, Part, Remark
+from elasticjob_operator.core.nested import Unsafe
+from elasticjob_operator.model.problems import Location, field_path
+
+TRAINER = "pytorch"
+"""The container that a PyTorchJob trains in, by its operator's convention."""
+_PORT = "pytorchjob-port"
+_LAUNCH_ENV = re.compile(r"PET_[A-Z0-9_]+")
+_GIVEN_ENV = re.compile(r"MASTER_ADDR|MASTER_PORT|(LOCAL_)?WORLD_SIZE|(LOCAL_|NODE_)?RANK")
+_MASTER = re.compile(r"\$\(MASTER_(ADDR|PORT)\)|\$\{?MASTER_(ADDR|PORT)")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The new template, and what its trainer says about the job.
+
+    Args:
+        trainer: name of the training container; empty when it is the only one.
+        launched: torchrun or the like started the script.
+        workers, restarts: what the launcher was told, by option or by variable.
+    """
+
+    document: Json
+    trainer: str
+    launched: bool
+    workers: str | None
+    restarts: str | None
+
+
+def convert_template(source: Part, job: str) -> Template:
+    """Raises `Unconvertible`."""
+    document = copy.deepcopy(dict(source.value))
+    spec = document.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not _are_containers(containers):
+        raise source.refused("spec", "must have containers")
+    _clean_metadata(document)
+    _clean_pod(spec, source, job)
+    index = next((i for i, one in enumerate(containers) if one.get("name") == TRAINER), 0)
+    at = Part(containers[index], (*source.location, "spec", "containers", index), source.remarks)
+    environment = _clean_environment(containers[index], at)
+    _clean_ports(containers[index], at)
+    words = _words(at)
+    command = _command(at)
+    if command.launched:
+        containers[index]["command"] = list(command.command)
+        containers[index].pop("args", None)
+    _warn_of_master(containers[index], at, job)
+    return Template(
+        document=document,
+        trainer=str(containers[index].get("name", "")) if len(containers) > 1 else "",
+        launched=command.launched,
+        workers=option(words, "--nproc-per-node") or environment.get("PET_NPROC_PER_NODE"),
+        restarts=option(words, "--max-restarts") or environment.get("PET_MAX_RESTARTS"),
+    )
+
+
+def _are_containers(value: Any) -> TypeGuard[list[Json]]:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(container, dict) for container in value)
+
+
+def differences(one: Any, other: Any, at: Location = ()) -> Iterator[Location]:
+    """Where two templates differ, as deep as both have the same form."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys((*one, *other)):
+            yield from differences(one.get(key), other.get(key), (*at, key))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, (*at, index))
+    elif one != other:
+        yield at
+
+
+def _clean_metadata(document: Json) -> None:
+    """Only labels and annotations mean anything in a template."""
+    metadata = document.pop("metadata", None)
+    kept = {
+        key: metadata[key]
+        for key in ("labels", "annotations")
+        if isinstance(metadata, dict) and metadata.get(key)
+    }
+    if kept:
+        document["metadata"] = kept
+        document["spec"] = document.pop("spec")  # keep the usual order
+
+
+def _clean_pod(spec: Json, source: Part, job: str) -> None:
+    pod = Part(spec, (*source.location, "spec"), source.remarks)
+    if spec.get("restartPolicy") not in (None, "Never"):
+        pod.note("restartPolicy", "left out: the job restarts workers itself, the kubelet must not")
+        del spec["restartPolicy"]
+    for key in ("hostname", "subdomain"):
+        if key in spec:
+            pod.note(key, "left out: every pod is named after its index, <job>-<index>")
+            del spec[key]
+    kept = []
+    for index, container in enumerate(pod.items("initContainers")):
+        text = json.dumps(container)
+        if _MASTER.search(text) or f"{job}-master-" in text:
+            at = (*pod.location, "initContainers", index)
+            said = "left out: it waits for the master's Service, which an ElasticJob does not have"
+            source.remarks.append(Remark(at, f"{said}; put back what else it does"))
+        else:
+            kept.append(container)
+    if "initContainers" in spec:
+        spec["initContainers"] = kept
+        if not kept:
+            del spec["initContainers"]
+
+
+def _clean_environment(container: Json, at: Part) -> dict[str, str]:
+    """Take out what the job itself tells workers; gives the values of what was there."""
+    entries = at.items("env")
+    kept, taken = [], {}
+    for index, entry in enumerate(entries):
+        name = str(entry.get("name")) if isinstance(entry, dict) else ""
+        if _LAUNCH_ENV.fullmatch(name) or _GIVEN_ENV.fullmatch(name):
+            taken[name] = str(entry.get("value", ""))
+            who = "an option of torchrun" if name.startswith("PET_") else "set by the job"
+            at.remarks.append(Remark((*at.location, "env", index), f"{name} left out: it is {who}"))
+        else:
+            kept.append(entry)
+    if entries:
+        container["env"] = kept
+        if not kept:
+            del container["env"]
+    return taken
+
+
+def _clean_ports(container: Json, at: Part) -> None:
+    ports = at.items("ports")
+    kept = [port for port in ports if not (isinstance(port, dict) and port.get("name") == _PORT)]
+    if len(kept) < len(ports):
+        at.note("ports", f"{_PORT} left out: MASTER_PORT is a new one in every round")
+        container["ports"] = kept
+        if not kept:
+            del container["ports"]
+
+
+def _words(at: Part) -> tuple[str, ...]:
+    return tuple(str(word) for key in ("command", "args") for word in at.items(key))
+
+
+def _command(at: Part) -> Command:
+    command, args = at.items("command"), at.items("args")
+    if not command:
+        raise at.refused(
+            "command",
+            "must be set: the image's own entry point is not known here. "
+            "Write it out, such as [python3, train.py]",
+        )
+    try:
+        found = without_launcher([str(word) for word in command], [str(word) for word in args])
+    except Unsafe as error:
+        raise at.refused("command", str(error)) from error
+    if found.note:
+        at.note("command", found.note)
+    return found
+
+
+def _warn_of_master(container: Json, at: Part, job: str) -> None:
+    for key in ("command", "args", "env"):
+        text = json.dumps(container.get(key))
+        if f"{job}-master-" in text or f"{job}-worker-" in text:
+            at.note(key, f"names a pod of the PyTorchJob: pods are called {job}-<index> now")
+        elif "$(MASTER_" in text:
+            at.note(
+                key,
+                "$(MASTER_ADDR) and $(MASTER_PORT) are not replaced any more: they change in every "
+                "round, so read them from the environment in the script",
+            )
+
+
+def describe(paths: list[Location]) -> str:
+    """A few paths for people."""
+    shown = ", ".join(field_path(path) or "template" for path in paths[:4])
+    return shown + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
