@@ -67,7 +67,7 @@ def test_a_manifest_becomes_what_stands_beside_it(
     monkeypatch.chdir(FOLDER)
     expected = FOLDER / "converted" / name
     scalers = expected.with_suffix(".hpa.yaml")
-    options = ["--autoscaler", tmp_path / "hpa.yaml"] if scalers.exists() else []
+    options = ["--autoscaler", str(tmp_path / "hpa.yaml")] if scalers.exists() else []
     result = convert(name, "-o", tmp_path / name, *options)
     assert result.exit_code == 0, result.output
     assert (tmp_path / name).read_text() == expected.read_text()
