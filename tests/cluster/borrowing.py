@@ -66,7 +66,7 @@ def borrowed() -> Iterator[Cluster]:
     """The cluster, brought up if there is none, and then taken down by the last who borrowed it."""
     ledger = Ledger(_USERS)
     with ledger.open():
-        brought_up = lifecycle.found() is None
+        brought_up = lifecycle.found(patience_seconds=60) is None
         cluster = lifecycle.up()
         ledger.enter(os.getpid(), brought_up=brought_up)
     try:

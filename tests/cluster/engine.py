@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -161,10 +162,17 @@ def start() -> Engine:
     if engine is None:
         raise RuntimeError(f"the engine ended: {(STATE / 'engine.log').read_text()[-2000:]}")
     engine = replace(engine, image=node_image_name(image), api_address=address)
-    if left := engine.run("ps", "--all", "--quiet").split():  # when it last ended abruptly
-        engine.run("rm", "--force", "--volumes", *left)
+    clear(engine)  # of what is left when it last ended abruptly
     _load(engine, image / "image.tar")
     return engine
+
+
+def clear(engine: Engine) -> None:
+    """Remove every container of our own engine, and its volumes."""
+    left = engine.run("ps", "--all", "--quiet").split()
+    remove = ("rm", "--force", "--volumes")
+    with ThreadPoolExecutor(len(left) or 1) as lanes:
+        list(lanes.map(lambda container: engine.run(*remove, container), left))
 
 
 def _load(engine: Engine, archive: Path) -> None:

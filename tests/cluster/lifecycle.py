@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from scripts.environment import locked
 from scripts.golang import output
@@ -17,26 +19,40 @@ from tests.cluster.programs import MODULES, programs
 
 _LOCK = CACHE / "cluster.lock"
 _READY_SECONDS = 120
+_PATIENCE_SECONDS = 60
 
 
-def found() -> Cluster | None:
-    """The cluster, if it runs and answers."""
+def found(patience_seconds: float = 0) -> Cluster | None:
+    """The cluster, if its nodes run and it answers, within that time if it must be waited for."""
     running = engine.running() or _stock_with_nodes()
     if running is None or not KUBECONFIG.exists() or not KUBECTL.exists():
         return None
+    names = running.run("ps", "--filter", "status=running", "--format", "{{.Names}}").split()
+    if not {*NODES} <= {*names}:
+        return None
     cluster = ours(running)
+    deadline = time.monotonic() + patience_seconds
+    while not _answers(cluster):
+        if time.monotonic() > deadline:
+            return None
+    return cluster
+
+
+def _answers(cluster: Cluster) -> bool:
     try:
         cluster.kubectl("get", "--raw", "/readyz", timeout=10)
         names = cluster.kubectl("get", "nodes", "--output", "name", timeout=10).split()
     except (CommandFailed, subprocess.TimeoutExpired):
-        return None
-    return cluster if {f"node/{node}" for node in NODES} == set(names) else None
+        time.sleep(0.5)
+        return False
+    return {f"node/{node}" for node in NODES} == {*names}
 
 
 def up() -> Cluster:
     """The running cluster, made if there is none."""
     with locked(_LOCK):
-        if cluster := found():
+        # Others may be using it: one that is slow to answer is not to be thrown away.
+        if cluster := found(_PATIENCE_SECONDS):
             return cluster
         _remove()
         ARCHIVES.mkdir(parents=True, exist_ok=True)
@@ -69,13 +85,12 @@ def builder_engine(cluster: Cluster | None) -> Engine | None:
 
 def _remove() -> None:
     running = engine.running() or _stock_with_nodes()
-    if running is not None:
-        try:
-            kind.delete(running)
-        except (RuntimeError, subprocess.TimeoutExpired):
-            if not running.ours:  # ours ends with all that is in it
-                raise
-    if running is None or running.ours:
+    if running is not None and not running.ours:
+        kind.delete(running)
+    else:
+        if running is not None:
+            with suppress(RuntimeError, subprocess.TimeoutExpired):
+                engine.clear(running)  # quicker than kind; what stays ends with the engine
         engine.stop()
         store.remove_from_nodes()
     for left in (KUBECONFIG, KUBECONFIG.with_suffix(".lock"), STATE / "kind.json"):

@@ -1,0 +1,71 @@
+"""Who takes a cluster down, and which cluster is meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.borrowing import Ledger, named
+
+ME = os.getpid()
+MY_PARENT = os.getppid()
+NOBODY = 2**22 + 1  # more than the kernel gives
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path)
+
+
+def test_the_only_user_takes_down_what_it_brought_up(ledger: Ledger) -> None:
+    with ledger.open():
+        ledger.enter(ME, brought_up=True)
+        assert ledger.leave(ME)
+
+
+def test_a_cluster_that_was_there_stays(ledger: Ledger) -> None:
+    with ledger.open():
+        ledger.enter(ME, brought_up=False)
+        assert not ledger.leave(ME)
+
+
+def test_the_last_user_takes_it_down_whoever_brought_it_up(ledger: Ledger) -> None:
+    with ledger.open():
+        ledger.enter(ME, brought_up=True)
+        ledger.enter(MY_PARENT, brought_up=False)
+        assert not ledger.leave(ME)
+        assert ledger.leave(MY_PARENT)
+
+
+def test_users_that_died_do_not_count(ledger: Ledger) -> None:
+    with ledger.open():
+        ledger.enter(NOBODY, brought_up=True)
+        ledger.enter(ME, brought_up=False)
+        assert ledger.leave(ME)
+
+
+def test_a_cluster_that_a_person_kept_stays(ledger: Ledger) -> None:
+    with ledger.open():
+        ledger.enter(ME, brought_up=True)
+        ledger.close()
+        assert not ledger.leave(ME)
+
+
+def test_ours_is_meant_unless_another_is_named() -> None:
+    assert named({}) is None
+    assert named({"CLUSTER_CONTEXT": "somewhere"}) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({"CLUSTER": "existing"}, "needs CLUSTER_CONTEXT"),
+        ({"CLUSTER": "existing", "CLUSTER_CONTEXT": ""}, "needs CLUSTER_CONTEXT"),
+        ({"CLUSTER": "mine", "CLUSTER_CONTEXT": "x"}, "must be CLUSTER=existing"),
+    ],
+)
+def test_a_half_named_cluster_is_refused(environment: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        named(environment)
