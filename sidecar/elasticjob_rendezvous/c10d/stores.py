@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from elasticjob_rendezvous.api import (
@@ -112,6 +113,8 @@ def _file_store(path: str) -> Any:
         except OSError as error:
             raise RendezvousError(f"no temporary file for the c10d store: {error}") from error
         os.close(handle)
+    elif not Path(path).parent.is_dir():  # torch would try for five minutes
+        raise RendezvousConnectionError(f"there is no folder for the c10d store in {path}")
     try:
         return torch_distributed().FileStore(path)
     except _FAILURES as error:

@@ -1,0 +1,130 @@
+"""The dynamic rendezvous on a real etcd 3.4 with its v2 API."""
+
+from __future__ import annotations
+
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import etcd
+import pytest
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from elasticjob_rendezvous.dynamic.etcd_backend import (
+    EtcdRendezvousBackend,
+    create_backend,
+    create_rdzv_handler,
+)
+from tests.integration.etcd_server import EtcdServer
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EtcdServer]:
+    made = EtcdServer(tmp_path, "3.4", arguments=["--enable-v2"])
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+def parameters(server: EtcdServer, **settings: Any) -> RendezvousParameters:
+    endpoint = f"127.0.0.1:{server.port}"
+    settings = {"last_call_timeout": 1, "keep_alive_interval": 1, **settings}
+    return RendezvousParameters("etcd-v2", endpoint, "run", 1, 4, "127.0.0.1", **settings)
+
+
+def test_keys_values_tokens_and_ttl_are_torchs(server: EtcdServer) -> None:
+    from torch.distributed.elastic.rendezvous import etcd_rendezvous_backend as torchs
+
+    client = etcd.Client("127.0.0.1", server.port)
+    backend, store = create_backend(parameters(server))
+    other = torchs.EtcdRendezvousBackend(client, "run", "/torch/elastic/rendezvous")
+    assert backend.name == other.name == "etcd-v2"
+    assert backend.get_state() is None
+    ours = backend.set_state(b"ours")
+    assert ours is not None
+    assert other.get_state() == ours[:2]
+    stored = client.read("/torch/elastic/rendezvous/run")
+    assert stored.value == b64encode(b"ours").decode()
+    assert stored.modifiedIndex == ours[1]
+    assert 7190 < stored.ttl <= 7200
+    theirs = other.set_state(b"theirs", ours[1])
+    assert backend.set_state(b"late", ours[1]) == (*theirs[:2], False)
+    assert backend.set_state(b"no token") == (*theirs[:2], False)
+    assert backend.set_state(b"odd token", "odd") == (*theirs[:2], False)
+    again = backend.set_state(b"again", theirs[1])
+    assert again is not None
+    assert again[2]
+    store.set("key", "value")
+    key = b64encode(b"key").decode()
+    assert client.read(f"/torch/elastic/store/{key}").value == b64encode(b"value").decode()
+
+
+def test_a_state_that_was_deleted_is_not_written_over_by_its_token(server: EtcdServer) -> None:
+    backend, _ = create_backend(parameters(server))
+    ours = backend.set_state(b"ours")
+    assert ours is not None
+    etcd.Client("127.0.0.1", server.port).delete("/torch/elastic/rendezvous/run")
+    assert backend.set_state(b"more", ours[1]) is None
+
+
+def test_a_write_whose_answer_was_lost_counts(server: EtcdServer) -> None:
+    """A client that sends again is refused by its own first write."""
+
+    class Twice:
+        def __init__(self, client: Any) -> None:
+            self.read = client.read
+            self._write = client.write
+
+        def write(self, *arguments: Any, **options: Any) -> Any:
+            self._write(*arguments, **options)
+            return self._write(*arguments, **options)
+
+    backend = EtcdRendezvousBackend(Twice(etcd.Client("127.0.0.1", server.port)), "run", "/x", 60)
+    written = backend.set_state(b"state")
+    assert written is not None
+    assert written[2]
+
+
+def test_what_is_stored_must_be_base64_and_etcd_must_answer(server: EtcdServer) -> None:
+    backend, _ = create_backend(parameters(server, read_timeout=1))
+    etcd.Client("127.0.0.1", server.port).write("/torch/elastic/rendezvous/run", "not base64!")
+    with pytest.raises(RendezvousStateError):
+        backend.get_state()
+    server.kill()
+    with pytest.raises(RendezvousConnectionError):
+        backend.get_state()
+    with pytest.raises(RendezvousConnectionError):
+        backend.set_state(b"state")
+    with pytest.raises(RendezvousConnectionError, match="--enable-v2"):
+        create_backend(parameters(server, read_timeout=1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"), [({"read_timeout": 0}, "read_timeout"), ({"protocol": "ftp"}, "http")]
+)
+def test_a_bad_setting_is_named(server: EtcdServer, settings: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        create_backend(parameters(server, **settings))
+    with pytest.raises(ValueError, match="run id"):
+        EtcdRendezvousBackend(None, "")
+
+
+def test_a_restart_of_etcd_while_members_join_and_run_is_survived(server: EtcdServer) -> None:
+    one = create_rdzv_handler(parameters(server, read_timeout=2, last_call_timeout=3))
+    joined: list[Any] = []
+    joining = threading.Thread(target=lambda: joined.append(one.next_rendezvous()))
+    joining.start()
+    server.restart()
+    joining.join(60)
+    assert [(info.rank, info.world_size) for info in joined] == [(0, 1)]
+    server.restart()
+    info = one.next_rendezvous()
+    assert (info.rank, info.round) == (0, 1)
+    assert one.shutdown()
