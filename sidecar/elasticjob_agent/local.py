@@ -93,15 +93,19 @@ class LocalHands:
         await self._ending()
 
     async def _launched(self) -> Channel:
+        self._process, ours = await self._begun()
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
+        return await Channel.attached(reader, writer, Attach("", "", b""))
+
+    async def _begun(self) -> tuple[Launched, socket.socket]:
+        """The launcher's process, and our end of the connection to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = await self._launcher(theirs)
+                return await self._launcher(theirs), ours
             except OSError as error:
                 ours.close()
                 raise HandsError(f"cannot start {sys.executable}: {error}") from error
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
-        return await Channel.attached(reader, writer, Attach("", "", b""))
 
     async def _launcher(self, theirs: socket.socket) -> Launched:
         environ = {

@@ -114,6 +114,11 @@ def inherited_names() -> frozenset[str]:
     return frozenset(os.environ)
 
 
+def inherited_environment() -> dict[str, str]:
+    """All of them, with their values."""
+    return dict(os.environ)
+
+
 def workers_are_identical() -> bool:
     """TORCH_ELASTIC_WORKER_IDENTICAL: all nodes of the gang have one role and one size."""
     return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elasticjob_agent.agent import Agent, Attendant, NodeSettings, Rendezvous
@@ -48,6 +48,7 @@ from elasticjob_agent.core.following import Terms
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
 from elasticjob_agent.settings import LogSettings, workers_are_identical
+from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -148,7 +149,8 @@ class SimpleElasticAgent(Telling, ElasticAgent):
         """What the agent is told of this node."""
         spec = self._worker_group.spec
         host, handler = socket.gethostname(), spec.rdzv_handler
-        identity = handler.identity if isinstance(handler, DirectedHandler) else None
+        directed = self._directed()
+        identity = None if directed is None else directed.identity
         return Node(
             run_id=handler.get_run_id(),
             member=secrets.token_hex(8) if identity is None else identity.id,
@@ -165,8 +167,15 @@ class SimpleElasticAgent(Telling, ElasticAgent):
         return MethodHands(self, self._worker_group, spec.monitor_interval)
 
     def _dressed(self, order: StartWorkers) -> StartWorkers:
-        """The last word on how workers are started."""
-        return order
+        """The last word on how workers are started, where hands start them.
+
+        A handler may host torch's store at MASTER_*: then no worker must.
+        """
+        if not getattr(self._worker_group.spec.rdzv_handler, "use_agent_store", False):
+            return order
+        env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+        workers = tuple(replace(worker, env={**worker.env, **env}) for worker in order.workers)
+        return replace(order, workers=workers)
 
     def _return_values(self, number: int) -> dict[int, Any]:
         """What the workers of a round that succeeded returned, by global rank."""
@@ -222,25 +231,28 @@ class SimpleElasticAgent(Telling, ElasticAgent):
     def _enter(self, launcher_port: int) -> Rendezvous:
         """Our part in the rendezvous: the v3 member itself, or one made of a handler's answers."""
         spec = self._worker_group.spec
-        handler = spec.rdzv_handler
-        if isinstance(handler, DirectedHandler) and not self._places_itself():
-            return handler.member(
-                spec.local_world_size, spec.role, launcher_port, spec.max_restarts
-            )
+        directed = self._directed()
+        if directed is not None:
+            slots, budget = spec.local_world_size, spec.max_restarts
+            return directed.member(slots, spec.role, launcher_port, budget)
         node = self._node() if self._shell is None else self._shell.settings
         terms = Terms(node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds)
         self._ours = HandlerRendezvous(
-            terms, handler, self, spec.monitor_interval, self._exit_barrier_timeout
+            terms, spec.rdzv_handler, self, spec.monitor_interval, self._exit_barrier_timeout
         )
         return self._ours
 
-    def _places_itself(self) -> bool:
-        """Whether a subclass has its own way to a place and to ranks."""
-        ours, theirs = SimpleElasticAgent, type(self)
-        return (
+    def _directed(self) -> DirectedHandler | None:
+        """The handler if it can direct, and no subclass has its own way to a place or ranks."""
+        handler, ours, theirs = self._worker_group.spec.rdzv_handler, SimpleElasticAgent, type(self)
+        if (
             theirs._rendezvous is not ours._rendezvous
             or theirs._assign_worker_ranks is not ours._assign_worker_ranks
-        )
+        ):
+            return None
+        if isinstance(handler, EtcdV3RendezvousHandler):
+            handler = self._worker_group.spec.rdzv_handler = DirectedHandler.of(handler)
+        return handler if isinstance(handler, DirectedHandler) else None
 
     # -- a place and ranks --------------------------------------------------------------
 
@@ -280,7 +292,7 @@ class SimpleElasticAgent(Telling, ElasticAgent):
             self._budget.alone()
         worker_group.group_rank = place.group_rank
         worker_group.group_world_size = place.group_world_size
-        worker_group.round = place.number
+        worker_group.round = max(place.number, worker_group.round + 1)
         worker_group.master_addr = spec.master_addr or place.master[0]
         worker_group.master_port = spec.master_port or place.master[1]
         self._remaining_restarts = min(
@@ -389,7 +401,8 @@ class Attends(Attendant):
         self._agent = agent
 
     def dressed(self, order: StartWorkers) -> StartWorkers:
-        return self._agent._dressed(order)
+        own = isinstance(self._agent._hands_now, MethodHands)
+        return order if own else self._agent._dressed(order)
 
     def observed(self, state: State, event: Event) -> None:
         if places.observe(self._agent.get_worker_group(), state, event):

@@ -27,6 +27,12 @@ class DirectedHandler(RendezvousHandler):
         self._timeout_seconds = timeout_seconds
         self._blocking: EtcdV3RendezvousHandler | None = None
 
+    @staticmethod
+    def of(handler: EtcdV3RendezvousHandler) -> DirectedHandler:
+        """The same place for an agent. The handler is shut down: two can't be one member."""
+        handler.shutdown()
+        return DirectedHandler(handler.settings, handler.get_run_id())
+
     @property
     def identity(self) -> Identity:
         """Who this member is."""

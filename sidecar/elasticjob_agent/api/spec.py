@@ -47,6 +47,24 @@ def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:
     return choice if isinstance(choice, Std) else choice.get(local_rank, Std.NONE)
 
 
+@dataclass
+class DefaultLogsSpecs:
+    """Where the workers' output goes.
+
+    Args:
+        log_dir: files are kept in a new folder below it, in `round_<n>/<local_rank>/`;
+            None keeps them in a temporary one, the null device keeps none.
+        redirects: streams that go to files alone.
+        tee: streams that go to files and to the console; wins over `redirects`.
+        local_ranks_filter: only these are shown on the console.
+    """
+
+    log_dir: str | None = None
+    redirects: Std | Mapping[int, Std] = Std.NONE
+    tee: Std | Mapping[int, Std] = Std.NONE
+    local_ranks_filter: set[int] | None = None
+
+
 class WorkerState(StrEnum):
     """The state of a worker group: its workers change it together.
 

@@ -79,6 +79,11 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         """The membership of the round that `next_rendezvous` returned last."""
         self._start()
 
+    @property
+    def settings(self) -> MemberSettings:
+        """What its member is told."""
+        return self._settings
+
     # -- the API --------------------------------------------------------------------
 
     def get_backend(self) -> str:

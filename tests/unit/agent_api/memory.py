@@ -62,9 +62,9 @@ class MemoryStore:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
-    def keys(self) -> set[str]:
+    def keys(self) -> frozenset[str]:
         with self._changed:
-            return set(self._values)
+            return frozenset(self._values)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -65,11 +66,11 @@ class Part:
         self.state, orders = follow(self.state, event, self.now)
         return orders
 
-    def tells(self, after: float = 1.0, **facts: object) -> tuple[Order, ...]:
-        return self.feed(Told(replace(self.state.local, **facts)), after)  # type: ignore[arg-type]
+    def tells(self, after: float = 1.0, **facts: Any) -> tuple[Order, ...]:
+        return self.feed(Told(replace(self.state.local, **facts)), after)
 
     @property
-    def directive(self) -> object:
+    def directive(self) -> Any:
         return self.state.directive
 
 
@@ -86,7 +87,7 @@ def test_a_place_is_sought_once_the_launcher_is_there() -> None:
     assert part.feed(Told(READY)) == ()
     assert isinstance(part.directive, Idle)
     part.feed(Joined(roster(1)))
-    assert part.directive == Run(roster(1), "me", 2)
+    assert part.state.directive == Run(roster(1), "me", 2)
 
 
 def test_who_waits_ends_the_round_in_good_order() -> None:
@@ -227,7 +228,7 @@ def test_leaving_waits_for_the_workers_and_tells_the_handler() -> None:
     assert part.tells(workers=Workers.NONE) == (Depart(),)
     assert part.tells(workers=Workers.NONE, round=2) == ()
     part.feed(Departed())
-    assert part.directive == Left()
+    assert part.state.directive == Left()
 
 
 def test_a_place_that_comes_after_the_leave_is_not_taken() -> None:

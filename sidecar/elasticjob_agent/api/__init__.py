@@ -1,0 +1,45 @@
+"""torch's elastic agent API, without torch, over the agent that ElasticJob's pods run.
+
+See docs/agent-api.md for how the two fit, and docs/reference-agent.md for every name.
+"""
+
+from elasticjob_agent.api.agent import ElasticAgent, SimpleElasticAgent
+from elasticjob_agent.api.directed import DirectedHandler, create_handler
+from elasticjob_agent.api.events import Event, EventSource, record
+from elasticjob_agent.api.failures import ProcessFailure, SignalException
+from elasticjob_agent.api.local import LocalElasticAgent
+from elasticjob_agent.api.metrics import configure, prof, put_metric
+from elasticjob_agent.api.spec import (
+    DEFAULT_ROLE,
+    DefaultLogsSpecs,
+    RunResult,
+    Std,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+__all__ = [
+    "DEFAULT_ROLE",
+    "DefaultLogsSpecs",
+    "DirectedHandler",
+    "ElasticAgent",
+    "Event",
+    "EventSource",
+    "LocalElasticAgent",
+    "ProcessFailure",
+    "RunResult",
+    "SignalException",
+    "SimpleElasticAgent",
+    "Std",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+    "configure",
+    "create_handler",
+    "prof",
+    "put_metric",
+    "record",
+]

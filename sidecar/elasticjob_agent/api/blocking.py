@@ -1,0 +1,143 @@
+"""Hands for code that blocks: the same hands, driven by an event loop in a thread of its own.
+
+What `LocalElasticAgent` is made of where its methods are called one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from elasticjob_agent.hands import (
+    Hands,
+    HandsError,
+    HandsGone,
+    Hello,
+    Started,
+    StartRefused,
+    StartWorkers,
+    Stopped,
+    WorkerExited,
+)
+
+START_SECONDS = 60.0
+END_SECONDS = 15.0
+T = TypeVar("T")
+
+
+class BlockingHands:
+    """Entered when made; every method may be called from any thread.
+
+    Raises:
+        HandsError: the hands are lost, or refused.
+    """
+
+    def __init__(self, make: Callable[[], Hands]) -> None:
+        self._changed = threading.Condition()
+        self._hello: Hello | None = None
+        self._lost = ""
+        self._round = 0
+        self._pids: dict[int, int] | None = None
+        self._refused = ""
+        self._exits: dict[int, WorkerExited] = {}
+        self._empty = True
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="elasticjob-hands", daemon=True
+        )
+        self._thread.start()
+        self._hands = make()
+        self._hearing = asyncio.run_coroutine_threadsafe(self._hear(), self._loop)
+        self._wait(lambda: self._hello is not None, START_SECONDS)
+
+    @property
+    def hello(self) -> Hello:
+        assert self._hello is not None, "the constructor waits for it"
+        return self._hello
+
+    def start(self, command: StartWorkers) -> dict[int, int]:
+        """Start workers; their pids by local rank."""
+        with self._changed:
+            self._round, self._pids, self._refused = command.round, None, ""
+            self._exits, self._empty = {}, False
+        self._call(self._hands.start(command), START_SECONDS)
+        self._wait(lambda: self._pids is not None or self._refused, START_SECONDS)
+        if self._pids is None:
+            raise HandsError(self._refused)
+        return self._pids
+
+    def stop(self, grace_seconds: float) -> None:
+        """End the workers, if any run; on return nothing of theirs is left."""
+        if self._empty:
+            return
+        self._call(self._hands.stop(self._round, grace_seconds), END_SECONDS)
+        self._wait(lambda: self._empty, grace_seconds + END_SECONDS)
+
+    def signal(self, signum: int) -> None:
+        if not self._empty:
+            self._call(self._hands.signal(self._round, signum), END_SECONDS)
+
+    @property
+    def exits(self) -> dict[int, WorkerExited]:
+        """Of the workers that ended, by local rank."""
+        with self._changed:
+            if self._lost:
+                raise HandsError(self._lost)
+            return dict(self._exits)
+
+    def close(self) -> None:
+        """Kill what still runs, and end."""
+        if not self._thread.is_alive():
+            return
+        self._call(self._hands.aclose(), 2 * END_SECONDS)
+        self._call(_ended(self._hearing), END_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_SECONDS)
+        self._loop.close()
+
+    async def _hear(self) -> None:
+        try:
+            async for event in self._hands.events():
+                with self._changed:
+                    self._heard(event)
+                    self._changed.notify_all()
+        except HandsError as error:
+            self._lose(str(error))
+        self._lose("the hands ended")
+
+    def _heard(self, event: object) -> None:
+        match event:
+            case Hello():
+                self._hello = event
+            case Started(number, pids) if number == self._round:
+                self._pids = dict(pids)
+            case StartRefused(number, message) if number == self._round:
+                self._refused, self._empty = message, True
+            case WorkerExited() if event.round == self._round:
+                self._exits[event.local_rank] = event
+            case Stopped(number) if number == self._round:
+                self._empty = True
+            case HandsGone(reason):
+                self._lost, self._empty = reason, True
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            self._lost, self._empty = self._lost or reason, True
+            self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], object], seconds: float) -> None:
+        with self._changed:
+            came = self._changed.wait_for(lambda: condition() or self._lost, seconds)
+            if self._lost:
+                raise HandsError(self._lost)
+            if not came:
+                raise HandsError(f"the hands did not answer within {seconds:g} s")
+
+    def _call(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+
+async def _ended(future: Any) -> None:
+    await asyncio.wait([asyncio.wrap_future(future)], timeout=END_SECONDS)

@@ -1,0 +1,118 @@
+"""Agents whose workers are in hands: below this process, or in the container beside it.
+
+`run` gives the hands to the agent itself. Where the steps are called one by one they work
+on the same hands, and where a subclass has steps of its own, `run` takes those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from abc import abstractmethod
+from typing import Any
+
+from elasticjob_agent.agent import NodeSettings
+from elasticjob_agent.api import places
+from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SHUTDOWN_SECONDS, SimpleElasticAgent
+from elasticjob_agent.api.blocking import BlockingHands
+from elasticjob_agent.api.failures import ProcessFailure
+from elasticjob_agent.api.metrics import prof
+from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from elasticjob_agent.core.model import StartCrew
+from elasticjob_agent.environment import start_workers
+from elasticjob_agent.hands import Hands, HandsError
+from elasticjob_agent.logs import RunLogs
+
+STEPS = ("_start_workers", "_stop_workers", "_monitor_workers")
+
+
+class HandsElasticAgent(SimpleElasticAgent):
+    """An agent over hands that a subclass makes."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = EXIT_BARRIER_SECONDS,
+        shutdown_timeout: int = SHUTDOWN_SECONDS,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._blocking: BlockingHands | None = None
+
+    @abstractmethod
+    def _make_hands(self) -> Hands:
+        """New hands."""
+
+    def _hands(self) -> Hands:
+        own = any(getattr(type(self), s) is not getattr(HandsElasticAgent, s) for s in STEPS)
+        return super()._hands() if own else self._make_hands()
+
+    @prof
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._blocking is None:
+            self._blocking = BlockingHands(self._make_hands)
+        node = self._node()
+        logs = RunLogs(node.logs)
+        roster = places.roster_of(worker_group, node.member, self._restarts)
+        seat = roster.seat(node.member)
+        assert seat is not None, "roster_of seats us"
+        logs.prepare(roster.number, seat.slots, seat.base_rank)
+        order = start_workers(
+            StartCrew(roster, seat, worker_group.spec.max_restarts),
+            self._blocking.hello,
+            logs,
+            node.run_id,
+            node.logs.max_bytes,
+        )
+        return dict(self._blocking.start(self._dressed(order)))
+
+    @prof
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._blocking is not None:
+            self._blocking.stop(float(self._shutdown_timeout))
+
+    @prof
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._blocking is None:
+            return RunResult(WorkerState.UNKNOWN)
+        exits = self._blocking.exits
+        logs = RunLogs(self._node().logs)
+        failures = {}
+        for local_rank, exit_ in exits.items():
+            if exit_.exit_code == 0:
+                continue
+            path = logs.error_file(worker_group.round, local_rank)
+            code = -exit_.signal if exit_.signal is not None else exit_.exit_code
+            failures[worker_group.workers[local_rank].global_rank] = ProcessFailure(
+                local_rank, exit_.pid, code or 1, "" if path is None else str(path)
+            )
+        if failures:
+            return RunResult(WorkerState.FAILED, {}, failures)
+        if len(exits) < len(worker_group.workers):
+            return RunResult(WorkerState.HEALTHY)
+        return RunResult(WorkerState.SUCCEEDED, self._return_values(worker_group.round))
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
+    ) -> None:
+        """End what `_start_workers` started. What `run` started has ended with it."""
+        blocking, self._blocking = self._blocking, None
+        if blocking is not None:
+            with contextlib.suppress(HandsError, TimeoutError):
+                blocking.signal(death_sig)
+                blocking.stop(float(timeout))
+            blocking.close()
+
+
+class NodeElasticAgent(HandsElasticAgent):
+    """The agent of a pod, and of `elasticjob agent`: its node and its hands are given."""
+
+    def __init__(self, spec: WorkerSpec, node: NodeSettings, hands: Hands) -> None:
+        super().__init__(spec)
+        self._given_node = node
+        self._given_hands = hands
+
+    def _node(self) -> NodeSettings:
+        return self._given_node
+
+    def _make_hands(self) -> Hands:
+        return self._given_hands

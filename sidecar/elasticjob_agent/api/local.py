@@ -1,0 +1,170 @@
+"""`LocalElasticAgent`: workers on this machine, functions or programs, through the agent's hands.
+
+A function runs as a program that calls it, or, with `fork`, in a fork of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from elasticjob_agent.agent import NodeSettings
+from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SHUTDOWN_SECONDS, Node
+from elasticjob_agent.api.forked import ForkedHands
+from elasticjob_agent.api.handed import HandsElasticAgent
+from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, streams_of
+from elasticjob_agent.call import Call, CallFolder, with_local_rank
+from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart
+from elasticjob_agent.local import LocalHands
+from elasticjob_agent.settings import LogSettings, visible_devices
+
+START_METHODS = ("spawn", "fork", "forkserver")
+
+
+class LocalElasticAgent(HandsElasticAgent):
+    """Runs the spec's workers as processes below this one, each in a process group of its own.
+
+    Args:
+        logs_specs: where their output goes; by default what the spec says.
+        start_method: how functions are started. With `fork` they have all that this
+            process has; otherwise (`spawn`, and `forkserver`, which is the same here) they
+            must be importable and their arguments picklable.
+        log_line_prefix_template: begins every line on the console; `${role_name}`,
+            `${local_rank}` and `${rank}` are filled in. By default `[<role><local rank>]:`
+            where output is teed, else nothing.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: DefaultLogsSpecs | None = None,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = EXIT_BARRIER_SECONDS,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: int = SHUTDOWN_SECONDS,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        if start_method not in START_METHODS:
+            known = ", ".join(START_METHODS)
+            raise ValueError(f"start_method must be one of {known}, not {start_method!r}")
+        self._start_method = start_method
+        self._logs_specs = logs_specs or DefaultLogsSpecs(redirects=spec.redirects, tee=spec.tee)
+        self._log_line_prefix_template = log_line_prefix_template
+        self._call_folder: CallFolder | None = None
+        self._settings: Node | None = None
+        self._devices(spec.local_world_size - 1)  # too few show here, not in the first round
+
+    # -- for the agent ------------------------------------------------------------------
+
+    def _node(self) -> NodeSettings:
+        if self._settings is None:
+            node = super()._node()
+            assert isinstance(node, Node)
+            self._settings = replace(node, logs=LogSettings(self._made_log_folder(node.run_id)))
+        return self._settings
+
+    def _make_hands(self) -> Hands:
+        spec = self._worker_group.spec
+        if isinstance(spec.entrypoint, str):
+            return LocalHands((spec.entrypoint,))
+        assert spec.entrypoint is not None
+        call = Call(spec.entrypoint, spec.args)
+        folder = self._call_folder = self._call_folder or CallFolder()
+        if self._start_method == "fork":
+            return ForkedHands(call, folder)
+        return LocalHands(keep_fds=folder.write(call))
+
+    def _dressed(self, order: StartWorkers) -> StartWorkers:
+        order = super()._dressed(order)
+        workers = tuple(self._dressed_worker(order.round, worker) for worker in order.workers)
+        return replace(order, workers=workers)
+
+    def _dressed_worker(self, number: int, worker: WorkerStart) -> WorkerStart:
+        specs, local_rank = self._logs_specs, worker.local_rank
+        tee = streams_of(specs.tee, local_rank)
+        kept = tee | streams_of(specs.redirects, local_rank)
+        shown = tee | ~kept
+        if specs.local_ranks_filter is not None and local_rank not in specs.local_ranks_filter:
+            shown = Std.NONE
+        return replace(
+            worker,
+            argv=self._argv(number, local_rank),
+            env={**worker.env, **self._devices(local_rank)},
+            prefix=self._prefix(worker, bool(tee)),
+            unlogged=_numbers(~kept),
+            silent=_numbers(~shown),
+        )
+
+    def _argv(self, number: int, local_rank: int) -> tuple[str, ...]:
+        spec = self._worker_group.spec
+        if isinstance(spec.entrypoint, str):
+            args = with_local_rank(spec.args, local_rank)
+            return (spec.entrypoint, *(str(arg) for arg in args))
+        which = (str(number), str(local_rank))
+        if self._start_method == "fork":
+            return which
+        assert self._call_folder is not None, "the hands came first"
+        return (*self._call_folder.command(), *which)
+
+    def _devices(self, local_rank: int) -> dict[str, str]:
+        """With `virtual_local_rank`, the one device that a worker sees."""
+        if not self._worker_group.spec.virtual_local_rank:
+            return {}
+        visible = visible_devices()
+        if visible is None:
+            return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": str(local_rank)}
+        named = [part.strip() for part in visible.split(",")]
+        if local_rank >= len(named):
+            raise ValueError(
+                f"virtual_local_rank: CUDA_VISIBLE_DEVICES={visible} has no device for local "
+                f"rank {local_rank}"
+            )
+        return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": named[local_rank]}
+
+    def _prefix(self, worker: WorkerStart, teed: bool) -> str:
+        template = self._log_line_prefix_template
+        if template is None:
+            template = "[${role_name}${local_rank}]:" if teed else ""
+        return Template(template).safe_substitute(
+            role_name=self._worker_group.spec.role,
+            local_rank=worker.local_rank,
+            rank=worker.env["RANK"],
+        )
+
+    def _return_values(self, number: int) -> dict[int, Any]:
+        folder = self._call_folder
+        if folder is None or not folder.path.exists():
+            return super()._return_values(number)
+        return {
+            worker.global_rank: folder.value(number, worker.local_rank)
+            for worker in self._worker_group.workers
+        }
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
+    ) -> None:
+        super()._shutdown(death_sig, timeout)
+        folder, self._call_folder = self._call_folder, None
+        if folder is not None:
+            shutil.rmtree(folder.path, ignore_errors=True)
+
+    def _made_log_folder(self, run_id: str) -> Path | None:
+        """A new folder; error files need one even where no output is kept."""
+        log_dir = self._logs_specs.log_dir
+        if log_dir == os.devnull:
+            return None
+        if log_dir is not None:
+            Path(log_dir).mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=log_dir))
+        return Path(tempfile.mkdtemp(prefix=f"elasticjob_{run_id}_"))
+
+
+def _numbers(streams: Std) -> tuple[int, ...]:
+    """The descriptors of these streams."""
+    return tuple(number for number, std in ((1, Std.OUT), (2, Std.ERR)) if std & streams)

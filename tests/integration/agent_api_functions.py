@@ -1,0 +1,53 @@
+"""Functions that agents of the tests run as workers; importable, so that spawned ones find them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+from typing import Any
+
+
+def environment(word: str, local_rank: str) -> dict[str, Any]:
+    """What a worker is told."""
+    sys.stdout.write(f"{word} of {local_rank}\n")
+    sys.stderr.write(f"complaint of {local_rank}\n")
+    return {"word": word, "local_rank": local_rank, "pid": os.getpid(), **os.environ}
+
+
+def fail_first(folder: str) -> str:
+    """Rank 1 fails in the first round; the others wait to be ended."""
+    number, rank = os.environ["ELASTICJOB_ROUND"], os.environ["RANK"]
+    Path(folder, f"ran-{number}-{rank}").write_text(str(os.getpid()))
+    if number != "1":
+        return f"round {number}"
+    if rank == "1":
+        raise ArithmeticError("the loss is not a number")
+    time.sleep(60)
+    raise AssertionError("nobody ended this worker")
+
+
+def always_fails() -> None:
+    raise ArithmeticError("the loss is not a number")
+
+
+def exits(code: int) -> None:
+    sys.exit(code)
+
+
+def unpicklable() -> Any:
+    return lambda: None
+
+
+def puts(queue: SimpleQueue[str]) -> None:
+    queue.put(f"from {os.environ['RANK']}")
+
+
+def waits(folder: str) -> None:
+    """Until the test says so."""
+    number, rank = os.environ["ELASTICJOB_ROUND"], os.environ["RANK"]
+    Path(folder, f"ran-{number}-{rank}-of-{os.environ['WORLD_SIZE']}").write_text(str(os.getpid()))
+    while not Path(folder, "finish").exists():
+        time.sleep(0.02)
