@@ -74,8 +74,12 @@ def test_the_example_trains_from_apply_to_finished(corner: Corner, report: Repor
     report.add("digits", accuracy=float(accuracy), rounds=status["rounds"])
 
     wide = corner.kubectl("get", "ej", "digits", "-o", "wide").splitlines()
-    assert wide[0].split()[7:] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
-    assert wide[1].split()[7:11] == ["1", "4", "digits-0", "start"]
-    phases = {pod["status"]["phase"] for pod in corner.pods("digits").values()}
-    assert phases == {"Succeeded"}
-    assert {"PodsCreated", "RoundFinal", "Running", "Succeeded"} <= set(corner.reasons("digits"))
+    assert wide[0].split()[8:] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
+    assert wide[1].split()[8:12] == ["1", "4", "digits-0", "start"]
+    corner.until(lambda: _phases(corner) == ["Succeeded"] * 2, "the pods to have succeeded")
+    told_of = {"PodsCreated", "RoundFinal", "Running", "Succeeded"}
+    corner.until(lambda: told_of <= set(corner.reasons("digits")), "the events")
+
+
+def _phases(corner: Corner) -> list[str]:
+    return [pod["status"]["phase"] for pod in corner.pods("digits").values()]

@@ -40,8 +40,10 @@ def unnoticed(corner: Corner, act: Callable[[], object], back: Callable[[], obje
     reached = corner.latest(NAME)
     corner.advances(NAME, reached + 20)
     assert pids(corner) == before
-    counted = [step.number for step in corner.steps(NAME) if step.pod == min(before)]
-    assert counted == list(range(counted[0], counted[0] + len(counted))), "no step is missing"
+    told = corner.steps(NAME)
+    for worker in before.items():
+        counted = [step.number for step in told if (step.pod, step.pid) == worker]
+        assert counted == list(range(counted[0], counted[0] + len(counted))), "a step is missing"
     after = corner.running(NAME, 2)
     assert after["rendezvous"]["round"] == status["rendezvous"]["round"]
     assert after["restarts"] == status["restarts"]
@@ -166,8 +168,7 @@ def test_of_two_replicas_one_is_active_and_the_other_takes_over(
     scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
     console.kubectl(*scale, "--replicas=2")
     try:
-        until(lambda: len(installation.operators()) == 2, "two operators")
-        until(lambda: _all_running(installation.operators()), "both to run")
+        installation.ready(operators=2)
         names = {pod["metadata"]["name"] for pod in installation.operators()}
         until(lambda: _name_in(installation.leader(), names), "one of them to lead")
         active = installation.leader()
@@ -186,10 +187,6 @@ def test_of_two_replicas_one_is_active_and_the_other_takes_over(
         console.kubectl(*scale, "--replicas=1")
         until(lambda: len(installation.operators()) == 1, "one operator again")
         installation.ready()
-
-
-def _all_running(pods: list[Json]) -> bool:
-    return all(pod["status"].get("phase") == "Running" for pod in pods)
 
 
 def _name_in(holder: str, names: set[str]) -> bool:
