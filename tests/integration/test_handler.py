@@ -20,6 +20,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from elasticjob_rendezvous.core.records import OutcomeKind
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler, create_handler
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
@@ -95,6 +96,33 @@ def test_a_newcomer_shows_as_waiting_and_the_next_round_has_a_new_master(make: M
     assert {a.world_size, b.world_size, c.world_size} == {3}
     assert a.round > before.round
     assert a.bootstrap_store_info.master_port != before.bootstrap_store_info.master_port
+
+
+def test_who_is_done_learns_how_the_run_ended(make: Make) -> None:
+    first, second = make("n-0"), make("n-1")
+    together(first, second)
+    first.report_done()
+    with pytest.raises(TimeoutError):
+        first.wait_end(0.3)
+    second.report_done()
+    outcome = first.wait_end(DEADLINE_SECONDS)
+    assert outcome is not None
+    assert outcome.kind is OutcomeKind.SUCCEEDED
+    assert second.wait_end(DEADLINE_SECONDS) == outcome
+
+
+def test_who_comes_back_untold_has_failed_and_who_is_done_hears_of_a_newer_round(
+    make: Make,
+) -> None:
+    first, second = (make(name, 1, 2, last_call_timeout=5) for name in ("n-0", "n-1"))
+    before, _ = together(first, second)
+    first.report_done()
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(second.next_rendezvous)
+        assert first.wait_end(DEADLINE_SECONDS) is None
+        first.shutdown()
+        after = again.result(DEADLINE_SECONDS)
+    assert (after.world_size, after.round > before.round) == (1, True)
 
 
 def test_closing_ends_the_others_and_whoever_comes_later(make: Make) -> None:

@@ -39,6 +39,10 @@ _ERRORS = {
 def create_handler(parameters: Any) -> TorchrunHandler:
     """A handler for torch's agent. Raises ValueError for a setting that is malformed."""
     launch = launch_of(parameters.run_id)
+    if launch and launch.forks:
+        raise ValueError(
+            "--start-method=fork would fork the threads of the etcd client: use spawn or forkserver"
+        )
     config = {**(launch.settings() if launch else {}), **parameters.config}
     given = api.RendezvousParameters(
         parameters.backend,

@@ -21,6 +21,8 @@ class Launch:
     slots: int
     role: str
     max_restarts: int
+    forks: bool = False
+    """Whether workers are forked, if they are functions."""
 
     def settings(self) -> dict[str, str | int]:
         return {"slots": self.slots, "role": self.role, "max_restarts": self.max_restarts}
@@ -32,5 +34,6 @@ def launch_of(run_id: str) -> Launch | None:
     while frame := frame.f_back:  # type: ignore[assignment]
         config = frame.f_locals.get("config")
         if isinstance(config, LaunchConfig) and config.run_id == run_id:
-            return Launch(config.nproc_per_node, config.role, config.max_restarts)
+            forks = config.start_method == "fork"
+            return Launch(config.nproc_per_node, config.role, config.max_restarts, forks)
     return None
