@@ -8,7 +8,8 @@ Beside it, each a moment's work in the agent's container:
 
 Exit codes: 0 the job succeeded or this node left; 1 the job failed or the launcher was lost;
 2 bad settings; 3 the rendezvous refused this node or timed out; 4 the job was ended from outside;
-70 a fault of the agent itself. Of the verbs: 0 yes, 1 no, 2 a wrong call.
+70 a fault of the agent itself. Of the verbs: 0 yes, 1 no, 2 a wrong call; to `leave` where there
+is no agent is a yes.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ def main(arguments: list[str]) -> int:
             return _ready()
         case ["install-launcher", file]:
             return _install_launcher(file)
-    return _failed(f"{USAGE}, got {' '.join(arguments)}", code=2)
+    return _said(f"{USAGE}, got {' '.join(arguments)}", code=2)
 
 
 def _leave(reason: str) -> int:
-    from elasticjob_agent.control import NoAnswer, leave
+    from elasticjob_agent.control import NoAnswer, NobodyThere, leave
 
     try:
         leave(reason)
+    except NobodyThere as error:
+        # As wanted: the kubelet also stops a sidecar whose agent has come to its end by itself.
+        return _said(str(error), code=0)
     except NoAnswer as error:
-        return _failed(str(error))
+        return _said(str(error))
     return 0
 
 
@@ -48,9 +52,9 @@ def _ready() -> int:
     from elasticjob_agent.control import NoAnswer, is_ready
 
     try:
-        return 0 if is_ready() else _failed("not ready: no launcher yet, or no lease in etcd")
+        return 0 if is_ready() else _said("not ready: no launcher yet, or no lease in etcd")
     except NoAnswer as error:
-        return _failed(str(error))
+        return _said(str(error))
 
 
 def _install_launcher(file: str) -> int:
@@ -61,14 +65,14 @@ def _install_launcher(file: str) -> int:
     try:
         build_zipapp(Path(file))
     except OSError as error:
-        return _failed(
+        return _said(
             f"the launcher cannot be written to {file}: {error.strerror}; "
             "its folder must be writable for this user"
         )
     return 0
 
 
-def _failed(message: str, code: int = 1) -> int:
+def _said(message: str, code: int = 1) -> int:
     sys.stderr.write(f"elasticjob: {message}\n")
     return code
 

@@ -18,8 +18,17 @@ class NoAnswer(Exception):
     """Nobody there, or no word of theirs; the text says where and what to do."""
 
 
+class NobodyThere(NoAnswer):
+    """No agent listens: it has not begun yet, or has ended."""
+
+
 def leave(reason: str) -> None:
-    """Tell the agent that its node is to go; it has taken note on return. Raises `NoAnswer`."""
+    """Tell the agent that its node is to go; it has taken note on return.
+
+    Raises:
+        NobodyThere: so there is nothing to leave.
+        NoAnswer: it is not known to have taken note.
+    """
     quoted = "".join(f"%{byte:02x}" for byte in reason.encode(errors="replace"))
     code = _ask(f"POST /leave?{quoted}")
     if code != 202:
@@ -45,5 +54,7 @@ def _ask(request: str) -> int:
             while b"\r\n" not in head and (data := sock.recv(4096)):
                 head += data
         return int(head.split(b" ", 2)[1])
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise NobodyThere(f"no agent answers at {CONTROL}={path}: {error}") from error
     except (OSError, IndexError, ValueError) as error:
         raise NoAnswer(f"no agent answers at {CONTROL}={path}: {error}") from error
