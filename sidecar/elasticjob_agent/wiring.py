@@ -8,19 +8,28 @@ import secrets
 import sys
 
 from elasticjob_agent import settings as agent_settings
-from elasticjob_agent.agent import Agent
-from elasticjob_agent.core.model import Ending, ExitCode
+from elasticjob_agent.api.directed import DirectedHandler
+from elasticjob_agent.api.following import in_thread
+from elasticjob_agent.api.handed import NodeElasticAgent
+from elasticjob_agent.api.spec import WorkerSpec
+from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.hands import Hands
 from elasticjob_agent.health import answering
 from elasticjob_agent.pod import Attach, LauncherHands
 from elasticjob_agent.settings import AgentSettings, SettingsError
 from elasticjob_agent.termination import write_termination
+from elasticjob_rendezvous.api import RendezvousHandler
 from elasticjob_rendezvous.core.events import Config, Identity
-from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.etcd.member import MemberSettings
 
 log = logging.getLogger("elasticjob.agent")
 
 NONCE_BYTES = 6
+LAUNCHERS_COMMAND = "launcher"
+"""Stands for the entrypoint where the launcher, not the agent, was given the command."""
+MONITOR_SECONDS = 1.0
+SHUTDOWN_SECONDS = 10.0
 
 
 def run_beside_launcher() -> int:
@@ -70,14 +79,13 @@ def session_nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
 
 
-def member_of(settings: AgentSettings, session: str, launcher_port: int) -> RendezvousMember:
-    """This node's member of the job's rendezvous."""
+def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
+    """This node's place in the job's v3 rendezvous."""
     identity = Identity(
         id=settings.member,
         name=settings.name,
         address=settings.address,
         agent_port=0,
-        launcher_port=launcher_port,
         slots=settings.slots,
         role=settings.role,
         node=settings.node,
@@ -90,32 +98,68 @@ def member_of(settings: AgentSettings, session: str, launcher_port: int) -> Rend
         jitter=secrets.randbelow(1000) / 1000,
         orphan_seconds=settings.orphan_seconds,
     )
-    return RendezvousMember(
-        MemberSettings(
-            endpoints=settings.etcd.endpoints,
-            config=config,
-            job_key=settings.job_key,
-            tls=settings.etcd.tls,
-            user=settings.etcd.user,
-            password=settings.etcd.password,
-            bind_address=settings.bind_address,
-        )
+    member = MemberSettings(
+        endpoints=settings.etcd.endpoints,
+        config=config,
+        job_key=settings.job_key,
+        tls=settings.etcd.tls,
+        user=settings.etcd.user,
+        password=settings.etcd.password,
+        bind_address=settings.bind_address,
     )
+    return DirectedHandler(member, settings.run_id)
 
 
-async def run_agent(settings: AgentSettings, hands: Hands, session: str) -> Ending:
-    """Run an agent to its end, answer probes meanwhile, and leave the message that explains it."""
+def elastic_agent(
+    settings: AgentSettings, hands: Hands, handler: RendezvousHandler
+) -> NodeElasticAgent:
+    """This node's agent, as the elastic agent API has it."""
+    bounds = settings.bounds or Bounds(1, 1)
+    spec = WorkerSpec(
+        role=settings.role,
+        local_world_size=settings.slots,
+        rdzv_handler=handler,
+        entrypoint=LAUNCHERS_COMMAND,
+        max_restarts=bounds.max_restarts,
+        monitor_interval=MONITOR_SECONDS,
+        local_addr=settings.address,
+    )
+    return NodeElasticAgent(spec, settings, hands)
+
+
+async def run_agent(
+    settings: AgentSettings,
+    hands: Hands,
+    session: str,
+    handler: RendezvousHandler | None = None,
+) -> Ending:
+    """Run an agent to its end, answer probes meanwhile, and leave the message that explains it.
+
+    `handler` is another rendezvous than the job's own over etcd v3; it is shut down at the end.
+    """
     _name_the_rendezvous(settings)
-    agent = Agent(settings, hands, lambda port: member_of(settings, session, port))
+    elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session))
     try:
         address = settings.bind_address
-        async with answering(agent, address, settings.health_port, settings.control):
-            ending = await agent.run()
+        async with answering(elastic.shell, address, settings.health_port, settings.control):
+            ending = await elastic.lived()
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
+    if handler is not None:
+        await _let_go(handler, ending)
     await explain(settings, ending)
     return ending
+
+
+async def _let_go(handler: RendezvousHandler, ending: Ending) -> None:
+    """Only a job's end closes its rendezvous: of torch's kind they close on `shutdown`."""
+    over = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
+    let_go = handler.shutdown if over else getattr(handler, "leave", handler.shutdown)
+    try:
+        await in_thread(let_go, SHUTDOWN_SECONDS)
+    except Exception as error:
+        log.warning("the rendezvous could not be left: %r", error)
 
 
 async def explain(settings: AgentSettings, ending: Ending) -> None:

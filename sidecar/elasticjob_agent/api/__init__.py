@@ -4,7 +4,8 @@ See docs/agent-api.md for how the two fit, and docs/reference-agent.md for every
 """
 
 from elasticjob_agent.api.agent import ElasticAgent, SimpleElasticAgent
-from elasticjob_agent.api.directed import DirectedHandler, create_handler
+from elasticjob_agent.api.backends import create_handler
+from elasticjob_agent.api.directed import DirectedHandler
 from elasticjob_agent.api.events import Event, EventSource, record
 from elasticjob_agent.api.failures import ProcessFailure, SignalException
 from elasticjob_agent.api.local import LocalElasticAgent
