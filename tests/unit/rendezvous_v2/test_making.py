@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_malformed_urls_say_what_is_wrong(url: str, said: str) -> None:
         ({"close_on_shutdown": "perhaps"}, "'close_on_shutdown' must be true or false"),
     ],
 )
-def test_malformed_settings_are_named(settings: dict[str, object], said: str) -> None:
+def test_malformed_settings_are_named(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         create_rdzv_handler(RendezvousParameters("etcd", "localhost:1", "r", 1, 1, **settings))
 

@@ -1,0 +1,244 @@
+"""The v2 rendezvous when processes stop and die, and when etcd restarts or is another's."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from elasticjob_rendezvous.etcd_v2 import create_rdzv_handler
+from tests.integration.certificates import Certificates
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.etcd_v2_rig import SECONDS, Run, StartRun, agreed, together
+
+ENABLE_V2 = ("--enable-v2",)
+
+
+@dataclass
+class Process:
+    """A member as `etcd_v2_member` runs it."""
+
+    popen: subprocess.Popen[str]
+    lines: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.put(line)
+
+    def say(self, command: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(command + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self) -> Any:
+        return json.loads(self.lines.get(timeout=SECONDS))
+
+    def ask(self, command: str) -> Any:
+        self.say(command)
+        return self.answer()
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.wait(SECONDS)
+        self._reader.join(SECONDS)
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def start_process(run: Run) -> Iterator[Callable[..., Process]]:
+    """Members of the test's run in processes of their own; they end with the test."""
+    with ExitStack() as stack:
+
+        def start(smallest: int, greatest: int) -> Process:
+            url = (
+                f"etcd://127.0.0.1:{run.server.port}/{run.run_id}?min_workers={smallest}"
+                f"&max_workers={greatest}&last_call_timeout=1&local_addr=127.0.0.1"
+            )
+            script = Path(__file__).with_name("etcd_v2_member.py")
+            popen = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", sys.executable, str(script), url],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            process = Process(popen)
+            stack.callback(process.end)
+            assert process.answer() == {}
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
+    """A run on each of the shared servers."""
+    return start_v2_run(v2_etcd)
+
+
+StartProcess = Callable[..., Process]
+
+
+def test_a_paused_member_is_replaced_and_comes_back(run: Run, start_process: StartProcess) -> None:
+    member, paused = run.ours(1, 2, last_call_timeout=1), start_process(1, 2)
+    member.enter()
+    assert paused.ask("enter")["world"] == 2
+    member.done()
+    paused.popen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: member.handler.num_nodes_waiting() == 1, "the loss to be told", SECONDS)
+    assert together([member])[0].round == 2
+    paused.popen.send_signal(signal.SIGCONT)
+    assert paused.ask("waiting") == {"waiting": 1}
+    paused.say("enter")
+    wait_until(lambda: member.handler.num_nodes_waiting() == 1, "the return to be told", SECONDS)
+    assert member.enter().done().world_size == paused.answer()["world"] == 2
+
+
+def test_a_pause_that_nobody_noticed_does_no_harm(run: Run, start_process: StartProcess) -> None:
+    paused = start_process(1, 1)
+    assert paused.ask("enter") == {"rank": 0, "world": 1, "round": 1}
+    key = run.path("/rdzv/v_1/rank_0")
+    paused.popen.send_signal(signal.SIGSTOP)
+    wait_until(lambda: key not in run.client, "the key to run out", SECONDS)
+    paused.popen.send_signal(signal.SIGCONT)
+    wait_until(lambda: key in run.client, "the key to be back", SECONDS)
+    assert paused.ask("waiting") == {"waiting": 0}
+
+
+def test_a_joiner_that_is_killed_does_not_keep_its_place(
+    run: Run, start_process: StartProcess
+) -> None:
+    """torch's keeps it until the version is frozen, and ten seconds more."""
+    killed = start_process(3, 3)
+    killed.say("enter")
+    run.await_text('"participants": [0]')
+    member = run.ours(3, 3).enter()
+    run.await_text('"participants": [0, 1]')
+    killed.popen.kill()
+    run.await_text('"version": "2"', '"participants": [0]')
+    others = [run.ours(3, 3).enter() for _ in range(2)]
+    assert agreed([m.done() for m in [member, *others]])[0].round == 2
+
+
+def test_a_joiner_that_is_told_to_end_gives_its_place_back(
+    run: Run, start_process: StartProcess
+) -> None:
+    process = start_process(2, 2)
+    process.say("enter")
+    run.await_text('"participants": [0]')
+    wait_until(lambda: run.path("/rdzv/v_1/rank_0") in run.client, "its key", SECONDS)
+    process.popen.terminate()
+    assert process.popen.wait(SECONDS) == 128 + signal.SIGTERM
+    assert run.text() == '{"status": "joinable", "version": "1", "participants": []}'
+    assert run.path("/rdzv/v_1/rank_0") not in run.client
+
+
+@pytest.mark.parametrize("version", ["3.4", "3.5.35"])
+def test_members_and_who_waits_live_through_a_restart_of_etcd(
+    start_etcd: StartEtcd, start_v2_run: StartRun, version: str
+) -> None:
+    server = start_etcd(version, arguments=ENABLE_V2)
+    run = start_v2_run(server)
+    members = [run.ours(2, 3, last_call_timeout=0.5) for _ in range(2)]
+    together(members)
+    server.kill()
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+    assert not members[0].handler.is_closed()
+    late = run.members[0].handler  # it waits while there is no etcd
+    waiting = threading.Thread(target=late.num_nodes_waiting)
+    waiting.start()
+    server.start()
+    waiting.join(SECONDS)
+    renewed = time.monotonic()
+    newcomer = run.ours(2, 3, last_call_timeout=0.5).enter()
+    run.await_text('"num_workers_waiting": 1')
+    server.restart()  # its stream is cut
+    wait_until(
+        lambda: [member.handler.num_nodes_waiting() for member in members] == [1, 1],
+        "the newcomer to be told of",
+        SECONDS,
+    )
+    wait_until(lambda: time.monotonic() > renewed + 11, "the time to live to pass", SECONDS)
+    keys = [run.path(f"/rdzv/v_1/rank_{rank}") for rank in range(2)]
+    assert all(key in run.client for key in keys)
+    assert run.text() is not None
+    for member in members:
+        member.enter()
+    assert len(agreed([member.done() for member in [*members, newcomer]])) == 3
+
+
+def test_without_etcd_a_barrier_times_out_and_says_so(
+    start_etcd: StartEtcd, start_v2_run: StartRun
+) -> None:
+    server = start_etcd("3.4", arguments=ENABLE_V2)
+    member = start_v2_run(server).ours(1, 1, timeout=2)
+    server.kill()
+    with pytest.raises(RendezvousTimeoutError, match="etcd does not answer"):
+        member.enter().done()
+    with pytest.raises(RendezvousConnectionError, match="could not close"):
+        member.handler.set_closed()
+    assert not member.handler.shutdown()
+
+
+def test_tls_and_client_certificates(
+    start_etcd: StartEtcd, start_v2_run: StartRun, certificates: Certificates
+) -> None:
+    server = start_etcd(
+        "3.5.35", arguments=ENABLE_V2, certificates=certificates, client_certificates=True
+    )
+    files = {
+        "protocol": "https",
+        "cacert": str(certificates.ca_file),
+        "cert": str(certificates.client.cert_file),
+        "key": str(certificates.client.key_file),
+    }
+    run = start_v2_run(server)
+    infos = together([run.ours(2, 2, **files) for _ in range(2)])
+    infos[0].store.set("k", "v")
+    assert infos[1].store.get("k") == b"v"
+    for missing in ({"protocol": "https"}, {**files, "cert": None}, {}):
+        with pytest.raises(RendezvousConnectionError):
+            run.ours(2, 2, **missing)
+
+
+def test_an_etcd_without_the_v2_api_is_named(start_etcd: StartEtcd) -> None:
+    endpoint = f"127.0.0.1:{start_etcd('3.7').port}"
+    with pytest.raises(RendezvousConnectionError, match="--enable-v2"):
+        create_rdzv_handler(RendezvousParameters("etcd", endpoint, "r", 1, 1))
+
+
+def test_the_next_of_several_servers_is_used_when_one_is_gone(
+    start_etcd: StartEtcd, start_v2_run: StartRun
+) -> None:
+    gone = start_etcd("3.4", arguments=ENABLE_V2)
+    stays = start_etcd("3.4", arguments=ENABLE_V2)
+    gone.kill()
+    run = start_v2_run(stays)
+    parameters = run.parameters(1, 1)
+    parameters.endpoint = f"127.0.0.1:{gone.port},127.0.0.1:{stays.port}"
+    handler = create_rdzv_handler(parameters)
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
