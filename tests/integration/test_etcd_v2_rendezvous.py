@@ -112,6 +112,16 @@ def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) 
     assert len(infos) == 2
 
 
+def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
+    """One member alone keeps the version alive, for longer than the ten seconds that it has."""
+    first = run.ours(1, 3, last_call_timeout=13).enter()
+    joined = time.monotonic()
+    run.await_text('"participants": [0]')
+    wait_until(lambda: time.monotonic() > joined + 11, "the time to live to pass", SECONDS)
+    second = run.ours(1, 3, last_call_timeout=13).enter()
+    assert agreed([first.done(), second.done()])[0].round == 1
+
+
 def test_a_full_version_needs_no_last_call(run: Run) -> None:
     began = time.monotonic()
     together([run.ours(1, 2, last_call_timeout=SECONDS) for _ in range(2)])
