@@ -25,7 +25,8 @@ def create_handler(
     """A handler from torch's parameters.
 
     Settings, in whole seconds: `join_timeout`, `last_call_timeout`, `close_timeout`,
-    `heartbeat_timeout`, `keep_alive_interval`; and `keep_alive_max_attempt`.
+    `heartbeat_timeout`, `keep_alive_interval`; `keep_alive_max_attempt`; and
+    `close_on_shutdown` (true): with false, `shutdown` leaves and closes nothing.
 
     Raises:
         ValueError: a setting is malformed or out of range; it names it.
@@ -52,4 +53,5 @@ def create_handler(
         number("keep_alive_interval", KEEP_ALIVE_INTERVAL_SECONDS),
         number("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT),
         prefixed,
+        params.get_as_bool("close_on_shutdown", True) is not False,
     )

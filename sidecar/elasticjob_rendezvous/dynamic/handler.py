@@ -71,6 +71,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         backend: RendezvousBackend,
         store: Any,
         prefixed: Prefixed = PrefixedStore,
+        close_on_shutdown: bool = True,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or Clock()
@@ -79,6 +80,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._backend = backend
         self._store = store
         self._prefixed = prefixed
+        self._close_on_shutdown = close_on_shutdown
         self._actor = Actor(
             node=node,
             settings=settings,
@@ -108,12 +110,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_interval: int = KEEP_ALIVE_INTERVAL_SECONDS,
         keep_alive_max_attempt: int = KEEP_ALIVE_MAX_ATTEMPT,
         prefixed: Prefixed = PrefixedStore,
+        close_on_shutdown: bool = True,
     ) -> DynamicRendezvousHandler:
         """A handler on a backend; `store` is what its rounds hand out, under a prefix.
 
         Args:
             keep_alive_interval: seconds between heartbeats.
             prefixed: makes (prefix, store) into a store; torch's own wants `PrefixStore`.
+            close_on_shutdown: whether `shutdown` may close for all, or leaves only.
 
         Raises:
             ValueError: a setting is out of range.
@@ -126,7 +130,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        return cls(_new_node(local_addr), settings, backend, store, prefixed)
+        node = _new_node(local_addr)
+        return cls(node, settings, backend, store, prefixed, close_on_shutdown)
 
     # -- the API --------------------------------------------------------------------
 
@@ -176,7 +181,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._run(decisions.leave, self._settings.timeout.close.total_seconds())
 
     def shutdown(self) -> bool:
-        """End: close for all if we have a place in a round, else only leave.
+        """End: close for all if we have a place in a round (and may), else only leave.
 
         May be called from any thread and from a signal handler: a `next_rendezvous` under
         way then raises RendezvousGracefulExitError. There is no way back.
@@ -189,7 +194,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return self._no_joiner.wait(self._settings.timeout.close.total_seconds())
         self._release()
         try:
-            if self._held is not None:
+            if self._held is not None and self._close_on_shutdown:
                 self.set_closed()
             else:
                 self.leave()
@@ -204,8 +209,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._held = None
         limit_seconds = self._settings.timeout.join.total_seconds()
         while True:
-            self._run(decisions.leave, limit_seconds)
-            held = seat(self._run(decisions.join, limit_seconds), self._node)
+            join = Operation(self._actor, decisions.join, limit_seconds, rejoins=True)
+            held = seat(join.run(), self._node)
             assert held is not None, "a join finishes on a seat"
             self._held = held
             self._heartbeats = Heartbeats(

@@ -61,13 +61,16 @@ class Actor:
 
 
 class Operation:
-    """Runs `decide` until it finishes. `rejoins_seconds` is the limit anew after standing by."""
+    """Runs `decide` until it finishes. The time limit begins anew after standing by."""
 
-    def __init__(self, actor: Actor, decide: Decide, limit_seconds: float) -> None:
+    def __init__(
+        self, actor: Actor, decide: Decide, limit_seconds: float, rejoins: bool = False
+    ) -> None:
         self._actor = actor
         self._decide = decide
         self._limit_seconds = limit_seconds
         self._deadline = actor.clock.monotonic() + limit_seconds
+        self._rejoins = rejoins
         self._was_redundant = False
         self._fresh = False
 
@@ -133,6 +136,7 @@ class Operation:
                     "nodes take part"
                 )
         self._fresh = self._actor.shared.write(applied(action, situation))
+        self._rejoins &= not self._fresh
         log.debug("%s: %s %s", self._actor.node, action, "done" if self._fresh else "lost a race")
         return _Turn.WROTE if self._fresh else _Turn.CONFLICT
 
@@ -152,6 +156,7 @@ class Operation:
             deadline=self._deadline,
             beat_due=now - shared.beat_at >= actor.settings.interval_seconds * _BEAT_DUE,
             last_call_over=call is not None and now >= call.ends,
+            rejoins=self._rejoins,
             was_redundant=self._was_redundant,
             leaving=actor.leaving.is_set(),
         )

@@ -163,6 +163,15 @@ def test_closed_is_closed_for_all(gang) -> None:
             handler.next_rendezvous()
 
 
+def test_shutdown_closes_nothing_where_that_was_not_wanted(gang) -> None:
+    g = gang(close_on_shutdown="false")
+    two = [g.handler(), g.handler()]
+    g.joined(*two)
+    assert two[0].shutdown()
+    assert not g.state.closed
+    until(lambda: two[1].num_nodes_waiting() == 1, "the loss to be seen")
+
+
 def test_too_few_nodes_time_out_and_leave_nothing_behind(gang) -> None:
     g = gang(join_timeout=1)
     with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes"):
@@ -349,6 +358,7 @@ def test_many_at_once_agree(gang) -> None:
         ({"close_timeout": "0"}, "close"),
         ({"keep_alive_interval": None}, "keep_alive_interval"),
         ({"keep_alive_max_attempt": 0}, "keep_alive_max_attempt"),
+        ({"close_on_shutdown": "maybe"}, "close_on_shutdown"),
         ({"local_addr": "x", "run_id": ""}, "run id"),
     ],
 )

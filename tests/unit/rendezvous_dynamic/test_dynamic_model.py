@@ -33,6 +33,7 @@ _WRITES = (
     Action.ADD_TO_PARTICIPANTS,
     Action.ADD_TO_WAIT_LIST,
     Action.ADD_TO_REDUNDANCY_LIST,
+    Action.REJOIN,
     Action.REMOVE,
     Action.MARK_COMPLETE,
     Action.MARK_CLOSED,
@@ -41,7 +42,7 @@ _WRITES = (
 
 @dataclass
 class Member:
-    """One node, its old copy of the state, and what it does: join, leave first, or run."""
+    """One node, its old copy of the state, and what it does: join, rejoin, leave or run."""
 
     node: NodeDesc
     skew_seconds: int
@@ -78,7 +79,7 @@ class World:
         """One decision on the copy that it has, however old, and its write."""
         if member.doing == "run":
             if nodes_waiting(member.state, member.held, SETTINGS):
-                member.doing, member.held = "leave", None
+                member.doing, member.held = "rejoin", None
                 return
             decide = decisions.keep_alive
         else:
@@ -93,13 +94,14 @@ class World:
             deadline=float("inf"),
             beat_due=self.now - member.beat_at >= SETTINGS.interval_seconds * 0.9,
             last_call_over=call is not None and self.now >= call.ends,
+            rejoins=member.doing == "rejoin",
         )
         action = decide(situation)
         if action in _WRITES:
             self.write(member, action, applied(action, situation))
         elif action is Action.FINISH and member.doing == "leave":
             member.doing = "join"
-        elif action is Action.FINISH and member.doing == "join":
+        elif action is Action.FINISH and member.doing in ("join", "rejoin"):
             self.sit(member)
 
     def write(self, member: Member, action: Action, state: State) -> None:
@@ -117,6 +119,8 @@ class World:
             self.stored, self.token = state, self.token + 1
             if action is not Action.REMOVE:
                 member.beat_at = self.now
+            if member.doing == "rejoin":
+                member.doing = "join"
         self.read(member)
 
     def sit(self, member: Member) -> None:
@@ -138,7 +142,7 @@ skews = st.lists(st.sampled_from([-7200, -3, 0, 3, 7200]), min_size=MEMBERS, max
 steps = st.lists(
     st.tuples(
         st.integers(0, MEMBERS - 1),
-        st.sampled_from(["read", "act", "act", "both", "both", "both", "restart", "die"]),
+        st.sampled_from(["read", "act", "act", "both", "both", "both", "restart", "leave", "die"]),
         st.sampled_from([0.0, 0.0, 0.1, 1.0, 3.0]),
     ),
     max_size=150,
@@ -157,8 +161,8 @@ def test_one_membership_a_round_and_an_end(skews: list[int], steps: list) -> Non
         match what:
             case "die":
                 member.alive = sum(m.alive for m in w.members) <= MIN
-            case "restart" if member.doing == "run":
-                member.doing, member.held = "leave", None
+            case "restart" | "leave" if member.doing == "run":
+                member.doing, member.held = ("rejoin" if what == "restart" else "leave"), None
             case "read" | "both":
                 w.read(member)
         if what in ("act", "both"):

@@ -19,6 +19,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     joined,
     nodes_waiting,
     redundant,
+    rejoined,
     seat,
     waiting,
     without,
@@ -81,6 +82,15 @@ def test_the_last_to_leave_a_complete_round_opens_the_next() -> None:
     assert node("a") not in left.last_heartbeats
     gone = without(left, [node("b")], settings())
     assert (gone.complete, gone.round) == (False, 5)
+
+
+def test_to_rejoin_is_to_wait_and_for_the_last_one_to_open_the_next_round() -> None:
+    one = rejoined(state("ab", complete=True, round=4), node("a"), settings(), UTC_NOW)
+    assert set(one.participants) == {node("b")}
+    assert one.wait_list == {node("a")}
+    two = rejoined(one, node("b"), settings(), UTC_NOW)
+    assert (two.round, two.complete, set(two.participants)) == (5, False, {node("b")})
+    assert two.wait_list == {node("a")}
 
 
 def test_too_few_left_take_the_last_call_back() -> None:

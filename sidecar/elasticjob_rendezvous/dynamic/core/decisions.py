@@ -24,6 +24,7 @@ class Action(StrEnum):
     ADD_TO_PARTICIPANTS = "AddToParticipants"
     ADD_TO_WAIT_LIST = "AddToWaitList"
     ADD_TO_REDUNDANCY_LIST = "AddToRedundancyList"
+    REJOIN = "Rejoin"
     REMOVE = "Remove"
     MARK_COMPLETE = "MarkComplete"
     MARK_CLOSED = "MarkClosed"
@@ -47,6 +48,7 @@ class Situation:
         deadline: when the operation must have ended, monotonic seconds.
         beat_due: it is time for a heartbeat.
         last_call_over: the last call of the open round has ended.
+        rejoins: a place that the node has is one of before this operation.
         was_redundant: the node was told to stand by during this operation.
         leaving: the node was asked to shut down meanwhile.
     """
@@ -59,6 +61,7 @@ class Situation:
     deadline: float
     beat_due: bool = False
     last_call_over: bool = False
+    rejoins: bool = False
     was_redundant: bool = False
     leaving: bool = False
 
@@ -78,10 +81,13 @@ def join(s: Situation) -> Action:
             return _idle(s)
         return Action.ADD_TO_WAIT_LIST if state.complete else Action.ADD_TO_PARTICIPANTS
     takes_part = node in state.participants
-    if state.complete and takes_part:
-        return Action.FINISH if shared.seat(state, node) else Action.REMOVE
+    good = shared.seat(state, node) is not None and not s.rejoins
+    if state.complete and takes_part and good:
+        return Action.FINISH
     if s.now > s.deadline:
         return Action.ERROR_TIMEOUT
+    if takes_part and (state.complete or s.rejoins):
+        return Action.REJOIN
     if state.complete:
         if full:  # also from the wait list, where it would make the others rejoin in vain
             return Action.ADD_TO_REDUNDANCY_LIST
@@ -126,6 +132,8 @@ def applied(action: Action, s: Situation) -> State:
             return shared.waiting(state, node, s.utc)
         case Action.ADD_TO_REDUNDANCY_LIST:
             return shared.redundant(state, node, s.utc)
+        case Action.REJOIN:
+            return shared.rejoined(state, node, s.settings, s.utc)
         case Action.REMOVE:
             return shared.without(state, [node], s.settings)
         case Action.MARK_COMPLETE:

@@ -157,6 +157,12 @@ def without(state: State, nodes: Iterable[NodeDesc], settings: RendezvousSetting
     return state
 
 
+def rejoined(state: State, node: NodeDesc, settings: RendezvousSettings, utc: datetime) -> State:
+    """The node gives up its place in a round and asks for one in the next, in one write."""
+    state = without(state, [node], settings)
+    return waiting(state, node, utc) if state.complete else joined(state, node, settings, utc)
+
+
 def seat(state: State, node: NodeDesc) -> Seat | None:
     """The node's place in the complete round, or None if it has none that is good.
 
