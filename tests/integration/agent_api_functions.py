@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -48,6 +49,9 @@ def puts(queue: SimpleQueue[str]) -> None:
 def waits(folder: str) -> None:
     """Until the test says so."""
     number, rank = os.environ["ELASTICJOB_ROUND"], os.environ["RANK"]
-    Path(folder, f"ran-{number}-{rank}-of-{os.environ['WORLD_SIZE']}").write_text(str(os.getpid()))
+    told = Path(folder, f"ran-{number}-{rank}-of-{os.environ['WORLD_SIZE']}")
+    draft = told.with_name(f".{told.name}")
+    draft.write_text(json.dumps({"pid": os.getpid(), **os.environ}))
+    draft.replace(told)
     while not Path(folder, "finish").exists():
         time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -173,13 +174,13 @@ def test_two_agents_a_lost_worker_and_a_newcomer(tmp_path: Path) -> None:
 
     def ran(number: int, world: int) -> list[Path]:
         paths = [tmp_path / f"ran-{number}-{rank}-of-{world}" for rank in range(world)]
-        until(lambda: all(p.exists() and p.read_text() for p in paths), f"round {number}")
+        until(lambda: all(p.exists() for p in paths), f"round {number}")
         return paths
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(3)]
     for thread in threads[:2]:
         thread.start()
-    os.kill(int(ran(1, 2)[1].read_text()), signal.SIGKILL)
+    os.kill(json.loads(ran(1, 2)[1].read_text())["pid"], signal.SIGKILL)
     ran(2, 2)
     gang.wanted = 3
     threads[2].start()
@@ -207,7 +208,7 @@ def test_a_signal_ends_the_workers_and_leaves(tmp_path: Path) -> None:
     thread.join(10)
     assert raised.value.sigval is signal.SIGTERM
     assert handler.calls == ["next_rendezvous", "leave"]
-    assert not alive(int((tmp_path / "ran-1-1-of-2").read_text()))
+    assert not alive(json.loads((tmp_path / "ran-1-1-of-2").read_text())["pid"])
 
 
 @METHODS

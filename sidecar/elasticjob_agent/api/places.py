@@ -16,7 +16,7 @@ from elasticjob_rendezvous.core.records import Roster, Seat
 
 @dataclass(frozen=True, slots=True)
 class NextPlace:
-    """What a handler answered. `master` is None where it does not say; `number` is 0 then."""
+    """What a handler answered. `master` is None and `number` 0 where it does not say."""
 
     store: Any
     group_rank: int
@@ -36,7 +36,9 @@ def next_place(spec: WorkerSpec) -> NextPlace:
         return NextPlace(store, group_rank, group_world_size)
     host = info.bootstrap_store_info
     master = None if host is None else (host.master_addr, int(host.master_port))
-    return NextPlace(info.store, info.rank, info.world_size, master, getattr(info, "round", 0))
+    # Some begin with round 0, which to an agent is none; and all members must agree.
+    number = getattr(info, "round", -1) + 1
+    return NextPlace(info.store, info.rank, info.world_size, master, number)
 
 
 def known_ranks(spec: WorkerSpec, group_rank: int) -> Assigned | None:

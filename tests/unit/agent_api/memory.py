@@ -130,7 +130,7 @@ class MemoryHandler(RendezvousHandler):
                 raise RendezvousTimeoutError(f"nobody came within {self._seconds:g} s")
             number, rank, nodes = self.place
             master = RendezvousStoreInfo("127.0.0.1", 29000 + number)
-            return RendezvousInfo(gang.stores[number - 1], rank, nodes, master, number)
+            return RendezvousInfo(gang.stores[number - 1], rank, nodes, master, number - 1)
 
     def is_closed(self) -> bool:
         return self._gang.closed

@@ -1,0 +1,207 @@
+"""Agents of the API as processes, over every backend: what one node meets, all live through."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agent_rig import PYTHONPATH, ROOT
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.launcher_rig import alive, mark
+from tests.unit.agent_api.memory import until
+
+__all__ = ["mark"]
+
+SECONDS = 60.0
+QUICK = {"last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": 3}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "elasticjob": {"last_call_timeout": 1, "settle": 0.3, "keep_alive_seconds": 2},
+    "etcd": {"last_call_timeout": 1},
+    "etcd-v2": QUICK,
+    "c10d": {**QUICK, "store_type": "file"},
+}
+
+
+@dataclass
+class Nodes:
+    """The nodes of one run."""
+
+    backend: str
+    endpoint: str
+    folder: Path
+    least: int = 1
+    most: int = 3
+    run_id: str = field(default_factory=lambda: f"run-{uuid.uuid4().hex[:10]}")
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+
+    def node(self, slots: int = 1, role: str = "trainer", max_restarts: int = 3) -> Any:
+        given = {
+            "backend": self.backend,
+            "endpoint": self.endpoint,
+            "run_id": self.run_id,
+            "least": self.least,
+            "most": self.most,
+            "settings": SETTINGS[self.backend],
+            "slots": slots,
+            "role": role,
+            "folder": str(self.folder),
+            "max_restarts": max_restarts,
+        }
+        return self.run("-m", "tests.integration.agent_api_node", json.dumps(given))
+
+    def run(self, *arguments: str) -> subprocess.Popen[bytes]:
+        log = self.folder / f"log-{len(self.logs)}"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{PYTHONPATH}:{ROOT}",
+                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        self.processes.append(process)
+        self.logs.append(log)
+        return process
+
+    def after(self, number: int, world: int) -> tuple[int, list[dict[str, Any]]]:
+        """The first round above `number` of that size whose workers have all started."""
+
+        def found() -> tuple[int, list[dict[str, Any]]] | None:
+            rounds = {int(path.name.split("-")[1]) for path in self.folder.glob("ran-*")}
+            for later in sorted(one for one in rounds if one > number):
+                paths = [self.folder / f"ran-{later}-{rank}-of-{world}" for rank in range(world)]
+                if all(path.exists() for path in paths):
+                    return later, [json.loads(path.read_text()) for path in paths]
+            return None
+
+        try:
+            until(found, f"a round of {world} workers after {number}", SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output()}") from error
+        settled = found()
+        assert settled is not None
+        return settled
+
+    def finish(self) -> None:
+        (self.folder / "finish").touch()
+
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        try:
+            return process.wait(SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"a node still runs:\n{self.output()}") from error
+
+    def output(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')}" for log in self.logs)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def v2_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path_factory.mktemp("v2"), "3.5.35", arguments=("--enable-v2",))
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=list(SETTINGS))
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
+    match request.param:
+        case "c10d":
+            endpoint = str(tmp_path / "store")
+        case "elasticjob":
+            endpoint = f"127.0.0.1:{request.getfixturevalue('newest_etcd').port}"
+        case _:
+            endpoint = f"127.0.0.1:{request.getfixturevalue('v2_etcd').port}"
+    request.getfixturevalue("mark")  # not before: servers that are shared stay
+    folder = tmp_path / "nodes"
+    folder.mkdir()
+    made = Nodes(request.param, endpoint, folder)
+    yield made
+    made.close()
+
+
+def test_a_lost_worker_a_newcomer_a_leaver_and_the_end(nodes: Nodes) -> None:
+    first, second = nodes.node(slots=2), nodes.node(slots=1, role="reader")
+    number, workers = nodes.after(0, 3)
+    assert sorted(worker["ROLE_NAME"] for worker in workers) == ["reader", "trainer", "trainer"]
+    assert {worker["GROUP_WORLD_SIZE"] for worker in workers} == {"2"}
+    assert {worker["MASTER_PORT"] for worker in workers} == {workers[0]["MASTER_PORT"]}
+    sizes = {worker["ROLE_NAME"]: worker["ROLE_WORLD_SIZE"] for worker in workers}
+    assert sizes == {"trainer": "2", "reader": "1"}
+
+    victim = next(worker for worker in workers if worker["ROLE_NAME"] == "reader")
+    os.kill(victim["pid"], signal.SIGKILL)
+    number, workers = nodes.after(number, 3)
+    assert not alive(victim["pid"])
+    port = workers[0]["MASTER_PORT"]
+
+    third = nodes.node(slots=1)
+    number, workers = nodes.after(number, 4)
+    restarts = {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers}
+    assert restarts == {"1"}, f"one failure, one count, the newcomer's too\n{nodes.output()}"
+    assert port != workers[0]["MASTER_PORT"], "every round has a master of its own"
+
+    second.send_signal(signal.SIGTERM)
+    assert nodes.wait(second) == 0, nodes.output()
+    number, workers = nodes.after(number, 3)
+    assert {worker["ROLE_NAME"] for worker in workers} == {"trainer"}
+    assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"1"}
+
+    nodes.finish()
+    assert [nodes.wait(first), nodes.wait(third)] == [0, 0], nodes.output()
+
+
+def test_a_lost_node_is_noticed(nodes: Nodes) -> None:
+    first, second = nodes.node(), nodes.node()
+    number, workers = nodes.after(0, 2)
+    second.kill()
+    second.wait()
+    _, workers = nodes.after(number, 1)
+    assert workers[0]["TORCHELASTIC_RESTART_COUNT"] == "0", "a lost node is charged to nobody"
+    nodes.finish()
+    assert nodes.wait(first) == 0, nodes.output()
+
+
+def test_a_spent_budget_ends_all(nodes: Nodes) -> None:
+    nodes.least = 2
+    both = [nodes.node(max_restarts=0) for _ in range(2)]
+    _, workers = nodes.after(0, 2)
+    os.kill(workers[1]["pid"], signal.SIGKILL)
+    assert [nodes.wait(process) for process in both] == [1, 1], nodes.output()
+    assert "failure of rank 1: -9" in nodes.output()
+
+
+def test_told_to_end_while_nobody_comes(nodes: Nodes) -> None:
+    nodes.least = 2
+    alone = nodes.node()
+    until(lambda: "starting workers" in nodes.output(), "its start", SECONDS)
+    alone.send_signal(signal.SIGTERM)
+    assert nodes.wait(alone) == 0, nodes.output()
+    assert "told to end by SIGTERM" in nodes.output()
+    together = [nodes.node() for _ in range(2)]
+    nodes.after(0, 2)
+    nodes.finish()
+    assert [nodes.wait(process) for process in together] == [0, 0], nodes.output()
