@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from elasticjob_rendezvous.dynamic import wire
 from tests.integration.dynamic_gang import Failed, Gang, Joined, Kind, Member, agree, join, until
 from tests.integration.etcd_server import EtcdServer
 
@@ -281,3 +284,43 @@ def test_a_paused_member_of_torchs_is_missed_by_ours(gang: MakeGang) -> None:
     torchs.signal(signal.SIGSTOP)
     until(lambda: one.call("waiting") > 0 and two.call("waiting") > 0, "the loss to be seen")
     agree(join(one, two))
+
+
+JOINS_UNTIL_SIGTERM = """
+import signal, sys
+from elasticjob_rendezvous import c10d
+from elasticjob_rendezvous.api import RendezvousGracefulExitError, RendezvousParameters
+
+handler = c10d.create_rdzv_handler(
+    RendezvousParameters("c10d", sys.argv[1], "run", 2, 2, "127.0.0.1", store_type="file")
+)
+signal.signal(signal.SIGTERM, lambda *_: handler.shutdown())
+print("joining", flush=True)
+try:
+    handler.next_rendezvous()
+except RendezvousGracefulExitError:
+    print("left")
+"""
+
+
+def test_sigterm_in_the_first_rendezvous_is_a_clean_end(tmp_path: Path) -> None:
+    from elasticjob_rendezvous import c10d
+    from elasticjob_rendezvous.api import RendezvousParameters
+
+    path = str(tmp_path / "store")
+    with subprocess.Popen(
+        [sys.executable, "-c", JOINS_UNTIL_SIGTERM, path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "joining\n"
+        backend, _ = c10d.create_backend(
+            RendezvousParameters("c10d", path, "run", 2, 2, store_type="file")
+        )
+        until(lambda: backend.get_state() is not None, "it to join")
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=20)[0] == "left\n"
+        assert process.returncode == 0
+    found = backend.get_state()
+    assert found is not None
+    state = wire.decode(found[0])
+    assert (state.participants, state.last_heartbeats, state.closed) == ({}, {}, False)

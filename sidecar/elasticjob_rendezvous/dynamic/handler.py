@@ -88,7 +88,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             clock=clock,
             reconnects=backend.reconnects,
             lock=threading.RLock(),
-            leaving=threading.Event(),
         )
         self._held: Seat | None = None
         self._port: master.HeldPort | None = None
@@ -151,12 +150,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             self._release()
             return self._rendezvous()
-        except (RendezvousClosedError, RendezvousConnectionError):
+        except BaseException as error:  # a signal's too: nobody should wait until we expire
             self._release()
-            raise
-        except BaseException:  # a signal's exception too: nobody should wait for us till we expire
-            self._release()
-            self._abandon()
+            self._held = None
+            if not isinstance(error, RendezvousClosedError | RendezvousConnectionError):
+                self._abandon()
             raise
         finally:
             self._joiner = None
@@ -186,7 +184,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         May be called from any thread and from a signal handler: a `next_rendezvous` under
         way then raises RendezvousGracefulExitError. There is no way back.
         """
-        self._actor.leaving.set()
+        self._actor.leaving = True
         joiner = self._joiner
         if joiner is not None:
             if joiner == threading.get_ident():
@@ -239,7 +237,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             info = self._kv(lambda: master.published(store))
             if info is not None:
                 return info
-            if self._actor.leaving.is_set():
+            if self._actor.leaving:
                 raise RendezvousGracefulExitError(f"{self._node} was shut down")
             if self.is_closed():
                 raise RendezvousClosedError(f"the rendezvous {self.get_run_id()!r} is closed")

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.dynamic.clock import Clock
-from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied
+from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied, join
 from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import State
@@ -30,6 +30,8 @@ POLL_SECONDS = (0.1, 1.0)
 CONFLICT_SECONDS = (0.01, 0.5)
 RETRY_SECONDS = (0.1, 2.0)
 """The first and the longest wait; each is twice the one before, with jitter."""
+SLICE_SECONDS = 0.1
+"""How soon a wait notices that it is to end."""
 _BEAT_DUE = 0.9  # of an interval: a timer that fires a little early must not skip a heartbeat
 
 
@@ -42,7 +44,10 @@ class _Turn(StrEnum):
 
 @dataclass(slots=True)
 class Actor:
-    """Who acts on which state. `lock` guards the state, `leaving` is set to break off a join."""
+    """Who acts on which state. `lock` guards the state; `leaving` breaks off a join.
+
+    A plain flag: an Event may not be set in a signal handler of the thread that waits for it.
+    """
 
     node: NodeDesc
     settings: RendezvousSettings
@@ -50,14 +55,15 @@ class Actor:
     clock: Clock
     reconnects: bool
     lock: threading.RLock
-    leaving: threading.Event
+    leaving: bool = False
 
     def wait(self, seconds: float) -> None:
-        """Sleep; a join wakes when it is to break off."""
-        if self.leaving.is_set():
-            time.sleep(seconds)
-        else:
-            self.leaving.wait(seconds)
+        """Sleep, but wake when we are to leave."""
+        ends, left = time.monotonic() + seconds, seconds
+        before = self.leaving
+        while left > 0 and self.leaving is before:
+            time.sleep(min(left, SLICE_SECONDS))
+            left = ends - time.monotonic()
 
 
 class Operation:
@@ -88,7 +94,11 @@ class Operation:
                 with self._actor.lock:
                     turn = self._turn()
                     state = self._actor.shared.state
-            except RendezvousConnectionError:
+            except RendezvousConnectionError as error:
+                if self._decide is join and self._actor.leaving:
+                    raise RendezvousGracefulExitError(
+                        f"{self._actor.node} was shut down"
+                    ) from error
                 if not self._actor.reconnects or self._actor.clock.monotonic() > self._deadline:
                     raise
                 log.warning("%s: the backend is away; trying again", self._actor.node)
@@ -158,7 +168,7 @@ class Operation:
             last_call_over=call is not None and now >= call.ends,
             rejoins=self._rejoins,
             was_redundant=self._was_redundant,
-            leaving=actor.leaving.is_set(),
+            leaving=actor.leaving,
         )
 
     def _idle_seconds(self, polls: int) -> float:

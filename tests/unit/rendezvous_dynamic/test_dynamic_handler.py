@@ -211,6 +211,20 @@ def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
     assert not g.state.knows(handler._node)
 
 
+def test_shutdown_while_the_backend_is_away_breaks_the_join_off(gang) -> None:
+    g = gang()
+    g.backend.reconnects = True
+    handler = g.handler()
+    g.backend.fails = [RendezvousConnectionError("away")] * 1000
+    (joining,) = g.join(handler)
+    until(lambda: len(g.backend.fails) < 999, "a second try")
+    shutting = g.pool.submit(handler.shutdown)
+    until(lambda: handler._actor.leaving, "the shutdown to begin")
+    with pytest.raises(RendezvousGracefulExitError):
+        joining.result(20)
+    assert shutting.result(20)
+
+
 def test_an_exception_of_a_signal_takes_the_node_out(gang) -> None:
     g = gang()
     handler = g.handler()
@@ -274,6 +288,8 @@ def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> N
     with pytest.raises(RendezvousTimeoutError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         g.handler("node-1").next_rendezvous()
     assert set(g.state.participants) == {silent}
+    assert g.handlers[0].shutdown()
+    assert not g.state.closed  # it never had a round
 
 
 def test_what_a_master_published_must_be_an_address(gang) -> None:
