@@ -8,26 +8,28 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import Any
 
 from elasticjob_agent.api import LocalElasticAgent, SignalException, WorkerSpec, create_handler
 from elasticjob_rendezvous.api import RendezvousParameters
 from tests.integration import agent_api_functions as functions
 
 
+def handler_of(library: str, names: list[Any], settings: dict[str, Any]) -> Any:
+    """Ours, or the one that torchrun would have."""
+    if library == "ours":
+        return create_handler(RendezvousParameters(*names, local_addr="127.0.0.1", **settings))
+    from torch.distributed.elastic import rendezvous
+
+    parameters = rendezvous.RendezvousParameters(*names, local_addr="127.0.0.1", **settings)
+    return rendezvous.rendezvous_handler_registry.create_handler(parameters)
+
+
 def main() -> int:
     given = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    handler = create_handler(
-        RendezvousParameters(
-            given["backend"],
-            given["endpoint"],
-            given["run_id"],
-            given["least"],
-            given["most"],
-            local_addr="127.0.0.1",
-            **given["settings"],
-        )
-    )
+    names = ("backend", "endpoint", "run_id", "least", "most")
+    handler = handler_of(given["library"], [given[name] for name in names], given["settings"])
     spec = WorkerSpec(
         role=given["role"],
         local_world_size=given["slots"],

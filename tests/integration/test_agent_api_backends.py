@@ -45,8 +45,15 @@ class Nodes:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
 
-    def node(self, slots: int = 1, role: str = "trainer", max_restarts: int = 3) -> Any:
+    def node(
+        self,
+        slots: int = 1,
+        role: str = "trainer",
+        max_restarts: int = 3,
+        library: str = "ours",
+    ) -> Any:
         given = {
+            "library": library,
             "backend": self.backend,
             "endpoint": self.endpoint,
             "run_id": self.run_id,
@@ -205,3 +212,58 @@ def test_told_to_end_while_nobody_comes(nodes: Nodes) -> None:
     nodes.after(0, 2)
     nodes.finish()
     assert [nodes.wait(process) for process in together] == [0, 0], nodes.output()
+
+
+TORCH_WORKER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+os.environ["ELASTICJOB_ROUND"] = "1"  # which torchrun does not tell
+from tests.integration.agent_api_functions import waits
+waits(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("nodes", ["etcd", "c10d"], indirect=True)
+def test_torchruns_agents_agree_on_ranks_and_on_the_end(nodes: Nodes, tmp_path: Path) -> None:
+    """Roles and sizes differ; the exit barrier is the same for both."""
+    nodes.least = nodes.most = 2
+    script = tmp_path / "worker.py"
+    script.write_text(TORCH_WORKER)
+    conf = ",".join(f"{key}={value}" for key, value in SETTINGS[nodes.backend].items())
+    ours = nodes.node(slots=1, role="reader")
+    theirs = nodes.run(
+        "-m", "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=2", "--role=trainer",
+        f"--rdzv-backend={nodes.backend}", f"--rdzv-endpoint={nodes.endpoint}",
+        f"--rdzv-id={nodes.run_id}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
+        str(script), str(ROOT), str(nodes.folder),
+    )  # fmt: skip
+    until(lambda: len(list(nodes.folder.glob("ran-*-of-3"))) == 3, "three workers", SECONDS)
+    workers = [json.loads(path.read_text()) for path in nodes.folder.glob("ran-*-of-3")]
+    ranks = {
+        (worker["ROLE_NAME"], worker["RANK"], worker["ROLE_RANK"], worker["ROLE_WORLD_SIZE"])
+        for worker in workers
+    }
+    trainers, readers = {("0", "0", "2"), ("1", "1", "2")}, {("2", "0", "1")}
+    if next(worker["GROUP_RANK"] for worker in workers if worker["ROLE_NAME"] == "reader") == "0":
+        trainers, readers = {("1", "0", "2"), ("2", "1", "2")}, {("0", "0", "1")}
+    assert ranks == {("trainer", *rest) for rest in trainers} | {
+        ("reader", *rest) for rest in readers
+    }
+    assert len({worker["MASTER_PORT"] for worker in workers}) == 1
+    nodes.finish()
+    assert [nodes.wait(ours), nodes.wait(theirs)] == [0, 0], nodes.output()
+    assert "gave up" not in nodes.output()
+    assert "Error waiting on exit barrier" not in nodes.output()
+
+
+@pytest.mark.parametrize("nodes", ["c10d"], indirect=True)
+def test_torchs_own_handler_drives_our_agent(nodes: Nodes) -> None:
+    nodes.least = 2
+    both = [nodes.node(library="torch"), nodes.node(slots=2, library="torch")]
+    number, workers = nodes.after(0, 3)
+    os.kill(workers[2]["pid"], signal.SIGKILL)
+    _, workers = nodes.after(number, 3)
+    assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"1"}
+    assert {worker["GROUP_WORLD_SIZE"] for worker in workers} == {"2"}
+    nodes.finish()
+    assert [nodes.wait(process) for process in both] == [0, 0], nodes.output()
