@@ -162,7 +162,7 @@ class EtcdRendezvous(Endings):
             except etcd.EtcdAlreadyExist:
                 self._waiting.next(seen, _RETRY_SECONDS)  # its value is on the way
                 raise EtcdRendezvousRetryImmediately from None
-            seen = self._waiting.look()
+            seen = self._present()
         state = parsed(seen.text)
         match state.status:
             case Status.CLOSED:
