@@ -71,7 +71,7 @@ def save(recipe: Recipe, image: str, into: Path) -> None:
     """Write the built image into an archive."""
     fresh = _WORK / f"{key(recipe.name)}.tar"
     fresh.unlink(missing_ok=True)
-    _buildah("push", "--quiet", image, f"docker-archive:/run/work/{fresh.name}:{recipe.name}")
+    _buildah("push", "--quiet", image, f"docker-archive:/run/scratch/{fresh.name}:{recipe.name}")
     fresh.replace(into)
 
 
@@ -86,10 +86,10 @@ def folder(wanted: Path) -> Path:
 
 def _buildah(*words: str, seen: dict[Path, str] | None = None) -> str:
     needs("unshare")
-    known = {_WORK: "/run/work", ROOT: "/run/source", Path("/etc/resolv.conf"): "/etc/resolv.conf"}
-    store = ("buildah", "--root", "/run/work/layers", "--runroot", "/run/buildah")
+    known = {_WORK: "/run/scratch", ROOT: "/run/source", Path("/etc/resolv.conf"): "/etc/resolv.conf"}
+    store = ("buildah", "--root", "/run/scratch/layers", "--runroot", "/run/buildah")
     command = inside(
-        engine_tree(), {**known, **(seen or {})}, "env", "TMPDIR=/run/work", *store, *words
+        engine_tree(), {**known, **(seen or {})}, "env", "TMPDIR=/run/scratch", *store, *words
     )
     done = subprocess.run(
         command,
@@ -117,5 +117,5 @@ def _provide_base() -> None:
         output("tar", "--numeric-owner", "--sort=name", "-C", tree, "-cf", layer, ".")
         made = Image(BASE, (layer,), {"Cmd": ["python3"]})
         archive.write(Path(scratch, "base.tar"), [made])
-        _buildah("pull", "--quiet", f"docker-archive:/run/work/{Path(scratch).name}/base.tar")
+        _buildah("pull", "--quiet", f"docker-archive:/run/scratch/{Path(scratch).name}/base.tar")
     stamp.write_text(tree.name)
