@@ -8,8 +8,8 @@ import secrets
 import sys
 
 from elasticjob_agent import settings as agent_settings
+from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.api.directed import DirectedHandler
-from elasticjob_agent.api.following import in_thread
 from elasticjob_agent.api.handed import NodeElasticAgent
 from elasticjob_agent.api.spec import WorkerSpec
 from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode

@@ -15,21 +15,21 @@ from elasticjob_rendezvous.api import RendezvousParameters
 from tests.integration import agent_api_functions as functions
 
 
-def handler_of(library: str, names: list[Any], settings: dict[str, Any]) -> Any:
+def handler_of(given: dict[str, Any]) -> Any:
     """Ours, or the one that torchrun would have."""
-    if library == "ours":
-        return create_handler(RendezvousParameters(*names, local_addr="127.0.0.1", **settings))
+    names = (given["backend"], given["endpoint"], given["run_id"], given["least"], given["most"])
+    if given["library"] == "ours":
+        return create_handler(RendezvousParameters(*names, "127.0.0.1", **given["settings"]))
     from torch.distributed.elastic import rendezvous
 
-    parameters = rendezvous.RendezvousParameters(*names, local_addr="127.0.0.1", **settings)
+    parameters = rendezvous.RendezvousParameters(*names, "127.0.0.1", **given["settings"])
     return rendezvous.rendezvous_handler_registry.create_handler(parameters)
 
 
 def main() -> int:
     given = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    names = ("backend", "endpoint", "run_id", "least", "most")
-    handler = handler_of(given["library"], [given[name] for name in names], given["settings"])
+    handler = handler_of(given)
     spec = WorkerSpec(
         role=given["role"],
         local_world_size=given["slots"],

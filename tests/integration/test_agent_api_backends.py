@@ -15,6 +15,11 @@ from typing import Any
 
 import pytest
 
+from elasticjob_agent.api import DirectedHandler, LocalElasticAgent, WorkerSpec, WorkerState
+from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
+from elasticjob_rendezvous.etcd.parameters import member_settings
+from tests.integration import agent_api_functions as functions
 from tests.integration.agent_rig import PYTHONPATH, ROOT
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, mark
@@ -267,3 +272,24 @@ def test_torchs_own_handler_drives_our_agent(nodes: Nodes) -> None:
     assert {worker["GROUP_WORLD_SIZE"] for worker in workers} == {"2"}
     nodes.finish()
     assert [nodes.wait(process) for process in both] == [0, 0], nodes.output()
+
+
+def test_a_connected_v3_handler_gives_its_place_to_the_agent(
+    newest_etcd: EtcdServer, mark: str
+) -> None:
+    handler = EtcdV3RendezvousHandler(
+        member_settings(
+            RendezvousParameters(
+                "elasticjob", newest_etcd.url, f"run-{uuid.uuid4().hex[:10]}", 1, 1, "127.0.0.1"
+            )
+        ),
+        "a run",
+        10.0,
+    )
+    spec = WorkerSpec("trainer", 2, handler, entrypoint=functions.exits, args=(0,))
+    agent = LocalElasticAgent(spec)
+    result = agent.run()
+    assert (result.state, result.return_values) == (WorkerState.SUCCEEDED, {0: None, 1: None})
+    group = agent.get_worker_group()
+    assert (group.round, group.group_world_size, group.master_addr) == (1, 1, "127.0.0.1")
+    assert isinstance(spec.rdzv_handler, DirectedHandler)

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from elasticjob_agent.agent import Agent, Attendant, NodeSettings, Rendezvous
@@ -27,34 +27,25 @@ from elasticjob_agent.api.following import HandlerRendezvous, Place
 from elasticjob_agent.api.living import Watching, live, result_of
 from elasticjob_agent.api.methods import MethodHands
 from elasticjob_agent.api.metrics import prof
-from elasticjob_agent.api.roles import (
-    Assigned,
-    RoleInstanceInfo,
-    assigned_alike,
-    assigned_in,
-    ranks_between,
-)
+from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
+from elasticjob_agent.api.placing import Placing
 from elasticjob_agent.api.spec import (
     DEFAULT_ROLE,
     RunResult,
-    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
-from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier, synchronize
-from elasticjob_agent.api.telling import Telling
+from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier
 from elasticjob_agent.core.following import Terms
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
-from elasticjob_agent.settings import LogSettings, workers_are_identical
+from elasticjob_rendezvous.core.events import Run
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 
 log = logging.getLogger("elasticjob.agent")
 
 EXIT_BARRIER_SECONDS = 300.0
-SHUTDOWN_SECONDS = 30
-NO_LOGS = LogSettings()
 
 
 class ElasticAgent(ABC):
@@ -87,22 +78,7 @@ class ElasticAgent(ABC):
         """The workers; the agent changes them as it goes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What an agent that is started from Python says of its node."""
-
-    run_id: str
-    member: str
-    name: str
-    address: str
-    slots: int
-    node: str = ""
-    logs: LogSettings = NO_LOGS
-    stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
-    announce: bool = False
-
-
-class SimpleElasticAgent(Telling, ElasticAgent):
+class SimpleElasticAgent(Placing, ElasticAgent):
     """An agent for one spec. A subclass says how workers are started, stopped and looked after.
 
     Args:
@@ -119,8 +95,6 @@ class SimpleElasticAgent(Telling, ElasticAgent):
         super().__init__(WorkerGroup(spec))
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
-        self._store: Any = None
-        self._budget = Budget()
         self._shell: Agent | None = None
         self._ours: HandlerRendezvous | None = None
         self._hands_now: Hands | None = None
@@ -244,7 +218,7 @@ class SimpleElasticAgent(Telling, ElasticAgent):
 
     def _directed(self) -> DirectedHandler | None:
         """The handler if it can direct, and no subclass has its own way to a place or ranks."""
-        handler, ours, theirs = self._worker_group.spec.rdzv_handler, SimpleElasticAgent, type(self)
+        handler, ours, theirs = self._worker_group.spec.rdzv_handler, Placing, type(self)
         if (
             theirs._rendezvous is not ours._rendezvous
             or theirs._assign_worker_ranks is not ours._assign_worker_ranks
@@ -254,8 +228,6 @@ class SimpleElasticAgent(Telling, ElasticAgent):
             handler = self._worker_group.spec.rdzv_handler = DirectedHandler.of(handler)
         return handler if isinstance(handler, DirectedHandler) else None
 
-    # -- a place and ranks --------------------------------------------------------------
-
     def seek(self, charge: bool, restarts: int, least: int) -> Place:
         """See `following.Seeker`."""
         group = self._worker_group
@@ -264,97 +236,6 @@ class SimpleElasticAgent(Telling, ElasticAgent):
         group.round = max(group.round, least + 1)
         member = self.shell.settings.member
         return Place(places.roster_of(group, member, self._budget.total), group.store)
-
-    @prof
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Get a place in the next round, and ranks for our workers. Blocks."""
-        spec = worker_group.spec
-        with self.record_duration("RENDEZVOUS"):
-            place = places.next_place(spec)
-        if place.master is None:  # a handler of old: rank 0 says where
-            if place.group_rank == 0:
-                self._set_master_addr_port(
-                    place.store, spec.master_addr, spec.master_port, spec.local_addr
-                )
-            place = place.at(*self._get_master_addr_port(place.store))
-        assert place.master is not None
-        self._store = worker_group.store = place.store
-        shared = place.store is not None and not workers_are_identical()
-        if shared:
-            self._budget.announce(place.store)
-        with self.record_duration("ASSIGN_WORKER_RANKS"):
-            worker_group.workers = self._assign_worker_ranks(
-                place.store, place.group_rank, place.group_world_size, spec
-            )
-        if shared:
-            self._budget.agree(place.store)
-        else:
-            self._budget.alone()
-        worker_group.group_rank = place.group_rank
-        worker_group.group_world_size = place.group_world_size
-        worker_group.round = max(place.number, worker_group.round + 1)
-        worker_group.master_addr = spec.master_addr or place.master[0]
-        worker_group.master_port = spec.master_port or place.master[1]
-        self._remaining_restarts = min(
-            self._remaining_restarts, spec.max_restarts - self._budget.total
-        )
-        log.info(
-            "[%s] rendezvous %d: group rank %d of %d, workers %s, master %s:%d",
-            spec.role, worker_group.round, place.group_rank, place.group_world_size,
-            worker_group.workers, worker_group.master_addr, worker_group.master_port,
-        )  # fmt: skip
-
-    @prof
-    def _assign_worker_ranks(
-        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
-    ) -> list[Worker]:
-        """Our workers with their ranks, as all agents agree on them through the store.
-
-        Where every node brings the same (TORCH_ELASTIC_WORKER_IDENTICAL=1) nobody is asked.
-        """
-        slots = spec.local_world_size
-        known = places.known_ranks(spec, group_rank)
-        if known is not None:
-            assigned = known
-        elif store is None or workers_are_identical():
-            assigned = assigned_alike(group_rank, group_world_size, slots)
-        else:
-            mine = RoleInstanceInfo(spec.role, group_rank, slots)
-            assigned = assigned_in(store, mine, group_world_size)
-        return _workers(assigned, slots)
-
-    def _share_and_gather(
-        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
-    ) -> list[RoleInstanceInfo]:
-        """Every agent's role and size, in group rank order."""
-        mine = RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
-        found = synchronize(
-            store, mine.serialize(), group_rank, group_world_size, "torchelastic/role_info"
-        )
-        return [RoleInstanceInfo.deserialize(raw) for raw in found]
-
-    def _get_ranks(
-        self,
-        role_infos: list[RoleInstanceInfo],
-        role_idx: int,
-        start_idx: int = 0,
-        end_idx: int = -1,
-    ) -> tuple[int, list[int]]:
-        """How many workers there are between two indices, and the ranks of one agent's."""
-        return ranks_between(role_infos, role_idx, start_idx, end_idx)
-
-    @staticmethod
-    def _set_master_addr_port(
-        store: Any, master_addr: str | None, master_port: int | None, local_addr: str | None
-    ) -> None:
-        """Say where rank 0 hosts torch's store: as told, else here at a free port."""
-        address = master_addr or local_addr or socket.getfqdn(socket.gethostname())
-        store.set("MASTER_ADDR", address.encode())
-        store.set("MASTER_PORT", str(master_port or places.free_port()).encode())
-
-    @staticmethod
-    def _get_master_addr_port(store: Any) -> tuple[str, int]:
-        return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
 
     # -- steps, for a loop of one's own ---------------------------------------------------
 
@@ -405,18 +286,9 @@ class Attends(Attendant):
         return order if own else self._agent._dressed(order)
 
     def observed(self, state: State, event: Event) -> None:
-        if places.observe(self._agent.get_worker_group(), state, event):
-            self._agent._record_start()
-
-
-def _workers(assigned: Assigned, slots: int) -> list[Worker]:
-    return [
-        Worker(
-            local_rank=local_rank,
-            global_rank=assigned.base_rank + local_rank,
-            role_rank=assigned.role_base_rank + local_rank,
-            world_size=assigned.world_size,
-            role_world_size=assigned.role_world_size,
-        )
-        for local_rank in range(slots)
-    ]
+        agent = self._agent
+        if isinstance(state.directive, Run):
+            left = agent.get_worker_group().spec.max_restarts - state.directive.roster.restarts
+            agent._remaining_restarts = min(agent._remaining_restarts, max(0, left))
+        if places.observe(agent.get_worker_group(), state, event):
+            agent._record_start()

@@ -7,16 +7,16 @@ own, since nothing else ends one that waits for minutes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, assert_never
+from typing import Any, Protocol, Self, assert_never
 
+from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
+from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
     CloseAll,
     Depart,
@@ -35,7 +35,6 @@ from elasticjob_agent.core.following import (
     Told,
     Trouble,
     Waited,
-    follow,
 )
 from elasticjob_rendezvous.core.events import Directive, Local
 from elasticjob_rendezvous.core.records import Roster
@@ -47,7 +46,6 @@ ENDED_NOTE = "elasticjob/ended"
 CALL_SECONDS = 30.0
 DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
 LAST_JOIN_SECONDS = 1.0
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,34 +279,3 @@ def trouble_of(error: Exception) -> Trouble:
     if "RendezvousTimeoutError" in names:
         return Trouble.TIMEOUT
     return Trouble.LEFT if "RendezvousGracefulExitError" in names else Trouble.ERROR
-
-
-async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
-    """The result of a blocking call. Raises what it raises, or TimeoutError; it may run on then.
-
-    A daemon thread for each: one that waits holds up neither other calls nor the end.
-    """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        fault: BaseException | None = None
-        try:
-            result = call()
-        except BaseException as error:
-            fault = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(settle, result, fault)
-
-    threading.Thread(target=run, name="elasticjob-call", daemon=True).start()
-    async with asyncio.timeout(seconds):
-        return await answer

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
-from elasticjob_agent.api.following import in_thread
+from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.call import Call, CallFolder, run
 from elasticjob_agent.launcher import settings
 from elasticjob_agent.launcher.app import Launcher

@@ -13,10 +13,11 @@ from typing import Any
 
 from elasticjob_agent.agent import NodeSettings
 from elasticjob_agent.api import places
-from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SHUTDOWN_SECONDS, SimpleElasticAgent
+from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SimpleElasticAgent
 from elasticjob_agent.api.blocking import BlockingHands
 from elasticjob_agent.api.failures import ProcessFailure
 from elasticjob_agent.api.metrics import prof
+from elasticjob_agent.api.node import SHUTDOWN_SECONDS
 from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from elasticjob_agent.core.model import StartCrew
 from elasticjob_agent.environment import start_workers

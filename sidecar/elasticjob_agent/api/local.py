@@ -15,9 +15,10 @@ from string import Template
 from typing import Any
 
 from elasticjob_agent.agent import NodeSettings
-from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SHUTDOWN_SECONDS, Node
+from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS
 from elasticjob_agent.api.forked import ForkedHands
 from elasticjob_agent.api.handed import HandsElasticAgent
+from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
 from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, streams_of
 from elasticjob_agent.call import Call, CallFolder, with_local_rank
 from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart

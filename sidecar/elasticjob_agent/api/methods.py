@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from elasticjob_agent.api.following import in_thread
+from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerState
 from elasticjob_agent.hands import (
     HandsEvent,

@@ -89,7 +89,8 @@ def roster_of(group: WorkerGroup, member: str, restarts: int) -> Roster:
 def observe(group: WorkerGroup, state: State, event: Event) -> bool:
     """Bring the group in step with the agent's state; True when its workers have just started."""
     directive, crew = state.directive, state.crew
-    if isinstance(directive, Run) and directive.roster.number != group.round:
+    # The group may be ahead: its next place is sought while the news of it are on their way.
+    if isinstance(directive, Run) and directive.roster.number > group.round:
         _seat(group, directive)
     group.state = _state(state, group.state)
     started = event.event if isinstance(event, FromHands) else None

@@ -2,8 +2,8 @@
 
 A handler only answers: a place in a round, how many wait, whether it is closed. From the
 answers and from what the agent tells of its node this makes the directives that the v3
-engine would give. The edge (`elasticjob_agent.api.following`) asks the handler and does
-what is ordered here.
+engine would give: `core.follow` decides, and here is what it speaks of. The edge
+(`elasticjob_agent.api.following`) asks the handler and does what is ordered.
 
 Agents of ours leave each other two notes in a round's store, since a handler cannot tell
 them apart: that a worker failed (so the others' collectives cannot end), and that the job
@@ -12,35 +12,11 @@ failed (so nobody is to wait for it). torch's agents neither write nor read them
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Idle,
-    Left,
-    Local,
-    Refused,
-    Run,
-    Stop,
-    Workers,
-)
-from elasticjob_rendezvous.core.records import (
-    Cause,
-    CauseKind,
-    Failure,
-    FailureClass,
-    Outcome,
-    OutcomeKind,
-    Roster,
-)
-
-UNCHARGED_IN_A_ROW = 3
-"""So many failures in a row may be put down to others' before one is charged all the same."""
-STEADY_SECONDS = 60.0
-"""A round that lived so long ends such a row."""
+from elasticjob_rendezvous.core.events import Directive, Idle, Local
+from elasticjob_rendezvous.core.records import Roster
 
 NOT_BEGUN = Idle("the launcher is not there yet")
 NOTHING = Local()
@@ -188,161 +164,3 @@ class Depart:
 
 
 Order = Join | NoteFailure | Meet | CloseAll | Depart
-
-
-# -- the step -----------------------------------------------------------------------
-
-
-def follow(state: Following, event: Event, now: float) -> tuple[Following, tuple[Order, ...]]:
-    """The next state, and what to do. `now` is monotonic seconds."""
-    if state.phase is Phase.OVER:
-        return state, ()
-    match event:
-        case Told(local):
-            return _told(replace(state, local=local), now)
-        case Joined(roster):
-            return _joined(state, roster, now)
-        case NotJoined(trouble, detail):
-            return _not_joined(state, trouble, detail)
-        case Seen():
-            return _seen(state, event)
-        case Waited():
-            return (_succeeded(state) if state.phase is Phase.MEETING else state), ()
-        case Departed():
-            return _over(state, Left()), ()
-        case _:
-            assert_never(event)
-
-
-def _told(state: Following, now: float) -> tuple[Following, tuple[Order, ...]]:
-    local, phase = state.local, state.phase
-    idle = local.workers is Workers.NONE
-    if local.leaving:
-        if not idle or phase is Phase.DEPARTING:
-            return state, ()
-        return replace(state, phase=Phase.DEPARTING), (Depart(),)
-    if phase is Phase.OUT:
-        return _begin(state)
-    if phase not in (Phase.SEATED, Phase.STOPPING) or local.round != state.number:
-        return state, ()
-    if local.done:
-        return replace(state, phase=Phase.MEETING), (Meet(),)
-    orders: tuple[Order, ...] = ()
-    if local.failure is not None and state.noted < state.number:
-        state = replace(state, noted=state.number)
-        orders = (NoteFailure(local.failure.message or str(local.failure.kind)),)
-    if not idle:
-        return state, orders
-    if local.failure is None:
-        return _rejoin(state) if phase is Phase.STOPPING else (state, ())
-    after, more = _failed(state, local.failure, now)
-    return after, (*orders, *more)
-
-
-def _begin(state: Following) -> tuple[Following, tuple[Order, ...]]:
-    """Seek the first place, once nothing runs here: what an earlier agent left is ended."""
-    local = state.local
-    if local.workers is not Workers.NONE:
-        cause = Cause(CauseKind.LOSS, detail="their agent was lost, and its place with it")
-        directive = Stop(local.round, True, cause, 0.0)
-        return replace(state, directive=directive, number=local.round), ()
-    if not local.ready:
-        return state, ()
-    return _rejoin(replace(state, number=max(state.number, local.round)))
-
-
-def _rejoin(state: Following, charge: bool = False) -> tuple[Following, tuple[Order, ...]]:
-    directive = Idle("seeking a place in the next round")
-    state = replace(state, phase=Phase.JOINING, directive=directive)
-    return state, (Join(charge, state.restarts),)
-
-
-def _failed(state: Following, failure: Failure, now: float) -> tuple[Following, tuple[Order, ...]]:
-    """Charge it or not; go on, or end the job when the budget is spent.
-
-    An aborted collective is charged where its cause is, and a taken port to nobody; but
-    something that only ever looks like that must end one day.
-    """
-    row = 0 if now - state.seated_at >= STEADY_SECONDS else state.uncharged
-    others = failure.kind in (FailureClass.PEER_ABORT, FailureClass.MASTER_PORT)
-    if others and row < UNCHARGED_IN_A_ROW:
-        return _rejoin(replace(state, uncharged=row + 1))
-    budget = state.terms.max_restarts
-    if state.restarts < budget:
-        return _rejoin(replace(state, uncharged=0), charge=True)
-    text = f"{budget} restarts are spent"
-    finish = Finish(Outcome(OutcomeKind.FAILED, text), failure, 0.0)
-    return _over(state, finish), (CloseAll(f"{text}: {failure.name}: {failure.message}"),)
-
-
-def _joined(state: Following, roster: Roster, now: float) -> tuple[Following, tuple[Order, ...]]:
-    if state.phase is not Phase.JOINING:
-        return state, ()
-    terms = state.terms
-    directive = Run(roster, terms.member, terms.max_restarts)
-    state = replace(
-        state,
-        phase=Phase.SEATED,
-        directive=directive,
-        number=roster.number,
-        restarts=roster.restarts,
-        seated_at=now,
-    )
-    return state, ()
-
-
-def _not_joined(
-    state: Following, trouble: Trouble, detail: str
-) -> tuple[Following, tuple[Order, ...]]:
-    if state.phase is not Phase.JOINING:
-        return state, ()
-    match trouble:
-        case Trouble.LEFT:
-            return _over(state, Left()), ()
-        case Trouble.TIMEOUT:
-            return _over(state, Finish(Outcome(OutcomeKind.TIMED_OUT, detail))), ()
-        case Trouble.CLOSED if state.number > 0:
-            return _over(state, _closed(state, detail)), ()
-        case Trouble.CLOSED | Trouble.ERROR:
-            return _over(state, Refused(detail)), ()
-        case _:
-            assert_never(trouble)
-
-
-def _closed(state: Following, detail: str) -> Finish:
-    """The others ended while we were between two rounds."""
-    failure = state.local.failure
-    if failure is None:
-        return Finish(Outcome(OutcomeKind.STOPPED, detail), None, 0.0)
-    return Finish(Outcome(OutcomeKind.FAILED, detail), failure, 0.0)
-
-
-def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
-    if state.phase not in (Phase.SEATED, Phase.MEETING) or state.local.leaving:
-        return state, ()
-    if seen.ended:
-        return _over(state, Finish(Outcome(OutcomeKind.FAILED, seen.ended), None, 0.0)), ()
-    if state.phase is Phase.MEETING:
-        if seen.met or seen.closed:
-            return _succeeded(state), ()
-        # They begin anew without us if we do not: what one of them failed in was not the end.
-        return _rejoin(state) if seen.failed and seen.waiting else (state, ())
-    if seen.failed:
-        return _stop(state, True, Cause(CauseKind.FAILURE, detail=seen.failed)), ()
-    if seen.waiting > 0:
-        many = f"{seen.waiting} node{'s' * (seen.waiting > 1)} wait for a round, or one was lost"
-        return _stop(state, False, Cause(CauseKind.JOIN, detail=many)), ()
-    return state, ()
-
-
-def _stop(state: Following, kill: bool, cause: Cause) -> Following:
-    grace = 0.0 if kill else state.terms.stop_grace_seconds
-    return replace(state, phase=Phase.STOPPING, directive=Stop(state.number, kill, cause, grace))
-
-
-def _succeeded(state: Following) -> Following:
-    return _over(state, Finish(Outcome(OutcomeKind.SUCCEEDED)))
-
-
-def _over(state: Following, directive: Directive) -> Following:
-    return replace(state, phase=Phase.OVER, directive=directive)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_agent.core.follow import STEADY_SECONDS, UNCHARGED_IN_A_ROW, follow
 from elasticjob_agent.core.following import (
-    STEADY_SECONDS,
-    UNCHARGED_IN_A_ROW,
     CloseAll,
     Depart,
     Departed,
@@ -27,7 +26,6 @@ from elasticjob_agent.core.following import (
     Told,
     Trouble,
     Waited,
-    follow,
 )
 from elasticjob_rendezvous.core.events import Finish, Idle, Left, Local, Refused, Run, Stop, Workers
 from elasticjob_rendezvous.core.records import (

@@ -311,3 +311,83 @@ def test_a_loop_of_ones_own() -> None:
     assert agent.run().return_values == {0: "of 0"}
     assert agent.calls == ["start", "stop", "start", "shutdown SIGTERM"]
     assert agent._remaining_restarts == 0
+
+
+def test_a_handler_of_old_that_says_no_master() -> None:
+    """It returned a tuple; rank 0 wrote where torch's store is to be."""
+
+    class Old(MemoryHandler):
+        def next_rendezvous(self) -> Any:
+            info = super().next_rendezvous()
+            return info.store, info.rank, info.world_size
+
+    gang = Gang(wanted=2)
+    agents = [Believed(spec(Old(gang), local_addr="10.0.0.9"), "", "succeed") for _ in range(2)]
+    results = at_once(*agents)
+    assert [getattr(result, "state", result) for result in results] == [WorkerState.SUCCEEDED] * 2
+    masters = {
+        (group.master_addr, group.master_port)
+        for group in (agent.get_worker_group() for agent in agents)
+    }
+    ((address, port),) = masters
+    assert address == "10.0.0.9"
+    assert port is not None
+    assert gang.stores[0].get("MASTER_PORT") == str(port).encode()
+
+
+def test_alike_nodes_ask_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
+    gang = Gang(wanted=2)
+    agents = [Believed(spec(gang.handler(), local_world_size=2), "", "succeed") for _ in range(2)]
+    results = at_once(*agents)
+    assert [getattr(result, "state", result) for result in results] == [WorkerState.SUCCEEDED] * 2
+    ranks = {worker.global_rank for agent in agents for worker in agent.get_worker_group().workers}
+    assert ranks == {0, 1, 2, 3}
+    assert {key.rpartition("/")[0] for key in gang.stores[0].keys()} == {  # noqa: SIM118
+        "torchelastic/agent/terminal_state"
+    }
+
+
+def test_an_exit_barrier_that_fails_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    agent = Believed(spec(Gang(wanted=1).handler()), exit_barrier_timeout=0.1)
+    agent._initialize_workers(agent.get_worker_group())
+    agent.get_worker_group().group_world_size = 2
+    agent._exit_barrier()
+    assert "gave up waiting for the other agents" in caplog.text
+
+
+def test_others_that_are_never_done_are_not_waited_for_for_ever() -> None:
+    gang = Gang(wanted=2)
+    done = Believed(spec(gang.handler()), "", "succeed", exit_barrier_timeout=0.5)
+    busy = Believed(spec(gang.handler()))
+    thread = threading.Thread(target=busy.run)
+    thread.start()
+    assert done.run().state is WorkerState.SUCCEEDED
+    busy.shell.leave("the test is over")
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_who_is_done_enters_again_when_another_fails() -> None:
+    gang = Gang(wanted=2)
+    done = Believed(spec(gang.handler()), "succeed", *[""] * 10_000)
+    other = Believed(spec(gang.handler()), *[""] * 10, "fail", *[""] * 10_000)
+
+    def finish() -> None:
+        until(lambda: len(done.groups) == 2 and len(other.groups) == 2, "the second round")
+        done.script, other.script = ["succeed"], ["succeed"]
+
+    threading.Thread(target=finish).start()
+    results = at_once(done, other)
+    assert [getattr(result, "state", result) for result in results] == [WorkerState.SUCCEEDED] * 2
+
+
+def test_the_events_of_an_agents_own_end() -> None:
+    agent = Believed(spec(Gang().handler()))
+    assert agent.get_event_succeeded().name == "torchelastic.worker.status.SUCCEEDED"
+    try:
+        raise ArithmeticError("no")
+    except ArithmeticError:
+        failed = agent.get_event_failed()
+    assert failed.source is events.EventSource.AGENT
+    assert "ArithmeticError: no" in str(failed.metadata["raw_error"])

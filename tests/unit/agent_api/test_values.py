@@ -32,7 +32,7 @@ from tests.unit.agent_api.memory import Gang, MemoryStore
 
 def spec(**options: Any) -> WorkerSpec:
     fields = {"role": "r", "local_world_size": 2, "rdzv_handler": Gang().handler(), **options}
-    return WorkerSpec(**{"entrypoint": "/usr/bin/train.sh", **fields})  # type: ignore[arg-type]
+    return WorkerSpec(**{"entrypoint": "/usr/bin/train.sh", **fields})
 
 
 def test_states_that_run() -> None:

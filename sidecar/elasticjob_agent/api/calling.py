@@ -1,0 +1,42 @@
+"""Blocking calls from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
+    """The result of a blocking call. Raises what it raises, or TimeoutError; it may run on then.
+
+    A daemon thread for each: one that waits holds up neither other calls nor the end.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        fault: BaseException | None = None
+        try:
+            result = call()
+        except BaseException as error:
+            fault = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=run, name="elasticjob-call", daemon=True).start()
+    async with asyncio.timeout(seconds):
+        return await answer

@@ -1,0 +1,25 @@
+"""What an agent that is started from Python says of its node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_agent.settings import LogSettings
+
+SHUTDOWN_SECONDS = 30
+NO_LOGS = LogSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """See `agent.NodeSettings`."""
+
+    run_id: str
+    member: str
+    name: str
+    address: str
+    slots: int
+    node: str = ""
+    logs: LogSettings = NO_LOGS
+    stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
+    announce: bool = False
