@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.api import DirectedHandler, LocalElasticAgent, WorkerSpec, WorkerState
+from elasticjob_agent.api import (
+    DirectedHandler,
+    LocalElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 from elasticjob_rendezvous.etcd.parameters import member_settings
@@ -274,18 +280,16 @@ def test_torchs_own_handler_drives_our_agent(nodes: Nodes) -> None:
     assert [nodes.wait(process) for process in both] == [0, 0], nodes.output()
 
 
+def v3_handler(etcd: EtcdServer, **settings: Any) -> EtcdV3RendezvousHandler:
+    run_id = f"run-{uuid.uuid4().hex[:10]}"
+    parameters = RendezvousParameters("elasticjob", etcd.url, run_id, 1, 1, "127.0.0.1", **settings)
+    return EtcdV3RendezvousHandler(member_settings(parameters), run_id, 10.0)
+
+
 def test_a_connected_v3_handler_gives_its_place_to_the_agent(
     newest_etcd: EtcdServer, mark: str
 ) -> None:
-    handler = EtcdV3RendezvousHandler(
-        member_settings(
-            RendezvousParameters(
-                "elasticjob", newest_etcd.url, f"run-{uuid.uuid4().hex[:10]}", 1, 1, "127.0.0.1"
-            )
-        ),
-        "a run",
-        10.0,
-    )
+    handler = v3_handler(newest_etcd)
     spec = WorkerSpec("trainer", 2, handler, entrypoint=functions.exits, args=(0,))
     agent = LocalElasticAgent(spec)
     result = agent.run()
@@ -293,3 +297,22 @@ def test_a_connected_v3_handler_gives_its_place_to_the_agent(
     group = agent.get_worker_group()
     assert (group.round, group.group_world_size, group.master_addr) == (1, 1, "127.0.0.1")
     assert isinstance(spec.rdzv_handler, DirectedHandler)
+
+
+def test_an_agent_with_its_own_way_to_a_place_asks_the_v3_handler(
+    newest_etcd: EtcdServer, mark: str
+) -> None:
+    class Own(LocalElasticAgent):
+        sought = 0
+
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            self.sought += 1
+            super()._rendezvous(worker_group)
+
+    handler = v3_handler(newest_etcd, slots=2)
+    spec = WorkerSpec("trainer", 2, handler, entrypoint=functions.exits, args=(0,))
+    agent = Own(spec)
+    assert agent.run().return_values == {0: None, 1: None}
+    assert agent.sought == 1
+    assert handler.is_closed(), "the whole roster was done"
+    handler.shutdown()

@@ -8,6 +8,7 @@ one thing (`_rendezvous`, `_assign_worker_ranks`, `_start_workers`, `_stop_worke
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -96,6 +97,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
         self._shell: Agent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ours: HandlerRendezvous | None = None
         self._hands_now: Hands | None = None
 
@@ -192,13 +194,21 @@ class SimpleElasticAgent(Placing, ElasticAgent):
     def shell(self) -> Agent:
         """The agent itself: what it does, and how to tell it to leave."""
         if self._shell is None:
+            self._ours = None
             self._hands_now = self._hands()
             self._shell = Agent(self._node(), self._hands_now, self._enter, Attends(self))
         return self._shell
 
+    def leave(self, reason: str) -> None:
+        """Tell a running agent that its node is to go; from any thread."""
+        if self._loop is None:
+            self.shell.leave(reason)
+        else:
+            self._loop.call_soon_threadsafe(self.shell.leave, reason)
+
     async def lived(self) -> Ending:
         """`run` for who has an event loop: the agent's end, which is no exception."""
-        shell = self.shell
+        shell, self._loop = self.shell, asyncio.get_running_loop()
         async with Watching(self._record_progress, self._worker_group.spec.monitor_interval):
             return await shell.run()
 

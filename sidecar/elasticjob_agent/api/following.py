@@ -187,7 +187,7 @@ class HandlerRendezvous:
         place = self._place
         assert place is not None, "done without a place"
         if place.store is None:
-            self._step(Seen(met=True))
+            await self._meet_by_handler()
             return
         try:
             self._met_at = await in_thread(
@@ -205,6 +205,22 @@ class HandlerRendezvous:
         if self._state.number == number:
             log.warning("other agents are not done after %g s", self._barrier_seconds)
             self._step(Waited())
+
+    async def _meet_by_handler(self) -> None:
+        """Without a store, the handler may know of the others' end, as v3's does."""
+        handler = self._handler
+        if not hasattr(handler, "report_done"):
+            self._step(Waited())
+            return
+        try:
+            await in_thread(handler.report_done, CALL_SECONDS)
+            outcome = await in_thread(lambda: handler.wait_end(self._barrier_seconds))
+        except Exception as error:
+            log.warning("gave up waiting for the other agents: %r", error)
+            self._step(Waited())
+            return
+        anew = Seen(waiting=1, failed="another node failed, and a newer round began")
+        self._step(Seen(met=True) if outcome is not None else anew)
 
     async def _depart(self) -> None:
         """Tell the handler, if it knows how to leave without closing for all.

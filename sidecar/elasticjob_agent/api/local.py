@@ -19,7 +19,7 @@ from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS
 from elasticjob_agent.api.forked import ForkedHands
 from elasticjob_agent.api.handed import HandsElasticAgent
 from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
-from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, streams_of
+from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, WorkerState, streams_of
 from elasticjob_agent.call import Call, CallFolder, with_local_rank
 from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart
 from elasticjob_agent.local import LocalHands
@@ -154,6 +154,11 @@ class LocalElasticAgent(HandsElasticAgent):
         folder, self._call_folder = self._call_folder, None
         if folder is not None:
             shutil.rmtree(folder.path, ignore_errors=True)
+        logs = None if self._settings is None else self._settings.logs.folder
+        succeeded = self._worker_group.state is WorkerState.SUCCEEDED
+        if logs is not None and succeeded and self._logs_specs.log_dir is None:
+            shutil.rmtree(logs, ignore_errors=True)  # nobody asked for them
+            self._settings = None
 
     def _made_log_folder(self, run_id: str) -> Path | None:
         """A new folder; error files need one even where no output is kept."""

@@ -53,7 +53,8 @@ class DefaultLogsSpecs:
 
     Args:
         log_dir: files are kept in a new folder below it, in `round_<n>/<local_rank>/`;
-            None keeps them in a temporary one, the null device keeps none.
+            None keeps them in a temporary one, unless the run succeeds; the null device
+            keeps none.
         redirects: streams that go to files alone.
         tee: streams that go to files and to the console; wins over `redirects`.
         local_ranks_filter: only these are shown on the console.

@@ -260,7 +260,7 @@ def test_told_to_leave() -> None:
 
     def leave() -> None:
         until(lambda: agent.groups, "the first round")
-        agent.shell.leave("a test")
+        agent.leave("a test")
 
     threading.Thread(target=leave).start()
     result = agent.run()
@@ -275,7 +275,7 @@ def test_told_to_leave_while_nobody_comes() -> None:
 
     def leave() -> None:
         until(lambda: handler.calls, "it waits")
-        agent.shell.leave("a test")
+        agent.leave("a test")
 
     threading.Thread(target=leave).start()
     assert agent.run().state is WorkerState.STOPPED
@@ -363,7 +363,7 @@ def test_others_that_are_never_done_are_not_waited_for_for_ever() -> None:
     thread = threading.Thread(target=busy.run)
     thread.start()
     assert done.run().state is WorkerState.SUCCEEDED
-    busy.shell.leave("the test is over")
+    busy.leave("the test is over")
     thread.join(10)
     assert not thread.is_alive()
 
