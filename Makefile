@@ -59,8 +59,14 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules and real servers
+test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules, real servers, a real cluster
 	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
+	@$(MAKE) e2e
+
+.PHONY: e2e
+e2e: install etcd ## what users do with kubectl and helm, on a cluster brought up for it unless one runs
+	@$(PY) -m tests.cluster images
+	$(PY) -m pytest -o timeout=1800 --durations=10 tests/e2e
 
 .PHONY: cluster cluster-down images
 cluster: install etcd ## a Kubernetes cluster on this machine: one control plane, two workers
