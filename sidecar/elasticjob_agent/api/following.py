@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, assert_never
 
 from elasticjob_agent.api.calling import in_thread
+from elasticjob_agent.api.looking import ENDED_NOTE, FAILED_NOTE, look, trouble_of
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
 from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
@@ -33,7 +34,6 @@ from elasticjob_agent.core.following import (
     Seen,
     Terms,
     Told,
-    Trouble,
     Waited,
 )
 from elasticjob_rendezvous.core.events import Directive, Local
@@ -41,11 +41,13 @@ from elasticjob_rendezvous.core.records import Roster
 
 log = logging.getLogger("elasticjob.agent")
 
-FAILED_NOTE = "elasticjob/failed"
-ENDED_NOTE = "elasticjob/ended"
 CALL_SECONDS = 30.0
 DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
 LAST_JOIN_SECONDS = 1.0
+NOTE_SECONDS = 1.0
+CLOSE_SECONDS = 10.0
+DEAF_LOOKS = 3
+"""So many looks in vain from the exit barrier: the store went with the agent that hosted it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class HandlerRendezvous:
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._join: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self.error: Exception | None = None
         """What the handler raised when it gave no place."""
@@ -105,6 +109,8 @@ class HandlerRendezvous:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._closing is not None:  # the others wait for that word
+            await asyncio.wait([self._closing], timeout=CLOSE_SECONDS)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -135,8 +141,13 @@ class HandlerRendezvous:
         self._state, orders = follow(self._state, event, time.monotonic())
         for order in orders:
             task = self._go(self._obey(order))
-            if isinstance(order, Join):
-                self._join = task
+            match order:
+                case Join():
+                    self._join = task
+                case NoteFailure():
+                    self._noting = task
+                case CloseAll():
+                    self._closing = task
         self._changed.set()
 
     def _go(self, work: Any) -> asyncio.Task[None]:
@@ -170,6 +181,8 @@ class HandlerRendezvous:
 
     async def _seek(self, order: Join) -> None:
         least = self._state.number
+        if self._noting is not None:  # who sees that we wait should see why
+            await asyncio.wait([self._noting], timeout=NOTE_SECONDS)
         try:
             place = await in_thread(lambda: self._seeker.seek(order.charge, order.restarts, least))
         except Exception as error:
@@ -254,6 +267,7 @@ class HandlerRendezvous:
     # -- looking --------------------------------------------------------------------
 
     async def _look(self) -> None:
+        deaf = 0
         while True:
             await asyncio.sleep(self._interval_seconds)
             if self._state.phase not in (Phase.SEATED, Phase.MEETING):
@@ -263,35 +277,13 @@ class HandlerRendezvous:
                 seen = await in_thread(self._seen, CALL_SECONDS)
             except Exception as error:
                 log.info("the rendezvous does not answer: %r", error)
+                deaf += self._state.phase is Phase.MEETING
+                if deaf >= DEAF_LOOKS:
+                    self._step(Waited())
                 continue
+            deaf = 0
             if self._state.number == number:
                 self._step(seen)
 
     def _seen(self) -> Seen:
-        """In a thread: what the handler and the round's store say now."""
-        waiting, closed = self._handler.num_nodes_waiting(), self._handler.is_closed()
-        store, met_at = None if self._place is None else self._place.store, self._met_at
-        if store is None:
-            return Seen(waiting, closed)
-        news = waiting > 0 or closed
-        return Seen(
-            waiting,
-            closed,
-            failed=_noted(store, FAILED_NOTE) if news else "",
-            ended=_noted(store, ENDED_NOTE) if closed else "",
-            met=bool(met_at) and bool(store.check([met_at])),
-        )
-
-
-def _noted(store: Any, key: str) -> str:
-    return str(store.get(key).decode(errors="replace")) if store.check([key]) else ""
-
-
-def trouble_of(error: Exception) -> Trouble:
-    """By name: torch's errors are other classes than ours."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "RendezvousClosedError" in names:
-        return Trouble.CLOSED
-    if "RendezvousTimeoutError" in names:
-        return Trouble.TIMEOUT
-    return Trouble.LEFT if "RendezvousGracefulExitError" in names else Trouble.ERROR
+        return look(self._handler, None if self._place is None else self._place.store, self._met_at)

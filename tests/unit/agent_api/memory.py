@@ -11,6 +11,7 @@ from typing import Any
 
 from elasticjob_rendezvous.api import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
@@ -79,6 +80,8 @@ class Gang:
     seated: list[MemoryHandler] = field(default_factory=list)
     stores: list[MemoryStore] = field(default_factory=list)
     closed: bool = False
+    gone: bool = False
+    slow: float = 0.0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def handler(self, **options: Any) -> MemoryHandler:
@@ -136,12 +139,15 @@ class MemoryHandler(RendezvousHandler):
         return self._gang.closed
 
     def set_closed(self) -> None:
+        time.sleep(self._gang.slow)
         self.calls.append("set_closed")
         with self._gang.changed:
             self._gang.closed = True
             self._gang.changed.notify_all()
 
     def num_nodes_waiting(self) -> int:
+        if self._gang.gone:
+            raise RendezvousConnectionError("the store is gone")
         with self._gang.changed:
             return len(self._gang.waiting)
 

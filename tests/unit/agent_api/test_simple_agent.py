@@ -146,12 +146,12 @@ def test_a_failure_within_the_budget_begins_anew(numbers: Numbers) -> None:
 
 
 def test_a_spent_budget_gives_the_failures_and_closes(numbers: Numbers) -> None:
-    handler = Gang().handler()
+    handler = Gang(slow=0.3).handler()
     agent = Believed(spec(handler), "fail", "fail")
     result = agent.run()
+    assert "set_closed" in handler.calls, "the others are told before this agent ends"
     assert result.is_failed()
     assert result.failures[0].exitcode == 3
-    until(lambda: "set_closed" in handler.calls, "the others are told")
     assert agent.get_worker_group().state is WorkerState.FAILED
     assert numbers.seen["workers.trainer.run_failed_with_retries"] == [1]
     assert numbers.seen["workers.trainer.flakiness"] == [100]
@@ -363,6 +363,25 @@ def test_others_that_are_never_done_are_not_waited_for_for_ever() -> None:
     thread = threading.Thread(target=busy.run)
     thread.start()
     assert done.run().state is WorkerState.SUCCEEDED
+    busy.leave("the test is over")
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_store_that_went_with_its_host_is_not_waited_for() -> None:
+    gang = Gang(wanted=2)
+    done = Believed(spec(gang.handler()), "", "succeed")
+    busy = Believed(spec(gang.handler()))
+    thread = threading.Thread(target=busy.run)
+    thread.start()
+
+    def lose() -> None:
+        key = "torchelastic/agent/terminal_state/num_members"
+        until(lambda: gang.stores and gang.stores[0].check([key]), "one that is done")
+        gang.gone = True
+
+    threading.Thread(target=lose).start()
+    assert done.run().state is WorkerState.SUCCEEDED, "long before the barrier's 300 s"
     busy.leave("the test is over")
     thread.join(10)
     assert not thread.is_alive()

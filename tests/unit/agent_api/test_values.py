@@ -13,7 +13,7 @@ import pytest
 from elasticjob_agent.api import events, metrics, stores
 from elasticjob_agent.api.budget import CHARGED, KNOWN, Budget
 from elasticjob_agent.api.failures import NOT_AVAILABLE, ProcessFailure
-from elasticjob_agent.api.following import trouble_of
+from elasticjob_agent.api.looking import trouble_of
 from elasticjob_agent.api.places import known_ranks, next_place
 from elasticjob_agent.api.roles import (
     Assigned,

@@ -1,0 +1,101 @@
+"""The sidecar's agent with another rendezvous than its own: what it makes of a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
+from elasticjob_agent.local import LocalHands
+from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
+from elasticjob_agent.wiring import elastic_agent, run_agent, v3_handler
+from elasticjob_rendezvous.core.records import Bounds
+from tests.integration.launcher_rig import mark
+from tests.unit.agent_api.memory import Gang, MemoryHandler
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    return AgentSettings(
+        prefix="/elasticjob/default/digits/0/",
+        run_id="digits",
+        member="uid-1",
+        name="node-1",
+        address="127.0.0.1",
+        etcd=EtcdAccess(("127.0.0.1:1",)),
+        job_key=b"k",
+        slots=2,
+        role="trainer",
+        bounds=Bounds(1, 2, max_restarts=0),
+        logs=LogSettings(tmp_path / "logs"),
+        bind_address="127.0.0.1",
+        termination_log=tmp_path / "termination-log",
+    )
+
+
+def run(settings: AgentSettings, handler: MemoryHandler, code: str) -> Ending:
+    async def bounded() -> Ending:
+        async with asyncio.timeout(20):
+            hands = LocalHands((sys.executable, "-c", code))
+            return await run_agent(settings, hands, "session", handler)
+
+    return asyncio.run(bounded())
+
+
+def test_success_shuts_the_rendezvous_down(settings: AgentSettings, tmp_path: Path) -> None:
+    handler = Gang().handler()
+    code = f"import os; open(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.environ))"
+    ending = run(settings, handler, code)
+    assert (ending.code, ending.message) == (ExitCode.OK, "job digits succeeded")
+    assert handler.calls == ["next_rendezvous", "shutdown", "leave"]
+    assert "'ROLE_NAME': 'trainer'" in (tmp_path / "1").read_text()
+    assert (tmp_path / "termination-log").read_text() == ending.message
+
+
+def test_a_spent_budget_names_the_culprit(settings: AgentSettings) -> None:
+    handler = Gang().handler()
+    ending = run(settings, handler, "raise ArithmeticError('no')")
+    assert (ending.code, ending.launcher_code) == (ExitCode.FAILED, ExitCode.FAILED)
+    assert "on node-1) in round 1: exit code 1, UserError\nArithmeticError: no" in ending.message
+    assert handler.calls[:2] == ["next_rendezvous", "set_closed"]
+
+
+def test_a_rendezvous_that_is_closed_is_not_shut_down_again(settings: AgentSettings) -> None:
+    handler = Gang(closed=True).handler()
+    ending = run(settings, handler, "pass")
+    assert ending.code is ExitCode.RENDEZVOUS
+    assert "the gang is closed" in ending.message
+    assert handler.calls == ["next_rendezvous", "leave"]
+
+
+def test_who_leaves_closes_for_nobody(settings: AgentSettings) -> None:
+    handler = Gang(wanted=2).handler(seconds=30)
+
+    async def bounded() -> Ending:
+        agent = elastic_agent(settings, LocalHands(("true",)), handler)
+        async with asyncio.timeout(20):
+            running = asyncio.create_task(agent.lived())
+            while not handler.calls:
+                await asyncio.sleep(0.01)
+            agent.leave("the pod is deleted")
+            return await running
+
+    ending = asyncio.run(bounded())
+    assert (ending.code, ending.launcher_code) == (ExitCode.OK, LEFT_CODE)
+    assert handler.calls == ["next_rendezvous", "leave"]
+
+
+def test_its_own_rendezvous_is_v3s(settings: AgentSettings) -> None:
+    handler = v3_handler(settings, "session")
+    agent = elastic_agent(settings, LocalHands(("true",)), handler)
+    spec = agent.get_worker_group().spec
+    assert (spec.role, spec.local_world_size, spec.max_restarts) == ("trainer", 2, 0)
+    assert handler.identity.id == agent.shell.settings.member == "uid-1"
+    assert (handler.get_backend(), handler.get_run_id()) == ("elasticjob", "digits")
