@@ -86,7 +86,11 @@ def folder(wanted: Path) -> Path:
 
 def _buildah(*words: str, seen: dict[Path, str] | None = None) -> str:
     needs("unshare")
-    known = {_WORK: "/run/scratch", ROOT: "/run/source", Path("/etc/resolv.conf"): "/etc/resolv.conf"}
+    known = {
+        _WORK: "/run/scratch",
+        ROOT: "/run/source",
+        Path("/etc/resolv.conf"): "/etc/resolv.conf",
+    }
     store = ("buildah", "--root", "/run/scratch/layers", "--runroot", "/run/buildah")
     command = inside(
         engine_tree(), {**known, **(seen or {})}, "env", "TMPDIR=/run/scratch", *store, *words

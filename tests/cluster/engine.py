@@ -92,7 +92,7 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def machines() -> Engine | None:
+def of_machine() -> Engine | None:
     """The machine's own engine, where one answers."""
     docker = shutil.which("docker")
     if docker is None:
@@ -107,7 +107,7 @@ def machines() -> Engine | None:
 
 def stock() -> Engine | None:
     """The machine's own engine, where one answers and can get the stock node image."""
-    engine = machines()
+    engine = of_machine()
     if engine is None or engine.run("images", "--quiet", STOCK_IMAGE):
         return engine
     try:
@@ -177,7 +177,8 @@ def clear(engine: Engine) -> None:
 
 def _load(engine: Engine, archive: Path) -> None:
     """Load the node image, unless it is there, and forget older ones."""
-    there = engine.run("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    listed = engine.run("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}").splitlines()
+    there = dict(line.split() for line in listed)
     if engine.image not in there:
         say("loading the node image")
         with archive.open("rb") as content:
@@ -188,8 +189,8 @@ def _load(engine: Engine, archive: Path) -> None:
                 env=engine.settings(),
                 check=True,
             )
-    if old := [name for name in there if name != engine.image]:
-        engine.run("rmi", *old)
+    if old := {image for name, image in there.items() if name != engine.image}:
+        engine.run("rmi", "--force", *old)
 
 
 def stop() -> None:

@@ -10,11 +10,12 @@ import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from scripts.environment import locked
 from tests.cluster import builder, sources, trainer
 from tests.cluster.builder import Recipe
 from tests.cluster.cluster import Cluster
 from tests.cluster.engine import Engine
-from tests.cluster.places import ARCHIVES, NODE_ARCHIVES, ROOT
+from tests.cluster.places import ARCHIVES, CACHE, NODE_ARCHIVES, ROOT
 
 _NOTES = "/kind/loaded"  # in a node: what was loaded last, by image
 _CTR = "ctr --namespace k8s.io images"
@@ -47,7 +48,7 @@ def build(engine: Engine | None) -> None:
     """Bring the archives of all images up to date: by this engine, or without a registry."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     recipes = _recipes()
-    with ThreadPoolExecutor(len(recipes)) as lanes:
+    with locked(CACHE / "cluster-images.lock"), ThreadPoolExecutor(len(recipes)) as lanes:
         list(lanes.map(lambda name: _build(engine, name, recipes[name]), recipes))
 
 

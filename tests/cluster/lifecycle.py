@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from scripts.environment import locked
-from scripts.golang import output
 from tests.cluster import debian, engine, kind, store, systemimages, trainer
 from tests.cluster.cluster import HELM, KUBECTL, Cluster, CommandFailed, ours
 from tests.cluster.engine import Engine
@@ -99,7 +98,7 @@ def _remove() -> None:
 
 def _stock_with_nodes() -> Engine | None:
     """The machine's own engine, if it has nodes of ours."""
-    chosen = engine.machines()
+    chosen = engine.of_machine()
     if chosen is None or not chosen.run("ps", "--all", "--quiet", "--filter", f"name={NODES[0]}"):
         return None
     return chosen
@@ -108,7 +107,8 @@ def _stock_with_nodes() -> Engine | None:
 def _build() -> None:
     """Make all parts that are missing: the compiler's beside those that wait for the network."""
     if not (systemimages.etcd() / "etcdctl").exists():
-        output(sys.executable, "-m", "scripts.etcd_servers", CACHE, cwd=ROOT)
+        command = [sys.executable, "-m", "scripts.etcd_servers", str(CACHE)]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
     with ThreadPoolExecutor(2) as lanes:
         trees = lanes.submit(lambda: [debian.node_tree(), debian.engine_tree(), trainer.image()])
         built = lanes.submit(lambda: [programs(name) for name in MODULES])

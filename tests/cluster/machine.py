@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,11 +55,13 @@ def restored() -> bool:
     return True
 
 
-def _groups() -> Iterator[Path]:
-    """The control groups of the nodes in every hierarchy, innermost first."""
-    root = Path("/sys/fs/cgroup")
-    for hierarchy in (root, *root.iterdir()):
-        if (hierarchy / CGROUP).is_dir():
-            inner = [path for path in (hierarchy / CGROUP).rglob("*") if path.is_dir()]
-            yield from sorted(inner, key=lambda path: len(path.parts), reverse=True)
-            yield hierarchy / CGROUP
+def _groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
+    """The control groups of the nodes, innermost first.
+
+    They are looked for everywhere: in some hierarchies they lie beneath the group of whoever
+    started the engine.
+    """
+    for folder, _, _ in os.walk(root, topdown=False):
+        path = Path(folder)
+        if CGROUP in path.parts:
+            yield path
