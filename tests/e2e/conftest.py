@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,26 @@ MakeCorner = Callable[..., Corner]
 __all__ = ["cluster", "images"]
 
 
+FIRST = ("test_the_example_runs", "test_conflicts.py", "test_failing.py", "test_digits.py")
+"""The example trains for more than a minute; small jobs are tested meanwhile."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes ElasticJob away comes last."""
-    items.sort(key=lambda item: item.path.name == "test_install.py")
+
+    def place(item: pytest.Item) -> int:
+        names = (item.name, item.path.name)
+        early = [number for number, name in enumerate(FIRST) if name in names]
+        return early[0] if early else len(FIRST) + (item.path.name == "test_install.py")
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what may explain a failure, before anything is cleaned up."""
     report = yield
     if report.failed and CONSOLES:
         folder = BUILD / re.sub(r"[^\w.-]+", "-", item.name)
@@ -65,6 +79,8 @@ def nodes(cluster: Cluster, console: Console) -> Nodes:
 
 @pytest.fixture(scope="session")
 def report() -> Report:
+    """A new one: neither measurements nor dumps of an earlier session are kept."""
+    shutil.rmtree(BUILD, ignore_errors=True)
     return Report(BUILD / "report.json")
 
 
@@ -80,6 +96,7 @@ def installation(
         made.uninstall()
     console.kubectl("delete", "namespace", "-l", "elasticjob-e2e", seconds=180)
     console.kubectl("create", "namespace", DENYING)
+    OPENED.append(DENYING)
     console.kubectl("label", "namespace", DENYING, "elasticjob-e2e=")
     began = time.monotonic()
     made.install()
@@ -95,9 +112,22 @@ def recorder(console: Console, installation: Installation) -> Iterator[Recorder]
     made.end()
 
 
+@pytest.fixture(scope="session")
+def example_corner(console: Console, installation: Installation) -> Iterator[Corner]:
+    """The namespace of the example, whose test is spread over the session."""
+    with _corners(console) as make:
+        yield make("e2e-digits")
+
+
 @pytest.fixture(scope="module")
 def make_corner(console: Console, installation: Installation) -> Iterator[MakeCorner]:
     """Make namespaces that go with the module; their deletion is not waited for."""
+    with _corners(console) as make:
+        yield make
+
+
+@contextmanager
+def _corners(console: Console) -> Iterator[MakeCorner]:
     with ExitStack() as stack:
 
         def make(name: str, *labels: str) -> Corner:

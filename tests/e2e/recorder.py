@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tests.e2e.console import CommandFailed, Console, Json
+from tests.e2e.console import CommandFailed, Console, Json, until
 from tests.e2e.installation import ETCD_POD, SYSTEM, etcdctl
 
 STATES = ("joinable", "frozen", "final", "closed")
@@ -119,11 +119,17 @@ class Recorder:
                 return float(seen.what["sinceMs"]) / 1000
         raise AssertionError(f"etcd was not seen to make round {number} of {job} final")
 
-    def leave_seconds(self, pod_uid: str) -> float | None:
-        """From a pod's deletion timestamp to its member's leave; None while one is missing."""
-        told = [seen.at for seen in self.deletions if seen.what["uid"] == pod_uid]
-        left = [seen.at for seen in self.members if seen.what["id"] == pod_uid]
-        return left[0] - told[0] if told and left else None
+    def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
+        """From a pod's deletion timestamp to its member's leave; waits for both."""
+
+        def told() -> list[Seen]:
+            return [seen for seen in self.deletions if seen.what["uid"] == pod_uid]
+
+        def left() -> list[Seen]:
+            return [seen for seen in self.members if seen.what["id"] == pod_uid]
+
+        until(lambda: told() and left(), f"the pod {pod_uid} to be deleted and to leave", within)
+        return left()[0].at - told()[0].at
 
     # -- what it hears
 

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.corner import Corner
 from tests.e2e.manifests import IMAGE, job
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(180, func_only=True)
 
 
 def test_a_typo_in_the_template_is_found_by_the_dry_run(corner: Corner) -> None:

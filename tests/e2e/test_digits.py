@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from tests.e2e.corner import Corner
 from tests.e2e.installation import ROOT
 from tests.e2e.report import Report
+
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
 
@@ -44,18 +47,27 @@ class Watch:
         return found
 
 
-@pytest.mark.timeout(400)
-def test_the_example_trains_from_apply_to_finished(corner: Corner, report: Report) -> None:
-    corner.kubectl("apply", "-f", MANIFEST)
-    watch = Watch(corner, "digits")
-    try:
-        corner.kubectl("wait", "--for=condition=Running", "ej/digits", "--timeout=90s", seconds=100)
-        corner.kubectl(
-            "wait", "--for=condition=Finished", "ej/digits", "--timeout=240s", seconds=250
-        )
-    finally:
-        watch.end()
+@pytest.fixture(scope="session")
+def watch(example_corner: Corner) -> Iterator[Watch]:
+    """The example, just applied, and a user who watches it."""
+    example_corner.kubectl("apply", "-f", MANIFEST)
+    found = Watch(example_corner, "digits")
+    yield found
+    found.end()
 
+
+def test_the_example_runs(example_corner: Corner, watch: Watch) -> None:
+    wait = ("wait", "--for=condition=Running", "ej/digits", "--timeout=100s")
+    example_corner.kubectl(*wait, seconds=110)
+
+
+def test_the_example_trains_from_apply_to_finished(
+    example_corner: Corner, watch: Watch, report: Report
+) -> None:
+    corner = example_corner
+    wait = ("wait", "--for=condition=Finished", "ej/digits", "--timeout=240s")
+    corner.kubectl(*wait, seconds=250)
+    corner.until(lambda: ("Succeeded", "closed") in watch.words(), "the last line", 10)
     header = watch.lines[0].split()
     assert header == ["NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE"]
     words = watch.words()

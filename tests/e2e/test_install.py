@@ -10,7 +10,7 @@ from tests.e2e.corner import Corner
 from tests.e2e.installation import SYSTEM, Installation
 from tests.e2e.manifests import counting, job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(300, func_only=True)
 
 CRD = "elasticjobs.elasticjob.dev"
 

@@ -12,7 +12,7 @@ from tests.e2e.corner import Corner
 from tests.e2e.installation import Installation
 from tests.e2e.manifests import IMAGE, counting, job
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(240, func_only=True)
 
 COMPANION = {"name": "companion", "image": IMAGE, "command": ["sleep", "10000"]}
 """A second container that never ends, so that a finished pod goes on running."""
@@ -90,6 +90,31 @@ def test_a_name_that_is_used_again_brings_nothing_of_the_old_job(corner: Corner)
     GONE.extend(uids)
 
 
+def test_deleting_the_job_ends_everything_within_its_grace(corner: Corner) -> None:
+    stubborn = {
+        "command": ["python3", "-c", "import signal, time\n"
+                    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
+                    "while True: time.sleep(1)"],
+    }  # fmt: skip
+    corner.apply(
+        job("ended", stubborn, nodes=2, pod={"terminationGracePeriodSeconds": 15},
+            recovery={"stopGraceSeconds": 3})
+    )  # fmt: skip
+    corner.running("ended", 2)
+    uid = corner.job("ended")["metadata"]["uid"]
+    began = time.monotonic()
+    corner.delete("ended")
+    assert time.monotonic() - began < 10, "nothing holds the object up"
+    corner.without_pods("ended", within=25)
+    assert time.monotonic() - began < 25, "the pods' grace, and what garbage collection takes"
+    own = "services,secrets,poddisruptionbudgets"
+    corner.until(
+        lambda: not corner.items(own, "-l", f"elasticjob.dev/job-uid={uid}"),
+        f"{own} to be gone",
+    )
+    GONE.append(uid)
+
+
 def test_it_is_suspended_changed_and_resumed(corner: Corner) -> None:
     corner.apply(job("paused", nodes=2))
     corner.running("paused", 2)
@@ -133,31 +158,6 @@ def test_a_job_that_is_active_for_too_long_fails(lives: Corner) -> None:
 def test_a_finished_job_goes_after_its_time_to_live(lives: Corner) -> None:
     lives.until(lambda: lives.job("short-lived") == {}, "the job to be gone", 90)
     lives.without_pods("short-lived")
-
-
-def test_deleting_the_job_ends_everything_within_its_grace(corner: Corner) -> None:
-    stubborn = {
-        "command": ["python3", "-c", "import signal, time\n"
-                    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\n"
-                    "while True: time.sleep(1)"],
-    }  # fmt: skip
-    corner.apply(
-        job("ended", stubborn, nodes=2, pod={"terminationGracePeriodSeconds": 15},
-            recovery={"stopGraceSeconds": 3})
-    )  # fmt: skip
-    corner.running("ended", 2)
-    uid = corner.job("ended")["metadata"]["uid"]
-    began = time.monotonic()
-    corner.delete("ended")
-    assert time.monotonic() - began < 10, "nothing holds the object up"
-    corner.without_pods("ended", within=25)
-    assert time.monotonic() - began < 25, "the pods' grace, and what garbage collection takes"
-    for kind in ("services", "secrets", "poddisruptionbudgets"):
-        corner.until(
-            lambda kind=kind: not corner.items(kind, "-l", f"elasticjob.dev/job-uid={uid}"),
-            f"{kind} to be gone",
-        )
-    GONE.append(uid)
 
 
 def test_nothing_of_deleted_jobs_stays_in_etcd(installation: Installation) -> None:

@@ -13,7 +13,7 @@ from tests.e2e.manifests import counting, job
 from tests.e2e.nodes import Nodes
 from tests.e2e.recorder import Recorder
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(240, func_only=True)
 
 NAME = "steady"
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from tests.cluster.cluster import Cluster
 from tests.e2e.conftest import MakeCorner
 from tests.e2e.console import Json, until
 from tests.e2e.corner import Corner
 from tests.e2e.installation import DENYING, OPERATOR, Installation
 from tests.e2e.manifests import IMAGE, counting, digits, job
 from tests.e2e.nodes import Nodes
+from tests.e2e.policies import enforced
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(240, func_only=True)
 
 ONE_NODE_IMAGE = "elasticjob/on-one-node:dev"
 RESTRICTED = {
@@ -24,6 +27,14 @@ RESTRICTED = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 SHORT = 4.0
+KNOCK = """
+import socket
+try:
+    socket.create_connection(("elasticjob-etcd.elasticjob-system.svc", 2379), timeout=5)
+    print("let in")
+except OSError as error:
+    print("denied:", error)
+"""
 
 
 def shell(script: str) -> Json:
@@ -77,6 +88,54 @@ def several(corner: Corner) -> None:
     )  # fmt: skip
 
 
+def half(corner: Corner, nodes: Nodes) -> None:
+    """A job of two pods on different nodes, one of which has no such image."""
+    nodes.tag_image(nodes.workers[0], IMAGE, ONE_NODE_IMAGE)
+    apart = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {"elasticjob.dev/job-name": "half"}},
+    }
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    corner.apply(
+        job(
+            "half",
+            nodes=2,
+            elasticity={"pendingTimeoutSeconds": 5},
+            pod={"affinity": affinity},
+            trainer={"image": ONE_NODE_IMAGE, "imagePullPolicy": "IfNotPresent"},
+        )
+    )
+
+
+def denied(corner: Corner) -> None:
+    """A job, and a pod that is none of a job's, where nobody may speak to anybody."""
+    deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    # Enforcement follows a pod's address: nobody speaks before it is there.
+    settle = {"name": "settle", "image": IMAGE, "command": ["sleep", "4"]}
+    knock = {"name": "main", "image": IMAGE, "command": ["python3", "-c", KNOCK]}
+    corner.apply(
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "deny"},
+            "spec": deny,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "stranger"},
+            "spec": {"restartPolicy": "Never", "initContainers": [settle], "containers": [knock]},
+        },
+        job(
+            "denied",
+            digits("--steps", 20),
+            nodes=2,
+            least=2,
+            pod={"initContainers": [settle]},
+        ),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Namespaces:
     plain: Corner
@@ -87,21 +146,19 @@ class Namespaces:
 
 @pytest.fixture(scope="module")
 def applied(
-    corner: Corner, make_corner: MakeCorner, installation: Installation, nodes: Nodes
-) -> Namespaces:
+    corner: Corner,
+    make_corner: MakeCorner,
+    installation: Installation,
+    cluster: Cluster,
+    nodes: Nodes,
+) -> Iterator[Namespaces]:
     several(corner)
+    half(corner, nodes)
     console = corner.console
     restricted = make_corner("e2e-restricted", "pod-security.kubernetes.io/enforce=restricted")
     restricted.apply(
         job("restricted", counting(SHORT), nodes=2, trainer={"securityContext": RESTRICTED})
     )
-    denying = Corner(console, DENYING)
-    deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    denying.apply(
-        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-         "metadata": {"name": "deny"}, "spec": deny},
-        job("denied", digits("--steps", 20), nodes=2, least=2),
-    )  # fmt: skip
     quota = make_corner("e2e-quota")
     quota.apply(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"},
@@ -111,7 +168,12 @@ def applied(
         lambda: (quota.find("resourcequota", "one") or {}).get("status"), "the quota to count"
     )
     quota.apply(job("limited", nodes=2, elasticity={"pendingTimeoutSeconds": 5}))
-    return Namespaces(corner, restricted, denying, quota)
+    denying = Corner(console, DENYING)
+    with enforced(cluster, console, DENYING):
+        denied(denying)
+        yield Namespaces(corner, restricted, denying, quota)
+    for kind in ("ej/denied", "pod/stranger", "networkpolicy/deny"):
+        denying.kubectl("delete", kind, "--wait=false")
 
 
 def test_any_user_may_train(applied: Namespaces) -> None:
@@ -163,7 +225,13 @@ def test_a_namespace_of_restricted_pods(applied: Namespaces) -> None:
 def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
     """With the chart's networkPolicy.jobNamespaces. Real torch, whose workers open any port."""
     assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
-    applied.denying.in_phase("denied", "Succeeded")
+    denying = applied.denying
+    denying.in_phase("denied", "Succeeded")
+    denying.until(
+        lambda: (denying.find("pod", "stranger") or {})["status"]["phase"] == "Succeeded",
+        "the stranger to have tried",
+    )
+    assert "denied" in denying.log("stranger", "main"), "the policy is in force"
 
 
 def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
@@ -180,16 +248,9 @@ def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
 
 
 def test_an_image_that_one_node_cannot_pull_is_named_and_the_others_train_on(
-    corner: Corner, nodes: Nodes
+    applied: Namespaces,
 ) -> None:
-    nodes.tag_image(nodes.workers[0], IMAGE, ONE_NODE_IMAGE)
-    apart = {"topologyKey": "kubernetes.io/hostname",
-             "labelSelector": {"matchLabels": {"elasticjob.dev/job-name": "half"}}}  # fmt: skip
-    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    corner.apply(
-        job("half", nodes=2, elasticity={"pendingTimeoutSeconds": 5}, pod={"affinity": affinity},
-            trainer={"image": ONE_NODE_IMAGE, "imagePullPolicy": "IfNotPresent"})
-    )  # fmt: skip
+    corner = applied.plain
     corner.running("half", 1)
 
     def told() -> Json | None:

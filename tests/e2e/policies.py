@@ -1,0 +1,144 @@
+"""NetworkPolicies enforced, for a pod network that does not do it itself.
+
+Owns a table of packet filters on each node, made from the policies of one namespace and the
+addresses that its pods have at the moment. It knows what policies here use: selectors of pods and
+namespaces, and ports by number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.cluster.cluster import Cluster
+from tests.e2e.console import CommandFailed, Console, Json
+
+POLL_SECONDS = 0.3
+_REMOVE = "add table ip policies\ndelete table ip policies\n"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What rules are made of: every pod, and the labels of every namespace."""
+
+    pods: Sequence[Json]
+    namespaces: Mapping[str, Json]
+
+    def chosen(self, namespace: str, peer: Json) -> list[str]:
+        """The addresses of the pods that a peer of a policy in that namespace means."""
+        inside = peer.get("namespaceSelector")
+        return [
+            pod["status"]["podIP"]
+            for pod in self.pods
+            if pod["status"].get("podIP")
+            and _matches(peer.get("podSelector") or {}, pod["metadata"].get("labels") or {})
+            and (
+                pod["metadata"]["namespace"] == namespace
+                if inside is None
+                else _matches(inside, self.namespaces[pod["metadata"]["namespace"]])
+            )
+        ]
+
+
+def ruleset(namespace: str, policies: Sequence[Json], world: World) -> str:
+    """What nft is to be told: nothing passes to or from a pod that a policy selects, but what a
+    policy allows, and the answers to it."""
+    egress = _chain("Egress", "saddr", "daddr", namespace, policies, world)
+    ingress = _chain("Ingress", "daddr", "saddr", namespace, policies, world)
+    # Two chains: what may leave one pod is still judged by whether it may enter the other.
+    return (
+        f"{_REMOVE}table ip policies {{\n"
+        f"chain egress {{ type filter hook forward priority 10; {egress} }}\n"
+        f"chain ingress {{ type filter hook forward priority 11; {ingress} }}\n}}\n"
+    )
+
+
+def _chain(
+    kind: str, own: str, other: str, namespace: str, policies: Sequence[Json], world: World
+) -> str:
+    specs = [policy["spec"] for policy in policies if kind in policy["spec"]["policyTypes"]]
+    lines = ["ct state established,related accept"]
+    isolated: set[str] = set()
+    for spec in specs:
+        selected = world.chosen(namespace, {"podSelector": spec["podSelector"]})
+        isolated.update(selected)
+        for address in selected:
+            for rule in spec.get(kind.lower()) or ():
+                lines += _allowed(f"ip {own} {address}", other, rule, namespace, world)
+    lines += [f"ip {own} {address} drop" for address in sorted(isolated)]
+    return "; ".join(lines)
+
+
+def _allowed(own: str, other: str, rule: Json, namespace: str, world: World) -> Iterator[str]:
+    peers = rule.get("to") or rule.get("from")
+    addresses = sorted({ip for peer in peers or () for ip in world.chosen(namespace, peer)})
+    if peers and not addresses:
+        return
+    whom = f" ip {other} {{ {', '.join(addresses)} }}" if peers else ""
+    if not rule.get("ports"):
+        yield f"{own}{whom} accept"
+    for port in rule.get("ports") or ():
+        yield f"{own}{whom} {port.get('protocol', 'TCP').lower()} dport {port['port']} accept"
+
+
+def _matches(selector: Json, labels: Json) -> bool:
+    wanted = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    for expression in selector.get("matchExpressions") or ():
+        key, values = expression["key"], expression.get("values") or ()
+        match expression["operator"]:
+            case "Exists":
+                good = key in labels
+            case "In":
+                good = labels.get(key) in values
+            case other:
+                raise NotImplementedError(f"{other} in a NetworkPolicy of these tests")
+        if not good:
+            return False
+    return True
+
+
+def _look(console: Console, namespace: str) -> str:
+    policies = console.items("-n", namespace, "networkpolicies")
+    namespaces = {
+        found["metadata"]["name"]: found["metadata"]["labels"] for found in console.items("ns")
+    }
+    pods = [pod for pod in console.items("-A", "pods") if not pod["spec"].get("hostNetwork")]
+    return ruleset(namespace, policies, World(pods, namespaces))
+
+
+@contextmanager
+def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[None]:
+    """Enforce the policies of a namespace meanwhile, unless the cluster's own network does."""
+    if cluster.engine is None or not cluster.engine.ours:
+        yield
+        return
+    over = threading.Event()
+
+    def keep() -> None:
+        told = ""
+        while not over.wait(POLL_SECONDS):
+            try:
+                found = _look(console, namespace)
+            except CommandFailed:
+                continue
+            if found != told:
+                _tell(cluster, found)
+                told = found
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join(timeout=60)
+        _tell(cluster, _REMOVE)
+
+
+def _tell(cluster: Cluster, rules: str) -> None:
+    for node in cluster.nodes:
+        cluster.exec_on_node(node, "sh", "-c", 'printf %s "$1" | nft -f -', "sh", rules)
