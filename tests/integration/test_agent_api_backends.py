@@ -215,7 +215,7 @@ def test_a_spent_budget_ends_all(nodes: Nodes) -> None:
 def test_told_to_end_while_nobody_comes(nodes: Nodes) -> None:
     nodes.least = 2
     alone = nodes.node()
-    until(lambda: "starting workers" in nodes.output(), "its start", SECONDS)
+    until(lambda: "waiting: " in nodes.output(), "its start", SECONDS)
     alone.send_signal(signal.SIGTERM)
     assert nodes.wait(alone) == 0, nodes.output()
     assert "told to end by SIGTERM" in nodes.output()
