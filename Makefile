@@ -14,7 +14,7 @@ export ELASTICJOB_ETCD_DIR ?= $(CACHE)
 
 .PHONY: help
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 20
 
 .PHONY: install
 install: ## the Python environments: dependencies in the cache, this checkout in .venv
