@@ -1,4 +1,4 @@
-"""Owns our own images in the cluster: the operator's, the sidecar's, the trainers'.
+"""Owns our own images in the cluster: operator, sidecar, trainers and the example on top of it.
 
 `build` makes their archives, `load` puts them into every node. A node notes what it was given, so
 that only what has changed is given again.
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scripts.environment import locked
-from tests.cluster import builder, sources, trainer
+from tests.cluster import builder, digits_image, sources, trainer
 from tests.cluster.builder import Recipe
 from tests.cluster.cluster import Cluster
 from tests.cluster.engine import Engine
@@ -93,6 +93,7 @@ def load(cluster: Cluster) -> Images:
     """Put the images into every node of the cluster, as far as they are not there; their names."""
     with ThreadPoolExecutor(len(cluster.nodes)) as lanes:
         list(lanes.map(lambda node: _load_into(cluster, node), cluster.nodes))
+    digits_image.load(cluster)
     return names()
 
 

@@ -14,7 +14,6 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.fixtures import cluster, images
 from tests.cluster.images import Images
-from tests.e2e import digits_image
 from tests.e2e.console import Console
 from tests.e2e.corner import Corner
 from tests.e2e.dump import dump
@@ -89,8 +88,6 @@ def installation(
     cluster: Cluster, images: Images, console: Console, report: Report
 ) -> Installation:
     """ElasticJob as the chart installs it. An earlier run's is taken away first."""
-    if cluster.engine is not None:
-        digits_image.load(cluster)
     made = Installation(console)
     if made.installed:
         made.uninstall()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e import digits_image
+from tests.cluster import digits_image
 from tests.e2e.console import Json
 
 IMAGE = digits_image.NAME
