@@ -76,10 +76,6 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
-.PHONY: e2e
-e2e: install etcd ## what users do, on that cluster; brings it up and takes it down unless it is there
-	$(PY) -m pytest tests/e2e
-
 .PHONY: bench bench-rendezvous bench-recovery
 bench: bench-rendezvous bench-recovery ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
