@@ -68,7 +68,7 @@ def _chain(
             for rule in spec.get(kind.lower()) or ():
                 lines += _allowed(f"ip {own} {address}", other, rule, namespace, world)
     lines += [f"ip {own} {address} drop" for address in sorted(isolated)]
-    return "; ".join(lines)
+    return "".join(f"{line}; " for line in lines)
 
 
 def _allowed(own: str, other: str, rule: Json, namespace: str, world: World) -> Iterator[str]:
