@@ -6,6 +6,7 @@ on the machine, no service is started, and what is in them does not depend on th
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from inspect import getsource
@@ -16,6 +17,7 @@ from scripts.golang import SCRIPTS, output
 from tests.cluster.parts import part
 from tests.cluster.places import CACHE, PINS
 
+_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITE = "bookworm"  # as in the images that the Dockerfiles start from
 ENGINE = (
     *("buildah", "ca-certificates", "containernetworking-plugins", "docker.io", "iproute2"),
@@ -59,12 +61,17 @@ def find(command: str) -> str | None:
 
 
 def _bootstrap(into: Path, packages: tuple[str, ...]) -> None:
+    if os.geteuid() != 0:
+        raise PermissionError("no Docker engine that has a registry: the rest needs root")
     needs("debootstrap")
+    if not _KEYS.exists():
+        output(SCRIPTS / "apt", "install", "debian-archive-keyring")
     packages_kept = CACHE / "debs"
     packages_kept.mkdir(parents=True, exist_ok=True)
     with locked(CACHE / "debs.lock"):
         output(
             *(find("debootstrap"), "--variant=minbase", f"--cache-dir={packages_kept}"),
+            *(f"--keyring={_KEYS}", "--force-check-gpg"),
             *(f"--include={','.join(packages)}", SUITE, into),
         )
     for litter in _LITTER:

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -91,17 +92,21 @@ def store() -> Path:
 def give_to_nodes() -> None:
     """Make the store of every node."""
     remove_from_nodes()
-    source = store()
-    for node in NODES:
-        copy = STORES / node
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        output("cp", "--archive", "--link", source, copy)
-        for database in copy.rglob("*.db"):
-            own = database.with_suffix(".own")
-            shutil.copy2(database, own)
-            own.replace(database)
+    STORES.mkdir(parents=True)
+    with ThreadPoolExecutor(len(NODES)) as lanes:
+        list(lanes.map(lambda node: _copy(store(), STORES / node), NODES))
+
+
+def _copy(source: Path, copy: Path) -> None:
+    output("cp", "--archive", "--link", source, copy)
+    for database in copy.rglob("*.db"):
+        own = database.with_suffix(".own")
+        shutil.copy2(database, own)
+        own.replace(database)
 
 
 def remove_from_nodes() -> None:
     """Remove the stores of nodes that are gone."""
+    with ThreadPoolExecutor(len(NODES)) as lanes:
+        list(lanes.map(lambda node: shutil.rmtree(STORES / node, ignore_errors=True), NODES))
     shutil.rmtree(STORES, ignore_errors=True)
