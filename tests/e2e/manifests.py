@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster import digits_image
+from tests.cluster.images import EXAMPLE
 from tests.e2e.console import Json
 
-IMAGE = digits_image.NAME
+IMAGE = EXAMPLE
 """The image of examples/digits, which every node has: python3, torch, and train.py."""
 
 COUNT = """
