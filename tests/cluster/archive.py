@@ -1,4 +1,4 @@
-"""Owns the writing of image archives, in the forms that `docker load` and containerd read.
+"""Owns the writing of image archives, in the form that `docker load` and containerd read.
 
 An image is its layers, each an uncompressed tar, and how to start it. Nothing here needs an engine.
 """
@@ -10,14 +10,13 @@ import io
 import json
 import platform
 import tarfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_OCI = "application/vnd.oci.image"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 
@@ -89,54 +88,3 @@ def write(archive: Path, images: Iterable[Image]) -> None:
                 }
             )
         _add(tar, "manifest.json", json.dumps(manifest).encode())
-
-
-def lighten(archive: Path, into: Path, held: Collection[str]) -> tuple[str, ...]:
-    """Write the one image of a Docker archive again, for a containerd that holds some layers.
-
-    Those, by digest, are named but left out; containerd has unpacked them and does not ask.
-    Returns the digests of all layers; none, and nothing useful is written, where the archive is not
-    buildah's: then its layers may be packed, and containerd would know them by another digest.
-    """
-    with tarfile.open(archive) as old, tarfile.open(into, "w") as new:
-        (image,) = json.loads(_read(old, "manifest.json"))
-        config = _read(old, image["Config"])
-        digests: list[str] = json.loads(config)["rootfs"]["diff_ids"]
-        names = [Path(name).name.removesuffix(".tar") for name in image["Layers"]]
-        if [f"sha256:{name}" for name in names] != digests:
-            return ()
-        layers = []
-        for digest, name in zip(digests, image["Layers"], strict=True):
-            size = old.getmember(name).size
-            layers.append({"mediaType": f"{_OCI}.layer.v1.tar", "digest": digest, "size": size})
-            if digest not in held:
-                blob = tarfile.TarInfo(_blob(digest))
-                blob.size = size
-                new.addfile(blob, old.extractfile(name))
-        described = {"mediaType": f"{_OCI}.config.v1+json", **_add_blob(new, config)}
-        kind = f"{_OCI}.manifest.v1+json"
-        manifest = {"schemaVersion": 2, "mediaType": kind, "config": described, "layers": layers}
-        found = {"mediaType": kind, **_add_blob(new, json.dumps(manifest).encode())}
-        found["annotations"] = {"io.containerd.image.name": image["RepoTags"][0]}
-        index = {"schemaVersion": 2, "manifests": [found]}
-        _add(new, "index.json", json.dumps(index).encode())
-        _add(new, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-    return tuple(digests)
-
-
-def _blob(digest: str) -> str:
-    return f"blobs/{digest.replace(':', '/')}"
-
-
-def _add_blob(tar: tarfile.TarFile, content: bytes) -> dict[str, Any]:
-    """Add the content under its digest; how a description refers to it."""
-    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    _add(tar, _blob(digest), content)
-    return {"digest": digest, "size": len(content)}
-
-
-def _read(tar: tarfile.TarFile, name: str) -> bytes:
-    member = tar.extractfile(name)
-    if member is None:
-        raise ValueError(f"{tar.name!r} must hold {name} as a file")
-    return member.read()

@@ -9,11 +9,9 @@ from __future__ import annotations
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from scripts.environment import locked
 from tests.cluster import builder, sources, trainer
-from tests.cluster.archive import lighten
 from tests.cluster.builder import Recipe
 from tests.cluster.cluster import Cluster
 from tests.cluster.engine import Engine
@@ -96,33 +94,20 @@ def _build_with_docker(engine: Engine, recipe: Recipe) -> str:
 def load(cluster: Cluster) -> Images:
     """Put the images into every node of the cluster, as far as they are not there; their names."""
     with ThreadPoolExecutor(len(cluster.nodes)) as lanes:
-        asked = lanes.map(lambda node: _held(cluster, node), cluster.nodes)
-        held = dict(zip(cluster.nodes, asked, strict=True))
-        for name, recipe in _recipes().items():
-            # The trainers' tag says what is in it; the others' is the version.
-            mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_id(name)}"
-            if lacking := {node: held[node] for node in held if mark not in held[node]}:
-                script = _import(name, mark, set.intersection(*lacking.values()))
-                list(lanes.map(partial(_do, cluster, script), lacking))
+        list(lanes.map(lambda node: _load_into(cluster, node), cluster.nodes))
     return names()
 
 
-def _do(cluster: Cluster, script: str, node: str) -> None:
-    cluster.exec_on_node(node, "sh", "-euc", script, timeout=300)
-
-
-def _held(cluster: Cluster, node: str) -> set[str]:
-    """The images on the node, and its notes."""
-    script = f"{_CTR} ls --quiet; cat {_NOTES}/* 2>/dev/null || true"
-    return set(cluster.exec_on_node(node, "sh", "-c", script).split())
-
-
-def _import(name: str, mark: str, held: set[str]) -> str:
-    """What a node that holds these layers must do to have the image, and to note that."""
-    archive, light = f"{name}.tar", f"{name}.light.tar"
-    layers = lighten(ARCHIVES / archive, ARCHIVES / light, held) if name != "trainer" else ()
-    note = " ".join((mark, *layers))  # an earlier image's layers may be gone from now on
-    return (
-        f"{_CTR} import {NODE_ARCHIVES}/{light if layers else archive}\n"
-        f"mkdir -p {_NOTES}\necho '{note}' > {_NOTES}/{name}\n"
-    )
+def _load_into(cluster: Cluster, node: str) -> None:
+    there = cluster.exec_on_node(node, "sh", "-c", f"{_CTR} ls --quiet; cat {_NOTES}/* || true")
+    known = set(there.split())
+    for name, recipe in _recipes().items():
+        # The trainers' tag says what is in it; the others' is the version.
+        mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_id(name)}"
+        if mark not in known:
+            note = f"mkdir -p {_NOTES} && echo '{mark}' > {_NOTES}/{name}"
+            script = f"{_CTR} import {NODE_ARCHIVES}/{name}.tar && {note}"
+            cluster.exec_on_node(node, "sh", "-c", script, timeout=300)
+    # The trainers' image has the example; its manifest calls it by the name a user would give it.
+    tag = f"{_CTR} tag --force docker.io/{names().trainer} docker.io/{EXAMPLE}"
+    cluster.exec_on_node(node, "sh", "-c", tag)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tarfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.archive import Image, lighten, tar_of, write
+from tests.cluster.archive import Image, tar_of, write
 
 
 @pytest.fixture
@@ -66,53 +65,3 @@ def test_a_layer_of_several_images_is_written_once(tmp_path: Path, program: Path
     with tarfile.open(archive) as tar:
         assert len([name for name in tar.getnames() if name.endswith(".tar")]) == 1
     assert [len(image["Layers"]) for image in described(archive)] == [1, 2]
-
-
-def blobs(archive: Path) -> set[str]:
-    with tarfile.open(archive) as tar:
-        names = [name for name in tar.getnames() if name.startswith("blobs/")]
-        for name in names:
-            assert hashlib.sha256(read(archive, name)).hexdigest() == name.rpartition("/")[2]
-    return {name.removeprefix("blobs/").replace("/", ":") for name in names}
-
-
-@pytest.fixture
-def layered(tmp_path: Path, program: Path) -> Path:
-    layers = [tar_of({name: program}, tmp_path / f"{name}.tar") for name in ("base", "ours")]
-    archive = tmp_path / "image.tar"
-    write(archive, [Image("registry.example/a:1", tuple(layers))])
-    return archive
-
-
-def test_a_lightened_archive_leaves_out_what_is_held(tmp_path: Path, layered: Path) -> None:
-    light = tmp_path / "light.tar"
-    base, ours = lighten(layered, light, ())
-    assert {base, ours} <= blobs(light)
-    assert lighten(layered, light, {base, "sha256:other"}) == (base, ours)
-    assert base not in blobs(light)
-    assert ours in blobs(light)
-
-
-def test_a_lightened_archive_names_all_layers_and_the_image(tmp_path: Path, layered: Path) -> None:
-    light = tmp_path / "light.tar"
-    layers = lighten(layered, light, {"sha256:other"})
-    (found,) = json.loads(read(light, "index.json"))["manifests"]
-    assert found["annotations"]["io.containerd.image.name"] == "registry.example/a:1"
-    manifest = json.loads(read(light, f"blobs/{found['digest'].replace(':', '/')}"))
-    assert tuple(layer["digest"] for layer in manifest["layers"]) == layers
-    assert {manifest["config"]["digest"], found["digest"]} <= blobs(light)
-
-
-def test_an_archive_with_layers_of_other_digests_is_not_lightened(tmp_path: Path) -> None:
-    archive = tmp_path / "packed.tar"
-    files = {
-        "manifest.json": b'[{"Config": "c", "RepoTags": ["a:1"], "Layers": ["blobs/sha256/1"]}]',
-        "c": b'{"rootfs": {"diff_ids": ["sha256:2"]}}',
-        "blobs/sha256/1": b"",
-    }
-    with tarfile.open(archive, "w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    assert lighten(archive, tmp_path / "light.tar", ()) == ()
