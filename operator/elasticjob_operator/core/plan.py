@@ -131,15 +131,14 @@ def _finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
         if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
         or (policy is CleanPodPolicy.ALL and not pod.terminating)
     ]
-    due = cleanup is not None and cleanup <= now
-    actions = [
-        DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED)
-        for pod in doomed
-        # A pod that never ran has nothing to end and no logs to lose.
-        if due or (pod.active and pod.launcher_since is None)
-    ]
-    left = len(doomed) > len(actions)
-    return Plan(tuple(actions), phase, size, None, _earliest(expiry, cleanup if left else None))
+    if not doomed:
+        return Plan((), phase, size, None, expiry)
+    if cleanup is None or cleanup > now:
+        # Not even one that seems never to have run: what is told of a pod may be older than the
+        # job's end, and its logs would be lost.
+        return Plan((), phase, size, None, _earliest(expiry, cleanup))
+    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
+    return Plan(actions, phase, size, None, expiry)
 
 
 def _lingers(pod: Pod) -> bool:

@@ -328,10 +328,10 @@ MIXED = (
     ("policy", "seconds", "names"),
     [
         ("None", 9999, []),
-        ("Running", 0, ["job-4"]),
-        ("Running", 14, ["job-4"]),
+        ("Running", 0, []),
+        ("Running", 14, []),
         ("Running", 15, ["job-1", "job-4", "job-5"]),
-        ("All", 14, ["job-4"]),
+        ("All", 14, []),
         ("All", 15, ["job-0", "job-1", "job-2", "job-4", "job-5"]),
     ],
 )
