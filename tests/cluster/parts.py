@@ -26,10 +26,11 @@ def say(message: str) -> None:
 def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None]) -> Path:
     """The folder of the part of exactly these ingredients, filled by `make` if it is not there."""
     home = CACHE / f"cluster-{name}-{key(*ingredients)}"
+    lock = home.with_suffix(".lock")
     if home.is_dir():
-        os.utime(home)
+        os.utime(lock)  # not the folder: its own time goes into the images that are made of it
         return home
-    with locked(home.with_suffix(".lock")):
+    with locked(lock):
         if not home.is_dir():
             say(f"making {home}")
             begin = time.monotonic()
@@ -46,9 +47,10 @@ def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None
 def _forget_unused(name: str) -> None:
     """Remove the parts of this name that nothing has asked for in a long time."""
     oldest = time.time() - _KEPT_SECONDS
-    for other in CACHE.glob(f"cluster-{name}-????????????????"):
-        if other.stat().st_mtime < oldest:
-            shutil.rmtree(other)
+    for lock in CACHE.glob(f"cluster-{name}-????????????????.lock"):
+        if lock.stat().st_mtime < oldest:
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink()
 
 
 def content(*paths: Path) -> str:

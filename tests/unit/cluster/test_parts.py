@@ -34,6 +34,12 @@ def test_a_part_is_made_once(cache: Path) -> None:
     assert part("thing", ("a", 2), make) != home
 
 
+def test_to_ask_for_a_part_changes_nothing_in_it(cache: Path) -> None:
+    home = part("thing", (), lambda into: None)
+    os.utime(home, (1, 1))
+    assert part("thing", (), lambda into: None).stat().st_mtime == 1
+
+
 def test_a_part_whose_making_failed_is_made_again_from_nothing(cache: Path) -> None:
     def fail(into: Path) -> None:
         (into / "half").touch()
@@ -49,10 +55,10 @@ def test_a_part_that_nothing_used_for_long_goes_with_the_next(cache: Path) -> No
     old, fresh = (part("thing", (name,), lambda into: None) for name in ("old", "fresh"))
     long_ago = time.time() - parts._KEPT_SECONDS - 60
     for folder in (old, fresh):
-        os.utime(folder, (long_ago, long_ago))
+        os.utime(folder.with_suffix(".lock"), (long_ago, long_ago))
     part("thing", ("fresh",), lambda into: None)
     other = part("thing-else", (), lambda into: None)
-    os.utime(other, (long_ago, long_ago))
+    os.utime(other.with_suffix(".lock"), (long_ago, long_ago))
     part("thing", ("new",), lambda into: None)
     assert not old.exists()
     assert fresh.exists()
