@@ -173,7 +173,7 @@ def applied(
         denied(denying)
         yield Namespaces(corner, restricted, denying, quota)
     for kind in ("ej/denied", "pod/stranger", "networkpolicy/deny"):
-        denying.kubectl("delete", kind, "--wait=false")
+        denying.kubectl("delete", kind, "--wait=false", "--ignore-not-found")
 
 
 def test_any_user_may_train(applied: Namespaces) -> None:
