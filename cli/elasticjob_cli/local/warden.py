@@ -85,6 +85,13 @@ def marked(pids: set[int], marker: bytes) -> set[int]:
     return found
 
 
+def freeze(pids: set[int]) -> None:
+    """Let them do nothing more, until they are killed."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGSTOP)
+
+
 def kill(pids: set[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -201,6 +208,7 @@ class Warden:
             case "kill":
                 # The trees first: what a dead parent leaves behind is found by the marker alone.
                 roots = {self.pids[name] for name in command["ids"] if name in self.pids}
+                freeze(roots)  # or an agent tells of its workers' death before its own
                 kill(roots | descendants(roots))
                 kill(marked(descendants({self.pid}), command["marker"].encode()))
 
