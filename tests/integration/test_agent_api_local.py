@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from multiprocessing import resource_tracker
@@ -29,6 +30,8 @@ from tests.integration.launcher_rig import MARK, alive, mark
 from tests.unit.agent_api.memory import Gang, MemoryHandler, until
 
 __all__ = ["mark"]
+
+ROOT = Path(__file__).parents[2]
 
 # Not fork: other tests of this process have left grpc's threads in it, which no fork survives well.
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -108,11 +111,26 @@ def test_other_ends_of_a_function(method: str) -> None:
     assert "pickle" in str(failed.failures[0].message)
 
 
-def test_a_fork_has_what_this_process_has() -> None:
-    secret = object()
-    here = id(secret)
-    result = LocalElasticAgent(spec(lambda: id(secret) == here), start_method="fork").run()
-    assert result.return_values == {0: True, 1: True}
+FORKED = """
+from elasticjob_agent.api import LocalElasticAgent, WorkerSpec
+from tests.unit.agent_api.memory import Gang
+
+secret = object()
+here = id(secret)
+spec = WorkerSpec(
+    role="trainer", rdzv_handler=Gang().handler(), entrypoint=lambda: id(secret) == here,
+    local_world_size=2, max_restarts=1, monitor_interval=0.05,
+)
+print(LocalElasticAgent(spec, start_method="fork").run().return_values)
+"""
+
+
+def test_a_fork_has_what_its_process_has() -> None:
+    """In a process of its own, without grpc's threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "{0: True, 1: True}\n", done.stderr
 
 
 @METHODS
