@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
+from typing import TypeVar
 
 from elasticjob_operator.core.mirrored import Records, closed, job_of, prefix_of, records
 from elasticjob_rendezvous.core.codec import encode
@@ -32,6 +34,8 @@ from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
 
 log = logging.getLogger(__name__)
+
+Written = TypeVar("Written")
 
 LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 5.0
@@ -207,10 +211,7 @@ async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> int:
     Returns the revision of the write.
     """
     put = Put(Keys(prefix).bounds, encode(bounds))
-    for _ in range(ATTEMPTS - 1):
-        with suppress(Ambiguous):
-            return await client.put(put)
-    return await client.put(put)
+    return await _settled(lambda: client.put(put))
 
 
 async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> bool:
@@ -244,12 +245,15 @@ async def remove_members(client: Client, prefix: str, members: Sequence[str]) ->
     for first in range(0, len(members), OPERATIONS_A_TXN):
         some = members[first : first + OPERATIONS_A_TXN]
         txn = Txn((), tuple(Delete(keys.sessions(member), prefix=True) for member in some))
-        for _ in range(ATTEMPTS - 1):
-            with suppress(Ambiguous):
-                await client.txn(txn)
-                break
-        else:
-            await client.txn(txn)
+        await _settled(partial(client.txn, txn))
+
+
+async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
+    """Make a write again while it is not known to have happened: one that is safe to repeat."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(Ambiguous):
+            return await write()
+    return await write()
 
 
 class Contended(Exception):

@@ -66,9 +66,11 @@ def restarts_of(pod: Json, container: str) -> int:
     return sum(int(each["restartCount"]) for each in found if each["name"] == container)
 
 
-def test_an_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+def kill_the_agent(steady: Corner, nodes: Nodes, index: int) -> None:
+    """The workers do not notice, and the job can still recover afterwards."""
+
     def pod() -> Json:
-        found = steady.find("pod", f"{NAME}-1")
+        found = steady.find("pod", f"{NAME}-{index}")
         assert found is not None
         return found
 
@@ -82,24 +84,14 @@ def test_an_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
         ),
     )
     recovers(steady)
+
+
+def test_an_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
+    kill_the_agent(steady, nodes, 1)
 
 
 def test_the_coordinators_agent_is_killed(steady: Corner, nodes: Nodes) -> None:
-    def pod() -> Json:
-        found = steady.find("pod", f"{NAME}-0")
-        assert found is not None
-        return found
-
-    killed = restarts_of(pod(), "elasticjob-agent")
-    unnoticed(
-        steady,
-        lambda: nodes.kill_container(pod(), "elasticjob-agent"),
-        lambda: steady.until(
-            lambda: restarts_of(pod(), "elasticjob-agent") > killed and is_ready(pod()),
-            "the agent to be back",
-        ),
-    )
-    recovers(steady)
+    kill_the_agent(steady, nodes, 0)
 
 
 def test_the_operator_is_killed(steady: Corner, nodes: Nodes, installation: Installation) -> None:
