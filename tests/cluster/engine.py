@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from scripts.golang import output
@@ -147,15 +148,9 @@ def start() -> Engine:
         *("--add-runtime", "without-resource=/run/pins/runc_without_resource.py"),
         *("--default-runtime", "runc" if _can_give(_CAP_SYS_RESOURCE) else "without-resource"),
     )
-    with (STATE / "engine.log").open("w") as log:
-        server = subprocess.Popen(
-            ["nsenter", f"--net=/run/netns/{_NETWORK}", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    wait_until(lambda: server.poll() is not None or running() is not None, 60, "the engine's start")
+    server = _spawn(["nsenter", f"--net=/run/netns/{_NETWORK}", *command], STATE / "engine.log")
+    ended = partial(os.waitpid, server, os.WNOHANG)
+    wait_until(lambda: ended() != (0, 0) or running() is not None, 60, "the engine's start")
     engine = running()
     if engine is None:
         raise RuntimeError(f"the engine ended: {(STATE / 'engine.log').read_text()[-2000:]}")
@@ -163,6 +158,22 @@ def start() -> Engine:
     clear(engine)  # of what is left when it last ended abruptly
     _load(engine, image / "image.tar")
     return engine
+
+
+def _spawn(command: list[str], log: Path) -> int:
+    """Start a process that shall outlive this one; its id."""
+    # A Popen would complain, when it goes, that its process still runs.
+    return os.posix_spawnp(
+        command[0],
+        command,
+        os.environ,
+        file_actions=(
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ),
+        setsid=True,
+    )
 
 
 def clear(engine: Engine) -> None:
