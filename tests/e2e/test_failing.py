@@ -45,7 +45,9 @@ def test_the_first_failure_is_the_culprits_not_its_victims(failing: Corner) -> N
     assert status["phase"] == "Failed"
     assert status["restarts"] == 2, "maxRestarts is 1: one more failure ends the job"
     failure = status["firstFailure"]
-    assert (failure["rank"], failure["exitCode"], failure["pod"]) == (1, 1, "culprit-1")
+    assert (failure["rank"], failure["pod"]) == (1, "culprit-1")
+    # Torch's threads may turn the exit of a script that left its process group open to an abort.
+    assert failure.get("exitCode") == 1 or failure["signal"] == 6
     assert failure["class"] == "UserError"
     assert failure["message"] == "ValueError: poisoned batch 7"
     assert failure["traceback"].startswith("Traceback (most recent call last):")

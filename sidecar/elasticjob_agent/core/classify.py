@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from elasticjob_agent.core.evidence import Account
+from elasticjob_agent.core.evidence import ABORTED_AT_EXIT, Account
 from elasticjob_agent.hands import WorkerExited
 from elasticjob_rendezvous.core.records import FailureClass
 
@@ -63,6 +63,8 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
         return FailureClass.USER_ERROR
     if exit_.signal == SIGABRT and _COLLECTIVE.search(exit_.stderr_tail):
         return FailureClass.PEER_ABORT  # NCCL's watchdog ends the process from a thread of its own
+    if exit_.signal == SIGABRT and account is not None and ABORTED_AT_EXIT in exit_.stderr_tail:
+        return FailureClass.USER_ERROR  # its exception was there first
     if exit_.signal is not None:
         return FailureClass.SIGNAL
     if exit_.exit_code in (NOT_EXECUTABLE, NOT_FOUND):

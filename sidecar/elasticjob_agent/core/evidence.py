@@ -16,6 +16,9 @@ from typing import Any
 MESSAGE_LINES = 5
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What C++ says of a process that ends while a thread of it still runs, such as torch's after an
+exception that nobody caught. It is the end of the failure, not its reason."""
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::|$)")
 
 
@@ -62,6 +65,8 @@ def from_stderr(tail: str, final_only: bool = False) -> Account | None:
     end by itself, an earlier one may have been caught and logged.
     """
     text = _RANK_PREFIX.sub("", encodable(tail))
+    head, aborted, rest = text.rpartition(ABORTED_AT_EXIT)
+    text = head if aborted and not rest.strip() else text
     start = text.rfind(_TRACEBACK)
     lines = text[start:].splitlines() if start >= 0 else text.splitlines()
     if start >= 0:  # the first line that is not indented ends the frames

@@ -116,6 +116,16 @@ def test_the_class_of_a_failure(exit_: WorkerExited, kind: FailureClass) -> None
     assert culprit(exit_).kind is kind
 
 
+def test_an_abort_at_exit_is_not_the_reason() -> None:
+    tail = TRACEBACK + "ValueError: boom\nterminate called without an active exception\n"
+    failure = culprit(exited(signum=6, stderr=tail))
+    assert (failure.kind, failure.signal) == (FailureClass.USER_ERROR, 6)
+    assert failure.message == "ValueError: boom"
+    assert failure.traceback.endswith("ValueError: boom")
+    peer = culprit(exited(signum=6, stderr=tail.replace("ValueError: boom", CLOSED)))
+    assert peer.kind is FailureClass.PEER_ABORT
+
+
 def test_only_rank_0_listens_at_the_master_port() -> None:
     exit_ = exited(stderr=TRACEBACK + PORT_TAKEN)
     assert culprit(exit_, base_rank=2).kind is FailureClass.USER_ERROR

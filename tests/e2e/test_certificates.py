@@ -1,0 +1,92 @@
+"""etcd's certificates are replaced, authority and all, beside a training that does not notice."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from elasticjob_operator.core import names
+from elasticjob_operator.core.access import CA
+from tests.e2e.console import Json, until
+from tests.e2e.corner import Corner
+from tests.e2e.installation import ETCD_POD, SYSTEM, Installation
+from tests.e2e.manifests import counting, job
+
+pytestmark = pytest.mark.timeout(300, func_only=True)
+
+NAME = "trusting"
+SECRET = "elasticjob-etcd"
+RENEWAL = "cronjob/elasticjob-certificates"
+ONCE = "certificates-now"
+BEGIN = b"-----BEGIN CERTIFICATE-----"
+
+
+def data_of(secret: Json | None, key: str) -> bytes:
+    return base64.b64decode(((secret or {}).get("data") or {}).get(key, ""))
+
+
+def read_again(installation: Installation, corner: Corner, pods: Iterable[str]) -> None:
+    """Have the kubelets look at the Secrets of these pods now, not within a minute or two."""
+    everyone = [(SYSTEM, pod["metadata"]["name"]) for pod in installation.operators()]
+    everyone += [(SYSTEM, ETCD_POD), *((corner.namespace, pod) for pod in pods)]
+    for namespace, pod in everyone:
+        words = ("annotate", "pod", pod, "--overwrite", f"e2e/looked-at={time.monotonic_ns()}")
+        installation.console.kubectl("-n", namespace, *words)
+
+
+def renew(installation: Installation) -> str:
+    """Run what the chart runs every day; what it printed."""
+    console = installation.console
+    console.kubectl("-n", SYSTEM, "create", "job", ONCE, f"--from={RENEWAL}")
+    try:
+        console.kubectl(
+            "-n", SYSTEM, "wait", "--for=condition=Complete", "--timeout=60s", f"job/{ONCE}",
+            seconds=70,
+        )  # fmt: skip
+        return console.kubectl("-n", SYSTEM, "logs", f"job/{ONCE}")
+    finally:
+        console.kubectl("-n", SYSTEM, "delete", "job", ONCE)
+
+
+def test_a_new_authority_comes_beside_the_old_one(
+    corner: Corner, installation: Installation
+) -> None:
+    console = installation.console
+    corner.apply(job(NAME, counting(), nodes=2))
+    before = corner.running(NAME, 2)
+    workers = {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
+    old = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
+
+    # Without its key an authority can sign no more: the next one must take over at once.
+    lost = json.dumps([{"op": "remove", "path": "/data/ca.key"}])
+    console.kubectl("-n", SYSTEM, "patch", "secret", SECRET, "--type=json", "-p", lost)
+    assert "made a certificate authority" in renew(installation)
+    bundle = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
+    assert old.strip() in bundle, "what was signed by the old one is trusted until it expires"
+    assert bundle.count(BEGIN) == old.count(BEGIN) + 1
+
+    def everywhere() -> bool:
+        read_again(installation, corner, workers)
+        if data_of(corner.find("secret", f"{NAME}-elasticjob"), CA) != bundle:
+            return False
+        script = f"print(open('{names.ACCESS_PATH}/{CA}').read().count('BEGIN'))"
+        return all(
+            corner.kubectl("exec", pod, "-c", "elasticjob-agent", "--", "python", "-c", script)
+            == f"{bundle.count(BEGIN)}\n"
+            for pod in workers
+        )
+
+    until(everywhere, "the bundle to reach the agents", 150)
+    console.kubectl("-n", SYSTEM, "delete", "pod", ETCD_POD)  # all connections are made anew
+    installation.ready()
+    corner.advances(NAME, corner.latest(NAME) + 20)
+    assert {step.pod: step.pid for step in corner.steps(NAME, tail=5)} == workers
+    after = corner.running(NAME, 2)
+    assert after["rendezvous"]["round"] == before["rendezvous"]["round"]
+    corner.kill_worker(f"{NAME}-0")
+    corner.running(NAME, 2, after=after["rendezvous"]["round"])
+    assert "nothing is due" in renew(installation)
