@@ -75,32 +75,43 @@ def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "items": list(items)}
 
 
-TIMES = ("detectMs", "stopMs", "joinMs", "startMs")
-ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", "DETECT ms", "STOP ms", "JOIN ms", "START ms")
+TIMES = {
+    "detectMs": "DETECT ms",
+    "stopMs": "STOP ms",
+    "joinMs": "JOIN ms",
+    "confirmMs": "CONFIRM ms",
+    "startMs": "START ms",
+    "firstStepMs": "FIRST STEP ms",
+}
+ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", *TIMES.values())
 
 
 def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
     """The status' rounds: cause and milliseconds."""
-    rows = [ROUND_COLUMNS]
+    rows: list[tuple[str, ...]] = [ROUND_COLUMNS]
     for item in rounds:
         times = item.model_dump(by_alias=True)
-        rows.append((str(item.round), item.cause, str(item.nodes), *_times(times)))
+        rows.append((str(item.round), _cause(times), str(item.nodes), *_times(times)))
     return aligned(rows)
 
 
 def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every round of a run with its whole cause, and when it began."""
-    rows = [("AFTER", *ROUND_COLUMNS)]
+    rows: list[tuple[str, ...]] = [("AFTER", *ROUND_COLUMNS)]
     for item in rounds:
-        cause = item["cause"] + (": " + ", ".join(item["members"]) if item["members"] else "")
         after = f"{item['finalSeconds']:.1f} s"
-        rows.append((after, str(item["round"]), cause, str(item["nodes"]), *_times(item)))
+        rows.append((after, str(item["round"]), _cause(item), str(item["nodes"]), *_times(item)))
     return aligned(rows)
 
 
-def _times(item: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    detect, stop, join, start = ("-" if item[key] is None else str(item[key]) for key in TIMES)
-    return detect, stop, join, start
+def _cause(item: Mapping[str, Any]) -> str:
+    """`leave: digits-1`."""
+    return ": ".join([item["cause"], *([", ".join(item["members"])] if item["members"] else [])])
+
+
+def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """Files of an older release lack some."""
+    return tuple("-" if item.get(key) is None else str(item[key]) for key in TIMES)
 
 
 def failure_lines(failure: FirstFailure) -> list[str]:

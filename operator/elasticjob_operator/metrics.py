@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from elasticjob_operator.core.costs import RECOVERY, parts_ms
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import RoundStatus
 from elasticjob_operator.wakeups import Retry
@@ -29,7 +30,8 @@ class Metrics:
         )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
-            "What a round cost, by part: detect, stop, join, start, and their total.",
+            "What a round cost, by part: detect, stop, join, confirm, start, and their total; "
+            "first_step comes after it, where workers report their steps.",
             ["part", "cause"],
             buckets=_RECOVERY_BUCKETS,
             registry=self.registry,
@@ -76,17 +78,16 @@ class Metrics:
     def observe_round(self, found: RoundStatus) -> None:
         """Count a round whose cost is known as far as it will be."""
         self.rounds.labels(found.cause).inc()
-        parts = {
-            "detect": found.detect_ms,
-            "stop": found.stop_ms,
-            "join": found.join_ms,
-            "start": found.start_ms,
-        }
-        known = {part: ms / 1000 for part, ms in parts.items() if ms is not None}
-        for part, seconds in known.items():
-            self.recovery.labels(part, found.cause).observe(seconds)
+        known = {part: ms for part, ms in parts_ms(found).items() if part in RECOVERY}
+        for part, ms in known.items():
+            self.recovery.labels(part, found.cause).observe(ms / 1000)
         if known:
-            self.recovery.labels("total", found.cause).observe(sum(known.values()))
+            self.recovery.labels("total", found.cause).observe(sum(known.values()) / 1000)
+
+    def observe_first_step(self, found: RoundStatus) -> None:
+        """Count the first step of a round: it comes when the rest of its cost is known."""
+        if found.first_step_ms is not None:
+            self.recovery.labels("first_step", found.cause).observe(found.first_step_ms / 1000)
 
     def text(self) -> bytes:
         """All of them as Prometheus reads them."""

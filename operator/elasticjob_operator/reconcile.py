@@ -9,7 +9,7 @@ from datetime import datetime
 
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
 from elasticjob_operator.core.actions import WriteNodes
-from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds
+from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds, stepped_rounds
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.core.observed import Observed
@@ -194,6 +194,8 @@ class Reconciler:
         self._tell(job, job.status, status, applied)
         for found in settled_rounds(job.status, status):
             self._parts.metrics.observe_round(found)
+        for found in stepped_rounds(job.status, status):
+            self._parts.metrics.observe_first_step(found)
         return True
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:

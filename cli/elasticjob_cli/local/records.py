@@ -54,7 +54,9 @@ class RoundBook:
             "detectMs": history.detect_ms,
             "stopMs": history.stop_ms,
             "joinMs": history.join_ms,
+            "confirmMs": history.confirm_ms,
             "startMs": history.start_ms,
+            "firstStepMs": history.first_step_ms,
             "seats": [
                 {
                     "pod": seat.name,

@@ -17,6 +17,7 @@ from elasticjob_operator.core.actions import (
     RemoveMembers,
     WriteNodes,
 )
+from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
@@ -55,6 +56,7 @@ def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tupl
         *_failure(before, after),
         *_done(tuple(applied)),
         *_rounds(before, after),
+        *_recoveries(before, after),
         *_conditions(before, after),
         *_phase(before, after),
     )
@@ -70,6 +72,16 @@ def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:
     """The rounds whose cost is known for good since `after`, oldest first."""
     known = {found.round for found in before.rounds if _settled(before, found)}
     return [found for found in after.rounds if _settled(after, found) and found.round not in known]
+
+
+def stepped_rounds(before: Status, after: Status) -> list[RoundStatus]:
+    """The rounds of which the first step is known since `after`, oldest first."""
+    known = {found.round for found in before.rounds if found.first_step_ms is not None}
+    return [
+        found
+        for found in after.rounds
+        if found.first_step_ms is not None and found.round not in known
+    ]
 
 
 def _settled(status: Status, found: RoundStatus) -> bool:
@@ -120,18 +132,30 @@ def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
 
 def _rounds(before: Status, after: Status) -> Iterator[Happening]:
     known = {found.round for found in before.rounds}
-    current = after.rendezvous
     for found in after.rounds:
         if found.round in known:
             continue
-        here = current is not None and current.round == found.round
-        cause = current.cause if current is not None and here else None
-        said = cause or CauseStatus(kind=found.cause)
-        parts = (("detect", found.detect_ms), ("stop", found.stop_ms), ("join", found.join_ms))
-        cost = ", ".join(f"{name} {ms} ms" for name, ms in parts if ms is not None)
+        cost = costs_text(found)
         message = f"round {found.round} is final with {found.nodes} node{_s(found.nodes)}"
-        text = f"{message}: {because(said)}" + (f"; {cost}" if cost else "")
+        text = f"{message}: {because(cause_of(found))}" + (f"; {cost}" if cost else "")
         yield _normal("RoundFinal", text)
+
+
+def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
+    """Of a round after the first: what it cost in all until its workers ran again."""
+    for found in settled_rounds(before, after):
+        spent = recovery_ms(found)
+        if spent is not None and found.cause != CauseKind.START:
+            yield _normal(
+                "Recovered",
+                f"round {found.round}: {because(cause_of(found))}; trains again on {found.nodes} "
+                f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}",
+            )
+
+
+def cause_of(found: RoundStatus) -> CauseStatus:
+    """Why this round began."""
+    return CauseStatus(kind=found.cause, members=found.members, detail=found.detail)
 
 
 def because(cause: CauseStatus) -> str:

@@ -158,13 +158,17 @@ def rendezvous_view(found: Records) -> RendezvousView:
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
         cause=CauseView(current.cause.kind.value, current.cause.members, current.cause.detail),
-        since=datetime.fromtimestamp(current.since_ms / 1000, UTC) if current.since_ms else None,
+        since=_moment(current.since_ms),
         members=members,
         rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
         first_failure=_first_failure(found, current.charged),
         outcome=_outcome_view(current.outcome),
     )
+
+
+def _moment(utc_ms: int) -> datetime | None:
+    return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
 
 
 def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
@@ -191,7 +195,12 @@ def _round_view(item: History) -> RoundView:
         detect_ms=item.detect_ms,
         stop_ms=item.stop_ms,
         join_ms=item.join_ms,
+        confirm_ms=item.confirm_ms,
         start_ms=item.start_ms,
+        first_step_ms=item.first_step_ms,
+        members=item.cause.members,
+        detail=item.cause.detail,
+        final_at=_moment(item.final_ms),
     )
 
 

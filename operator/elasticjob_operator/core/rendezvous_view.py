@@ -65,7 +65,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """One round and what it cost in milliseconds; None is unknown."""
+    """One round, when it became final, and what it cost in milliseconds; None is unknown."""
 
     round: int
     cause: str
@@ -73,7 +73,12 @@ class RoundView:
     detect_ms: int | None = None
     stop_ms: int | None = None
     join_ms: int | None = None
+    confirm_ms: int | None = None
     start_ms: int | None = None
+    first_step_ms: int | None = None
+    members: tuple[str, ...] = ()
+    detail: str = ""
+    final_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

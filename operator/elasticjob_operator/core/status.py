@@ -21,6 +21,7 @@ from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
+    MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
     CauseStatus,
     FirstFailure,
@@ -117,7 +118,12 @@ def _round(found: RoundView) -> RoundStatus:
         detect_ms=found.detect_ms,
         stop_ms=found.stop_ms,
         join_ms=found.join_ms,
+        confirm_ms=found.confirm_ms,
         start_ms=found.start_ms,
+        first_step_ms=found.first_step_ms,
+        members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
+        detail=found.detail,
+        final_time=found.final_at,
     )
 
 

@@ -18,6 +18,8 @@ MAX_MEMBERS = 100
 """Members listed in the status: more would make the object too large to watch."""
 MAX_ROUNDS = 10
 """Rounds kept in the status."""
+MAX_ROUND_MEMBERS = 10
+"""Pods kept with each of them."""
 
 
 class Condition(StatusModel):
@@ -91,16 +93,26 @@ class RoundStatus(StatusModel):
     """Number of the round."""
     cause: str
     """Kind of its cause."""
+    members: Annotated[list[str], Field(max_length=MAX_ROUND_MEMBERS)] = Field(default_factory=list)
+    """Pods behind its cause, at most ten."""
+    detail: str = ""
+    """More about its cause, for people."""
     nodes: int
     """Nodes in it."""
+    final_time: Timestamp | None = None
+    """When it was final."""
     detect_ms: int | None = None
     """Milliseconds from the first symptom to the decision."""
     stop_ms: int | None = None
     """Milliseconds until all old workers had stopped."""
     join_ms: int | None = None
-    """Milliseconds until the round was final."""
+    """Milliseconds until its nodes had come together."""
+    confirm_ms: int | None = None
+    """Milliseconds until all of them had confirmed, and the round was final."""
     start_ms: int | None = None
     """Milliseconds until all workers had started."""
+    first_step_ms: int | None = None
+    """Milliseconds until all workers had reported a step; absent where they report none."""
 
 
 class FirstFailure(StatusModel):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from elasticjob_rendezvous.core import absence, census, verdicts
+from elasticjob_rendezvous.core import absence, census, costs, verdicts
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.events import Clock
@@ -376,14 +376,16 @@ class Coordinator:
     def _history(self, current: Round, roster: Roster, clock: Clock) -> History:
         opened = self.timers.known(("state", current.number, RoundState.JOINABLE))
         halted = self.timers.known(("stopped", current.number))
+        frozen = self.timers.known(("state", current.number, RoundState.FROZEN))
         return History(
             number=current.number,
             cause=current.cause,
             nodes=len(roster.seats),
             final_ms=clock.utc_ms,
             detect_ms=self.split.get(f"detect {current.number}"),
-            stop_ms=None if opened is None or halted is None else _ms(halted - opened),
-            join_ms=None if halted is None else _ms(clock.now - halted),
+            stop_ms=costs.spent_ms(opened, halted),
+            join_ms=costs.spent_ms(halted, frozen),
+            confirm_ms=costs.spent_ms(frozen, clock.now),
         )
 
     # -- final ----------------------------------------------------------------------
@@ -440,26 +442,22 @@ class Coordinator:
         return self._write(view, own, clock, again, (), note)
 
     def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
-        """Once all workers of the round run, note what the start took."""
+        """Once all workers of the round run, note what the start and the first step took."""
         history = view.histories.get(roster.number)
-        if history is None or history.record.start_ms is not None:
+        if history is None or history.record.first_step_ms is not None:
             return None
-        slowest = 0
-        for seat in roster.seats:
-            member = view.member(seat.id)
-            if member is None or member.record.state is not MemberState.RUNNING:
-                return None
-            if member.record.round != roster.number:
-                return None
-            slowest = max(slowest, member.record.start_ms)
-        known = replace(history.record, start_ms=slowest)
+        found = (view.member(seat.id) for seat in roster.seats)
+        known = costs.after_start(history.record, (m.record if m else None for m in found))
+        if known == history.record:
+            return None
+        what = "all workers started" if known.first_step_ms is None else "all workers stepped"
         compares = (
             Compare(history.key, Target.MOD, history.modified),
             Compare(own.key, Target.CREATE, own.created),
         )
         return Act(
             Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
-            f"round {roster.number} runs: all workers started",
+            f"round {roster.number} runs: {what}",
         )
 
     # -- verdicts -------------------------------------------------------------------
@@ -484,7 +482,9 @@ class Coordinator:
                     cause = Cause(CauseKind.LOSS, lost, "its peers' collectives broke")
                 excused = replace(current, pending=rest, cause=cause)
                 note = f"round {number}: not charged, {', '.join(lost[:3])} was lost or left"
-                return self._write(view, own, clock, excused, (), note)
+                history = view.histories.get(current.number)
+                ops = () if history is None else (_corrected(history, cause),)
+                return self._write(view, own, clock, excused, ops, note)
             elif not self.timers.over(("verdict", number), verdicts.window_seconds(bounds)):
                 continue
             charged = replace(current, pending=rest, charged=(*current.charged, number))
@@ -598,6 +598,10 @@ def _spent(failures: Any, bounds: Bounds) -> Outcome:
     most = bounds.max_restarts
     times = f"after {most} restarts" if most else "no restarts allowed"
     return Outcome(OutcomeKind.FAILED, f"{said} ({times})")
+
+
+def _corrected(history: Versioned[History], cause: Cause) -> Put:
+    return Put(history.key, encode(replace(history.record, cause=cause)))
 
 
 def _ms(seconds: float) -> int:

@@ -46,6 +46,7 @@ class Local:
         leaving: why this node is about to go; empty when it is not.
         master_port: a port held for the next round, fresh after each round.
         start_ms: how long the workers of `round` took to start.
+        first_step_ms: how long all of them then took to their first step; 0 while unknown.
     """
 
     ready: bool = False
@@ -56,6 +57,7 @@ class Local:
     leaving: str = ""
     master_port: int = 0
     start_ms: int = 0
+    first_step_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class Own:
             start_ms=local.start_ms if local.workers is Workers.RUNNING else 0,
             sizes=self.config.bounds.sizes if self.config.bounds else "",
             stopped=bool(self.leaving) and local.workers is Workers.NONE,
+            first_step_ms=local.first_step_ms if local.workers is Workers.RUNNING else 0,
         )
 
 

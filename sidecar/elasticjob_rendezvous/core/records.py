@@ -160,6 +160,8 @@ class Member:
         start_ms: for `running`: milliseconds from `final` to started workers.
         sizes: the sizes it was started with, where no operator sets them.
         stopped: for `leaving`: no worker runs here any more.
+        first_step_ms: for `running`: milliseconds from started workers to the first step
+            that all of them have reported; 0 while unknown.
     """
 
     id: str
@@ -181,6 +183,7 @@ class Member:
     start_ms: int = 0
     sizes: str = ""
     stopped: bool = False
+    first_step_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +265,8 @@ class History:
     """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
 
     detect: first symptom to decision; stop: decision to the last worker stopped;
-    join: to `final`; start: `final` to all workers started.
+    join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
+    first_step: to the first step of the slowest, where the workers report their steps.
     """
 
     number: int
@@ -273,6 +277,8 @@ class History:
     stop_ms: int | None = None
     join_ms: int | None = None
     start_ms: int | None = None
+    confirm_ms: int | None = None
+    first_step_ms: int | None = None
 
 
 class FailureClass(StrEnum):

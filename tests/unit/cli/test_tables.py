@@ -101,9 +101,10 @@ def test_rounds_with_causes_and_times() -> None:
             "stopMs": None,
             "joinMs": 0,
             "startMs": 20,
+            "firstStepMs": 30,
         }
     ]
-    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - 0 20"
+    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - 0 - 20 30"
 
 
 def test_a_failure_names_the_culprit() -> None:

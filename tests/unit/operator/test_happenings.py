@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_operator.core.actions import Action, CreatePod, DeletePod, RemoveMembers, WriteNodes
-from elasticjob_operator.core.happenings import EventType, because, happenings, settled_rounds
+from elasticjob_operator.core.happenings import (
+    EventType,
+    because,
+    happenings,
+    settled_rounds,
+    stepped_rounds,
+)
 from elasticjob_operator.core.observed import Obstacle, Refusal
 from elasticjob_operator.core.rendezvous_view import (
-    CauseView,
     FailureView,
     OutcomeKind,
     RendezvousView,
@@ -33,7 +38,9 @@ def status_of(view: RendezvousView, before: Status | None = None) -> Status:
 
 
 FIRST = RoundView(1, "start", 2, detect_ms=5, stop_ms=120, join_ms=80)
-SECOND = RoundView(3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80)
+SECOND = RoundView(
+    3, "leave", 2, detect_ms=5, stop_ms=120, join_ms=80, members=("job-2",), detail="drained"
+)
 
 
 def test_nothing_new_is_nothing_to_tell() -> None:
@@ -43,8 +50,7 @@ def test_nothing_new_is_nothing_to_tell() -> None:
 
 def test_a_new_round_is_told_with_cause_members_and_times() -> None:
     before = status_of(final_round(2, rounds=(FIRST,)))
-    cause = CauseView("leave", ("job-2",), "drained")
-    after = status_of(final_round(2, 3, cause=cause, rounds=(FIRST, SECOND)), before)
+    after = status_of(final_round(2, 3, rounds=(FIRST, SECOND)), before)
     assert told(before, after) == [
         (
             "RoundFinal",
@@ -52,6 +58,24 @@ def test_a_new_round_is_told_with_cause_members_and_times() -> None:
             "detect 5 ms, stop 120 ms, join 80 ms",
         )
     ]
+
+
+def test_a_recovery_is_told_with_its_whole_cost_once() -> None:
+    before = status_of(final_round(2, 3, rounds=(FIRST, SECOND)))
+    runs = replace(SECOND, confirm_ms=45, start_ms=650)
+    after = status_of(final_round(2, 3, rounds=(FIRST, runs)), before)
+    assert told(before, after) == [
+        (
+            "Recovered",
+            "round 3: job-2 left (drained); trains again on 2 nodes after 0.9 s: "
+            "detect 5 ms, stop 120 ms, join 80 ms, confirm 45 ms, start 650 ms",
+        )
+    ]
+    stepped = replace(runs, first_step_ms=200)
+    later = status_of(final_round(2, 3, rounds=(FIRST, stepped)), after)
+    assert told(after, later) == []
+    assert [found.round for found in stepped_rounds(after, later)] == [3]
+    assert stepped_rounds(later, later) == []
 
 
 def test_the_first_round_also_starts_the_job() -> None:

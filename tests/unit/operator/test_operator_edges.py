@@ -147,6 +147,19 @@ def test_a_round_is_counted_by_its_cause_and_parts() -> None:
     assert 'part="stop"' not in text, "what is unknown is not observed"
 
 
+def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
+    metrics = Metrics()
+    found = RoundStatus(
+        round=2, cause="loss", nodes=3, confirm_ms=300, start_ms=700, first_step_ms=4000
+    )
+    metrics.observe_round(found)
+    metrics.observe_first_step(found)
+    text = metrics.text().decode()
+    assert 'elasticjob_recovery_seconds_sum{cause="loss",part="total"} 1.0' in text
+    assert 'elasticjob_recovery_seconds_sum{cause="loss",part="confirm"} 0.3' in text
+    assert 'elasticjob_recovery_seconds_sum{cause="loss",part="first_step"} 4.0' in text
+
+
 def test_jobs_are_counted_by_phase_when_asked() -> None:
     metrics = Metrics()
     metrics.count_jobs(lambda: ["Running", "Running", "Failed"])

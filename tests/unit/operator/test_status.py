@@ -50,7 +50,12 @@ def true_ones(status: Status) -> set[str]:
 
 
 def test_a_running_job_is_mirrored() -> None:
-    rounds = (RoundView(1, "start", 2, join_ms=180), RoundView(2, "loss", 2, 5, 10, 20, 30))
+    rounds = (
+        RoundView(1, "start", 2, join_ms=180),
+        RoundView(
+            2, "loss", 2, 5, 10, 20, 25, 30, 35, ("job-10", "job-2"), "gone", final_at=ago(60)
+        ),
+    )
     failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Traceback")
     view = final_round(
         2,
@@ -89,15 +94,20 @@ def test_a_running_job_is_mirrored() -> None:
             {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},
         ],
         "rounds": [
-            {"round": 1, "cause": "start", "nodes": 2, "joinMs": 180},
+            {"round": 1, "cause": "start", "members": [], "detail": "", "nodes": 2, "joinMs": 180},
             {
                 "round": 2,
                 "cause": "loss",
+                "members": ["job-2", "job-10"],
+                "detail": "gone",
                 "nodes": 2,
+                "finalTime": "2026-01-31T11:59:00Z",
                 "detectMs": 5,
                 "stopMs": 10,
                 "joinMs": 20,
+                "confirmMs": 25,
                 "startMs": 30,
+                "firstStepMs": 35,
             },
         ],
         "firstFailure": {

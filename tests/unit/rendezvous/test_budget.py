@@ -9,11 +9,12 @@ import pytest
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     FailureClass,
+    History,
     MemberState,
     OutcomeKind,
     RoundState,
 )
-from tests.unit.rendezvous.builders import Job, identity
+from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
 USER = FailureClass.USER_ERROR
@@ -127,6 +128,15 @@ def test_an_aborted_collective_is_excused_by_a_loss() -> None:
     assert (current.charged, current.pending) == ((), ())
     assert (current.number, current.cause.kind) == (2, CauseKind.LOSS)
     assert current.cause.members == ("c",)
+
+
+def test_the_history_of_a_round_is_put_right_when_its_cause_is() -> None:
+    job = aborted()
+    job.put(KEYS.history(2), History(2, job.current().cause, 2, stop_ms=7))
+    job.later(4).gone("c").act()
+    history = job.read(History, KEYS.history(2))
+    assert (history.cause.kind, history.cause.members) == (CauseKind.LOSS, ("c",))
+    assert history.stop_ms == 7
 
 
 def test_an_aborted_collective_is_excused_by_a_leave() -> None:

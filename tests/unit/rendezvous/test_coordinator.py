@@ -438,8 +438,9 @@ def test_the_history_of_a_recovery() -> None:
     job.look()
     confirm(job.later(0.125), "a", "b").act()
     history = job.read(History, KEYS.history(2))
+    assert history.confirm_ms == 125
     assert (history.number, history.cause.kind, history.nodes) == (2, CauseKind.LOSS, 2)
-    assert (history.detect_ms, history.stop_ms, history.join_ms) == (250, 500, 125)
+    assert (history.detect_ms, history.stop_ms, history.join_ms) == (250, 500, 0)
     assert history.start_ms is None
     assert history.final_ms == job.clock.utc_ms
 
@@ -448,6 +449,16 @@ def test_the_start_is_noted_when_the_slowest_runs() -> None:
     job = started().change("a", start_ms=300).change("b", state=WAITING, round=0).idle()
     job.change("b", state=RUNNING, round=1, start_ms=200).act()
     assert job.read(History, KEYS.history(1)).start_ms == 300
+
+
+def test_the_first_step_is_noted_when_the_slowest_has_made_it() -> None:
+    job = started().change("a", start_ms=300).change("b", start_ms=200)
+    job.act()
+    job.change("a", first_step_ms=900).idle()
+    job.change("b", first_step_ms=1500).act()
+    history = job.read(History, KEYS.history(1))
+    assert (history.start_ms, history.first_step_ms) == (300, 1500)
+    job.change("a", first_step_ms=2000, start_ms=900).idle()
     job.idle()
 
 

@@ -1,0 +1,47 @@
+"""Where the time of a round went: its parts in the order in which they pass, and their sum."""
+
+from __future__ import annotations
+
+from elasticjob_operator.model.status import RoundStatus
+
+RECOVERY = ("detect", "stop", "join", "confirm", "start")
+"""From the first symptom until all workers run again."""
+
+
+def parts_ms(found: RoundStatus) -> dict[str, int]:
+    """What is known of a round's cost, by part, in milliseconds; the first step comes last."""
+    known = {
+        "detect": found.detect_ms,
+        "stop": found.stop_ms,
+        "join": found.join_ms,
+        "confirm": found.confirm_ms,
+        "start": found.start_ms,
+        "first step": found.first_step_ms,
+    }
+    return {part: ms for part, ms in known.items() if ms is not None}
+
+
+def recovery_ms(found: RoundStatus) -> int | None:
+    """What is known of the time until all workers ran; None before they do."""
+    if found.start_ms is None:
+        return None
+    known = parts_ms(found)
+    return sum(known.get(part, 0) for part in RECOVERY)
+
+
+def costs_text(found: RoundStatus) -> str:
+    """`detect 5 ms, stop 120 ms`; empty while nothing is known."""
+    return ", ".join(f"{part} {ms} ms" for part, ms in parts_ms(found).items())
+
+
+def seconds_text(ms: int) -> str:
+    """A time as people say it: 45 ms, 0.9 s, 12 s, 3 min 20 s."""
+    if ms < 100:
+        return f"{ms} ms"
+    if ms < 9_950:
+        return f"{ms / 1000:.1f} s"
+    seconds = round(ms / 1000)
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"

@@ -1,0 +1,39 @@
+"""What a round cost, part by part: when each part of its history is known. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticjob_rendezvous.core.records import History, Member, MemberState
+
+
+def spent_ms(begin: float | None, end: float | None) -> int | None:
+    """Milliseconds between two moments of one clock; None when one of them was not seen."""
+    return None if begin is None or end is None else round((end - begin) * 1000)
+
+
+def after_start(history: History, roster: Iterable[Member | None]) -> History:
+    """The history of a final round with what its members have said of their start by now.
+
+    A part is known once every member has said it, and is that of the slowest. What was
+    known once stays: workers that are started again later did not cost this round more.
+    """
+    members = list(roster)
+    running = [member for member in members if member is not None and _runs(member, history)]
+    if len(running) < len(members):
+        return history
+    steps = [member.first_step_ms for member in running]
+    return replace(
+        history,
+        start_ms=_first(history.start_ms, max(member.start_ms for member in running)),
+        first_step_ms=_first(history.first_step_ms, max(steps) if all(steps) else None),
+    )
+
+
+def _runs(member: Member, history: History) -> bool:
+    return member.state is MemberState.RUNNING and member.round == history.number
+
+
+def _first(known: int | None, said: int | None) -> int | None:
+    return said if known is None else known

@@ -1,0 +1,48 @@
+"""Where a round's time went, in numbers and in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
+from elasticjob_operator.model.status import RoundStatus
+
+WHOLE = RoundStatus(
+    round=2, cause="loss", nodes=3, detect_ms=5, stop_ms=10, join_ms=20, confirm_ms=30,
+    start_ms=400, first_step_ms=1200,
+)  # fmt: skip
+
+
+def test_the_parts_come_in_the_order_in_which_they_pass() -> None:
+    assert costs_text(WHOLE) == (
+        "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms, first step 1200 ms"
+    )
+
+
+def test_a_recovery_ends_when_the_workers_run_not_when_they_step() -> None:
+    assert recovery_ms(WHOLE) == 465
+
+
+def test_a_recovery_is_unknown_before_the_workers_run() -> None:
+    assert recovery_ms(WHOLE.model_copy(update={"start_ms": None})) is None
+
+
+def test_an_older_agents_round_counts_what_it_says() -> None:
+    assert recovery_ms(WHOLE.model_copy(update={"confirm_ms": None})) == 435
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 ms"),
+        (99, "99 ms"),
+        (900, "0.9 s"),
+        (9_949, "9.9 s"),
+        (9_960, "10 s"),
+        (119_400, "119 s"),
+        (120_000, "2 min"),
+        (200_000, "3 min 20 s"),
+    ],
+)
+def test_times_are_said_as_people_say_them(ms: int, text: str) -> None:
+    assert seconds_text(ms) == text
