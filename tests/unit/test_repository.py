@@ -47,12 +47,13 @@ def pyproject() -> dict[str, object]:
 
 
 def our_files() -> list[Path]:
-    """Every file of the repository, without what git ignores."""
+    """Every file of the repository, without what git ignores; in a linked worktree .git is one."""
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     found = []
     for folder, subfolders, names in os.walk(ROOT):
         subfolders[:] = [name for name in subfolders if name not in ignored | {".git"}]
-        found += [Path(folder, name) for name in names if not name.endswith(".pyc")]
+        ours = (name for name in names if not name.endswith(".pyc") and name != ".git")
+        found += [Path(folder, name) for name in ours]
     return found
 
 
