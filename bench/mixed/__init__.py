@@ -1,0 +1,1 @@
+"""Gangs in which torchrun's nodes and ours share one run, put through changes of membership."""

@@ -1,0 +1,101 @@
+"""The training script of mixed gangs: DDP over gloo, a checkpoint, and a check of each other.
+
+Before its first step every worker tells all others what it was told (rank, world, master), and
+ends with an error where two disagree. Its one argument is a folder that all nodes share:
+
+    world-<token>-<rank>.json  what the worker was told; `token` names this process group
+    step-<pid>                 the last step that it has taken
+    checkpoint                 the step, saved by rank 0
+    finish                     once that is there, all end with success
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+PAUSE_SECONDS = 0.05
+STEPS_PER_CHECKPOINT = 4
+COLLECTIVE_SECONDS = 60
+
+
+def written(path: Path, text: str) -> None:
+    """Whole or not at all: others read it at any moment."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def told() -> dict[str, Any]:
+    environment = os.environ
+    return {
+        "token": uuid.uuid4().hex[:12],
+        "pid": os.getpid(),
+        "member": environment["MIXED_MEMBER"],
+        "rank": int(environment["RANK"]),
+        "world": int(environment["WORLD_SIZE"]),
+        "master": f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
+    }
+
+
+def agreed(mine: dict[str, Any]) -> dict[str, Any]:
+    """What we were told, with rank 0's token; an error where the others were told otherwise."""
+    world = dist.get_world_size()
+    all_told: list[Any] = [None] * world
+    dist.all_gather_object(all_told, mine)
+    ranks = sorted(each["rank"] for each in all_told)
+    if ranks != list(range(world)) or len({each["world"] for each in all_told}) > 1:
+        raise SystemExit(f"ranks or sizes disagree: {all_told}")
+    if len({each["master"] for each in all_told}) > 1:
+        raise SystemExit(f"masters disagree: {all_told}")
+    return {**mine, "token": all_told[0]["token"]}
+
+
+def loaded(checkpoint: Path) -> int:
+    """The step to go on from, as rank 0 finds it: the same for all."""
+    found = int(checkpoint.read_text()) if dist.get_rank() == 0 and checkpoint.exists() else 0
+    step = torch.tensor([found])
+    dist.broadcast(step, 0)
+    return int(step)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    mine = agreed(told())
+    rank, step = dist.get_rank(), loaded(folder / "checkpoint")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    event = {**mine, "at": time.monotonic(), "loaded": step}
+    written(folder / f"world-{mine['token']}-{rank}.json", json.dumps(event))
+    harness = Path("/proc") / os.environ["MIXED_PID"]
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        step += 1
+        written(folder / f"step-{os.getpid()}", str(step))
+        if rank == 0 and step % STEPS_PER_CHECKPOINT == 0:
+            written(folder / "checkpoint", str(step))
+        over = (folder / "finish").exists() or not harness.exists()
+        ending = torch.tensor([int(over)])
+        dist.all_reduce(ending, dist.ReduceOp.MAX)
+        if int(ending):
+            break
+        time.sleep(PAUSE_SECONDS)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
