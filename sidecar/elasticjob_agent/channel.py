@@ -186,6 +186,7 @@ def _exited(message: dict[str, Any]) -> WorkerExited:
         at_unix_ms=int(message["at_unix_ms"]),
         message=str(message["message"]),
         stderr_tail=str(message["stderr_tail"]),
+        out_of_memory=bool(message.get("out_of_memory", False)),
     )
 
 

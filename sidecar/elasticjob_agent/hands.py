@@ -49,7 +49,8 @@ class WorkerExited:
 
     A command that could not be started is an exit with code 127 (not found) or 126 (cannot be
     run), pid 0 and a `message` that names the fix. `stderr_tail` is the last of what it wrote to
-    standard error, at most 4 KiB.
+    standard error, at most 4 KiB. `out_of_memory` means that the kernel killed in the workers'
+    cgroup for want of memory before it ended; the `message` then says so.
     """
 
     round: int
@@ -60,6 +61,7 @@ class WorkerExited:
     at_unix_ms: int
     message: str = ""
     stderr_tail: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

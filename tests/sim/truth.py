@@ -9,13 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.records import FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, FailureClass
 
 if TYPE_CHECKING:
     from tests.sim.node import Pod
     from tests.sim.world import World
 
-CONSEQUENCES = frozenset({FailureClass.PEER_ABORT, FailureClass.MASTER_PORT})
+CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 
 
 @dataclass(slots=True)

@@ -131,7 +131,8 @@ class FirstFailure(StatusModel):
     signal: int | None = None
     """The signal that ended it, when one did."""
     class_: Annotated[str, Field(alias="class")] = ""
-    """UserError, OutOfMemory, PeerAbort, Signal, LaunchError or another."""
+    """UserError, HostOutOfMemory, CudaOutOfMemory, CollectiveTimeout, PeerAbort, Signal,
+    LaunchError, NodeLost, Preempted or another."""
     message: str = ""
     """What went wrong."""
     traceback: str = ""

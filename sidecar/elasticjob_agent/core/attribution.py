@@ -15,7 +15,7 @@ from elasticjob_agent.core.evidence import (
 )
 from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.records import FAILURE_BYTES, Failure, FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, FAILURE_BYTES, Failure, FailureClass
 
 MESSAGE_CHARACTERS = 1000
 UNKNOWN_RANK = -1
@@ -30,10 +30,14 @@ class _Suspect:
     failure: Failure
     ended_at_ms: int
 
-    def blame(self) -> tuple[bool, int, int, int]:
-        """Least is the culprit: an aborted collective says itself that a peer went first."""
-        aborted = self.failure.kind is FailureClass.PEER_ABORT
-        return (aborted, self.failure.at_ms, self.ended_at_ms, self.failure.local_rank)
+    def blame(self) -> tuple[int, int, int, int]:
+        """Least is the culprit: an aborted collective says itself that a peer went first.
+
+        One that timed out ended its process, and so aborted its peers'.
+        """
+        kind = self.failure.kind
+        echo = 2 if kind is FailureClass.PEER_ABORT else int(kind in ECHOES)
+        return (echo, self.failure.at_ms, self.ended_at_ms, self.failure.local_rank)
 
 
 def failure_of(crew: Crew, facts: Facts) -> Failure | None:
@@ -68,7 +72,7 @@ def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
     if exit_.signal == SIGKILL:  # ours: its own end would have come a moment later
         ended = replace(ended, exit=replace(exit_, signal=None))
     suspect = _record(crew, facts, ended, exit_.local_rank, account)
-    return None if suspect.failure.kind is FailureClass.PEER_ABORT else suspect
+    return None if suspect.failure.kind in ECHOES else suspect
 
 
 def _still_ending(crew: Crew, facts: Facts) -> Iterator[_Suspect]:

@@ -24,10 +24,25 @@ SIGNALS: Mapping[int, str] = {
 """Linux' numbers: a worker runs on Linux, wherever this is read."""
 
 _MASTER_PORT = re.compile(r"server socket has failed to (?:listen|bind).*EADDRINUSE", re.DOTALL)
-_OUT_OF_MEMORY = re.compile(
-    r"^(?:[\w.]*OutOfMemoryError|MemoryError|[\w.]*ArrayMemoryError)\b"
-    r"|CUDA out of memory|HIP out of memory|can't allocate memory|Cannot allocate memory",
+_DEVICE_MEMORY = re.compile(
+    r"^torch\.(?:[\w.]+\.)?OutOfMemoryError\b|\b(?:CUDA|HIP|XPU) out of memory"
+    r"|(?:CUDA|HIP) error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     re.MULTILINE,
+)
+_HOST_MEMORY = re.compile(
+    r"^(?:[\w.]*OutOfMemoryError|MemoryError|[\w.]*ArrayMemoryError)\b|std::bad_alloc"
+    r"|can't allocate memory|Cannot allocate memory"
+    r"|out of shared memory|unable to (?:allocate|write to|mmap|resize) .*shared memory",
+    re.MULTILINE,
+)
+_HELPER_KILLED = re.compile(r"DataLoader worker .*killed by signal: Killed")
+_TIMED_OUT = re.compile(
+    r"gloo.*Timed out waiting \d+ ?ms|failed to pass monitoredBarrier in"
+    r"|Watchdog caught collective operation timeout|[Ww]ait timeout after \d+ ?ms"
+    r"|Timed out after \d+ seconds waiting for clients|client socket has timed out after"
+    r"|Socket Timeout",
+    re.DOTALL,
 )
 _COLLECTIVE = re.compile(
     r"gloo/transport|Connection closed by peer \[|monitoredBarrier"
@@ -61,10 +76,14 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
             return by_words
     if exit_ is None:
         return FailureClass.USER_ERROR
-    if exit_.signal == SIGABRT and _COLLECTIVE.search(exit_.stderr_tail):
-        return FailureClass.PEER_ABORT  # NCCL's watchdog ends the process from a thread of its own
-    if exit_.signal == SIGABRT and account is not None and ABORTED_AT_EXIT in exit_.stderr_tail:
-        return FailureClass.USER_ERROR  # its exception was there first
+    if exit_.out_of_memory and (exit_.signal == SIGKILL or _helper_killed(exit_, account)):
+        return FailureClass.HOST_OUT_OF_MEMORY
+    if exit_.signal == SIGABRT:
+        # C++ ended the process, as NCCL's watchdog does from a thread of its own.
+        if by_text := _by_text(exit_.stderr_tail, False):
+            return by_text
+        if account is not None and ABORTED_AT_EXIT in exit_.stderr_tail:
+            return FailureClass.USER_ERROR  # its exception was there first
     if exit_.signal is not None:
         return FailureClass.SIGNAL
     if exit_.exit_code in (NOT_EXECUTABLE, NOT_FOUND):
@@ -76,10 +95,24 @@ def _by_words(account: Account, rank: int) -> FailureClass | None:
     said = account.message
     if _MASTER_PORT.search(said):
         return FailureClass.MASTER_PORT if rank == 0 else FailureClass.USER_ERROR
-    if _OUT_OF_MEMORY.search(said):
-        return FailureClass.OUT_OF_MEMORY
-    if _COLLECTIVE.search(said):
-        return FailureClass.PEER_ABORT
-    if _LOST_PEER.search(said) and _TORCH_DISTRIBUTED.search(f"{said}\n{account.traceback}"):
-        return FailureClass.PEER_ABORT
-    return None
+    of_torch = _TORCH_DISTRIBUTED.search(f"{said}\n{account.traceback}") is not None
+    if by_text := _by_text(said, of_torch):
+        return by_text
+    return FailureClass.PEER_ABORT if of_torch and _LOST_PEER.search(said) else None
+
+
+def _by_text(said: str, of_torch: bool) -> FailureClass | None:
+    """What these words tell; some tell it only when torch.distributed says them."""
+    if _DEVICE_MEMORY.search(said):
+        return FailureClass.CUDA_OUT_OF_MEMORY
+    if _HOST_MEMORY.search(said):
+        return FailureClass.HOST_OUT_OF_MEMORY
+    collective = _COLLECTIVE.search(said) is not None
+    if (collective or of_torch) and _TIMED_OUT.search(said):
+        return FailureClass.COLLECTIVE_TIMEOUT
+    return FailureClass.PEER_ABORT if collective else None
+
+
+def _helper_killed(exit_: WorkerExited, account: Account | None) -> bool:
+    """Whether it was not the worker that was killed, but a process that loads its data."""
+    return _HELPER_KILLED.search(account.message if account else exit_.stderr_tail) is not None

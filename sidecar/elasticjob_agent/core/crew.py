@@ -15,7 +15,7 @@ from elasticjob_agent.hands import (
     Stopped,
     WorkerExited,
 )
-from elasticjob_rendezvous.core.records import Failure, FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, Failure, FailureClass
 
 
 def after(
@@ -63,7 +63,7 @@ def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
     """Once told, a failure changes only when it turns out to be the echo of another."""
     if known is None or found is None:
         return known or found
-    echo = known.kind is FailureClass.PEER_ABORT and found.kind is not FailureClass.PEER_ABORT
+    echo = known.kind in ECHOES and found.kind not in ECHOES
     return found if echo else known
 
 

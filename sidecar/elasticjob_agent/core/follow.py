@@ -34,6 +34,7 @@ from elasticjob_rendezvous.core.events import (
     Workers,
 )
 from elasticjob_rendezvous.core.records import (
+    ECHOES,
     Cause,
     CauseKind,
     Failure,
@@ -120,7 +121,7 @@ def _failed(state: Following, failure: Failure, now: float) -> tuple[Following, 
     something that only ever looks like that must end one day.
     """
     row = 0 if now - state.seated_at >= STEADY_SECONDS else state.uncharged
-    others = failure.kind in (FailureClass.PEER_ABORT, FailureClass.MASTER_PORT)
+    others = failure.kind in ECHOES or failure.kind is FailureClass.MASTER_PORT
     if others and row < UNCHARGED_IN_A_ROW:
         return _rejoin(replace(state, uncharged=row + 1))
     budget = state.terms.max_restarts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticjob_agent.core.model import Crew, State
 from elasticjob_rendezvous.core.events import Local, Workers
-from elasticjob_rendezvous.core.records import Failure, FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, Failure
 
 
 def local_facts(state: State) -> Local:
@@ -31,7 +31,7 @@ def _failure(crew: Crew | None) -> Failure | None:
     """
     if crew is None or crew.failure is None:
         return None
-    echo = crew.failure.kind is FailureClass.PEER_ABORT
+    echo = crew.failure.kind in ECHOES
     return None if echo and not crew.empty else crew.failure
 
 

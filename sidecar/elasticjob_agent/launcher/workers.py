@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .children import group_exists, group_has_only_zombies, kill_group
 from .loop import Loop, Timer
+from .memory import MemoryGroup
 from .output import Output
 from .spawn import LaunchError
 from .stream import WorkerStream
@@ -48,6 +49,7 @@ class Round:
         self.terminated = False
         self.killed = False
         self.kill_timer: Timer | None = None
+        self.memory_kills: int | None = None
 
 
 class Workers:
@@ -66,6 +68,7 @@ class Workers:
         self._base_env = base_env
         self._emit = emit
         self._spawn = spawn
+        self._memory = MemoryGroup()
         self._round: Round | None = None
 
     @property
@@ -89,6 +92,8 @@ class Workers:
             self._emit({"type": "start_refused", "round": number, "message": message})
             return
         current = self._round = Round(number)
+        self._memory = MemoryGroup()  # anew: this process may have been moved
+        current.memory_kills = self._memory.kills()
         failed = []
         for spec in specs:
             try:
@@ -213,7 +218,16 @@ class Workers:
         for stream in worker.streams:
             stream.drain()
         tail = worker.streams[1].tail
-        self._record_exit(current, worker.local_rank, pid, code, signum, "", tail)
+        memory = code != 0 and not current.killed and self._killed_for_memory(current)
+        self._record_exit(current, worker.local_rank, pid, code, signum, "", tail, memory)
+
+    def _killed_for_memory(self, current: Round) -> bool:
+        """Whether the kernel has killed for memory once more than was seen before."""
+        known, kills = current.memory_kills, self._memory.kills()
+        if known is None or kills is None or kills <= known:
+            return False
+        current.memory_kills = known + 1  # one kill explains one end
+        return True
 
     def _record_exit(
         self,
@@ -224,7 +238,13 @@ class Workers:
         signum: int | None,
         message: str,
         stderr_tail: str,
+        out_of_memory: bool = False,
     ) -> None:
+        if out_of_memory and signum == signal.SIGKILL:
+            limit = self._memory.limit_text()
+            message = "killed by the kernel, because the memory ran out" + (
+                f": the limit is {limit}" if limit else ""
+            )
         event = {
             "type": "worker_exited",
             "round": current.number,
@@ -235,6 +255,7 @@ class Workers:
             "at_unix_ms": int(time.time() * 1000),
             "message": message,
             "stderr_tail": stderr_tail,
+            "out_of_memory": out_of_memory,
         }
         current.exits.append(event)
         self._emit(event)

@@ -283,12 +283,25 @@ class History:
 
 class FailureClass(StrEnum):
     USER_ERROR = "UserError"
-    OUT_OF_MEMORY = "OutOfMemory"
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
+    CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
+    OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not tell the host's from the device's
+    COLLECTIVE_TIMEOUT = "CollectiveTimeout"  # a collective waited too long for a peer
     PEER_ABORT = "PeerAbort"  # a collective broke because a peer went
     SIGNAL = "Signal"
     LAUNCH_ERROR = "LaunchError"
     MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
+    NODE_LOST = "NodeLost"  # seen from outside alone: no agent is left to write it
+    PREEMPTED = "Preempted"  # likewise: the cluster took the pod's place
 
+    @classmethod
+    def _missing_(cls, value: object) -> FailureClass | None:
+        """A class that only a newer release knows: a worker failed, and that is to be charged."""
+        return cls.USER_ERROR if isinstance(value, str) else None
+
+
+ECHOES = frozenset({FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT})
+"""Failures that say themselves that a peer went, or stood still, first."""
 
 FAILURE_BYTES = 8 * 1024
 

@@ -1,18 +1,24 @@
 """Which failures count against the budget, and when that is decided. Pure.
 
-A failure that speaks for itself is charged at once. An aborted collective is only
-charged when, for a lease and a second, no member of its round was lost or left:
-a silent node first shows as its peers' aborted collectives.
+A failure that speaks for itself is charged at once. An aborted collective, or one
+that waited in vain, is only charged when, for a lease and a second, no member of its
+round was lost or left: a silent node first shows as its peers' aborted collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elasticjob_rendezvous.core.records import Bounds, Failure, FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, Bounds, Failure, FailureClass
 
 MASTER_PORT_RETRIES = 3
-_CONSEQUENCES = frozenset({FailureClass.PEER_ABORT, FailureClass.MASTER_PORT})
+_CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
+_REMOTENESS = {
+    FailureClass.MASTER_PORT: 1,
+    FailureClass.COLLECTIVE_TIMEOUT: 2,
+    FailureClass.PEER_ABORT: 3,
+}
+"""How far from the cause: who waited in vain then broke its peers' collectives."""
 
 
 def window_seconds(bounds: Bounds) -> float:
@@ -33,11 +39,11 @@ def port_taken(failures: Iterable[Failure]) -> bool:
 
 def culprit(failures: Iterable[Failure]) -> Failure | None:
     """The failure to show: causes before consequences, then the earliest."""
-    return min(
-        failures,
-        key=lambda failure: (failure.kind in _CONSEQUENCES, failure.at_ms, failure.rank),
-        default=None,
-    )
+    return min(failures, key=_remoteness, default=None)
+
+
+def _remoteness(failure: Failure) -> tuple[int, int, int]:
+    return (_REMOTENESS.get(failure.kind, 0), failure.at_ms, failure.rank)
 
 
 def describe(failure: Failure) -> str:

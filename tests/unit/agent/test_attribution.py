@@ -48,6 +48,26 @@ NO_MEMORY = (
     "allocate memory: you tried to allocate 4000000000000000 bytes. Error code 12"
 )
 CUDA_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+NCCL_MEMORY = (
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda "
+    "error\nLast error:\nCuda failure 2 'out of memory'"
+)
+SHARED_MEMORY = (
+    "RuntimeError: DataLoader worker (pid 213) is killed by signal: Bus error. It is possible that "
+    "dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+)
+LOADER = "RuntimeError: DataLoader worker (pid 213) is killed by signal: Killed. "
+BAD_ALLOC = (
+    "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+)
+CONNECT = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 2000ms while trying "
+    "to connect to (127.0.0.1, 29500)."
+)
+ABORTED = (
+    "[rank0]:[E1121 ProcessGroupNCCL.cpp:1182] NCCL communicator was aborted on rank 0.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+)
 WATCHDOG = (
     "[rank0]:[E1121 ProcessGroupNCCL.cpp:632] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=5)\nterminate called after throwing an instance of 'c10::DistBackendError'\n"
@@ -61,9 +81,11 @@ def exited(
     at: int = 10_000,
     stderr: str = "",
     message: str = "",
+    memory: bool = False,
 ) -> WorkerExited:
     code = None if signum else code
-    return WorkerExited(1, local_rank, 50 + local_rank, code, signum, at, message, stderr)
+    pid = 50 + local_rank
+    return WorkerExited(1, local_rank, pid, code, signum, at, message, stderr, memory)
 
 
 def report(message: str, stamp: Any = None, callstack: str = "frames") -> bytes:
@@ -96,17 +118,34 @@ def culprit(*exits: WorkerExited | Ended, **options: Any) -> Failure:
                 "by peer\n"), FailureClass.USER_ERROR),
         (exited(stderr=TRACEBACK + RESET), FailureClass.PEER_ABORT),
         (exited(stderr=TRACEBACK + CLOSED), FailureClass.PEER_ABORT),
-        (exited(stderr=TRACEBACK + BARRIER), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + BARRIER), FailureClass.COLLECTIVE_TIMEOUT),
         (exited(stderr=TRACEBACK + STORE), FailureClass.PEER_ABORT),
-        (exited(stderr=TRACEBACK + TIMED_OUT), FailureClass.PEER_ABORT),
-        (exited(signum=6, stderr=WATCHDOG), FailureClass.PEER_ABORT),
+        (exited(stderr=TRACEBACK + TIMED_OUT), FailureClass.COLLECTIVE_TIMEOUT),
+        (exited(stderr=TRACEBACK + CONNECT), FailureClass.COLLECTIVE_TIMEOUT),
+        (exited(signum=6, stderr=WATCHDOG), FailureClass.COLLECTIVE_TIMEOUT),
+        (exited(signum=6, stderr=ABORTED), FailureClass.PEER_ABORT),
+        (exited(signum=6, stderr=BAD_ALLOC), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(signum=6, stderr="free(): double free detected"), FailureClass.SIGNAL),
+        (exited(stderr=TRACEBACK + "TimeoutError: the socket Timed out waiting 5ms"),
+         FailureClass.USER_ERROR),
         (exited(stderr=TRACEBACK + PORT_TAKEN), FailureClass.MASTER_PORT),
         (exited(stderr=TRACEBACK + "OSError: [Errno 98] Address already in use"),
          FailureClass.USER_ERROR),
-        (exited(stderr=TRACEBACK + "MemoryError\n"), FailureClass.OUT_OF_MEMORY),
-        (exited(stderr=TRACEBACK + NO_MEMORY), FailureClass.OUT_OF_MEMORY),
-        (exited(stderr=TRACEBACK + CUDA_MEMORY), FailureClass.OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + "MemoryError\n"), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + NO_MEMORY), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + SHARED_MEMORY), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + "ray.exceptions.OutOfMemoryError: Task was killed"),
+         FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + CUDA_MEMORY), FailureClass.CUDA_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + "torch.cuda.OutOfMemoryError: CUDA out of memory."),
+         FailureClass.CUDA_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + NCCL_MEMORY), FailureClass.CUDA_OUT_OF_MEMORY),
         (exited(signum=9), FailureClass.SIGNAL),
+        (exited(signum=9, memory=True), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(signum=11, memory=True), FailureClass.SIGNAL),
+        (exited(stderr=TRACEBACK + LOADER, memory=True), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + LOADER), FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + "ValueError: x", memory=True), FailureClass.USER_ERROR),
         (exited(signum=11, stderr="Segmentation fault"), FailureClass.SIGNAL),
         (exited(code=127, message="no such program"), FailureClass.LAUNCH_ERROR),
         (exited(code=126), FailureClass.LAUNCH_ERROR),
@@ -124,6 +163,16 @@ def test_an_abort_at_exit_is_not_the_reason() -> None:
     assert failure.traceback.endswith("ValueError: boom")
     peer = culprit(exited(signum=6, stderr=tail.replace("ValueError: boom", CLOSED)))
     assert peer.kind is FailureClass.PEER_ABORT
+
+
+def test_who_timed_out_is_named_before_those_it_aborted() -> None:
+    first = exited(0, at=100, stderr=TRACEBACK + CLOSED)
+    assert culprit(first, exited(1, at=900, stderr=TRACEBACK + TIMED_OUT)).local_rank == 1
+
+
+def test_who_failed_by_itself_is_named_before_who_waited_for_it() -> None:
+    waited = exited(0, at=100, stderr=TRACEBACK + TIMED_OUT)
+    assert culprit(waited, exited(1, at=900, stderr=TRACEBACK + "ValueError: x")).local_rank == 1
 
 
 def test_only_rank_0_listens_at_the_master_port() -> None:

@@ -16,6 +16,7 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     Done,
     Failure,
+    FailureClass,
     History,
     Mark,
     Member,
@@ -129,3 +130,27 @@ def test_a_malformed_record_names_its_key_and_the_fault(stored: bytes, fault: st
 def test_an_unknown_word_is_malformed() -> None:
     with pytest.raises(MalformedRecord, match="'paused' is not a valid RoundState"):
         decode(Round, KEY, b'{"number":1,"state":"paused","cause":{"kind":"start"}}')
+
+
+@pytest.mark.parametrize(
+    ("stored", "kind"),
+    [
+        ("OutOfMemory", FailureClass.OUT_OF_MEMORY),
+        ("PeerAbort", FailureClass.PEER_ABORT),
+        ("Eclipse", FailureClass.USER_ERROR),
+    ],
+    ids=["of an older release", "of every release", "of a newer release"],
+)
+def test_a_failures_class_is_read_whichever_release_wrote_it(
+    stored: str, kind: FailureClass
+) -> None:
+    value = (
+        f'{{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":"{stored}","atMs":5}}'
+    )
+    assert decode(Failure, "k", value.encode()).kind is kind
+
+
+def test_a_failures_class_that_is_no_text_is_malformed() -> None:
+    value = b'{"round":1,"member":"a","name":"a","rank":0,"localRank":0,"kind":5,"atMs":5}'
+    with pytest.raises(MalformedRecord):
+        decode(Failure, "k", value)

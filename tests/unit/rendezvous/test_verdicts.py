@@ -15,7 +15,15 @@ from elasticjob_rendezvous.core.verdicts import (
 )
 from tests.unit.rendezvous.builders import a_failure
 
-USER, OOM, ABORT, SIGNAL, LAUNCH, PORT = FailureClass
+USER, OOM, ABORT, SIGNAL, LAUNCH, PORT, LATE = (
+    FailureClass.USER_ERROR,
+    FailureClass.HOST_OUT_OF_MEMORY,
+    FailureClass.PEER_ABORT,
+    FailureClass.SIGNAL,
+    FailureClass.LAUNCH_ERROR,
+    FailureClass.MASTER_PORT,
+    FailureClass.COLLECTIVE_TIMEOUT,
+)
 
 
 def failures(*kinds: FailureClass) -> list[Failure]:
@@ -27,6 +35,9 @@ def failures(*kinds: FailureClass) -> list[Failure]:
     [
         ((), False, False),
         ((ABORT,), False, False),
+        ((LATE, ABORT), False, False),
+        ((PORT, LATE), False, True),
+        ((LATE, SIGNAL), True, False),
         ((PORT,), False, True),
         ((PORT, ABORT, ABORT), False, True),
         ((USER,), True, False),
@@ -51,6 +62,14 @@ def test_the_culprit_is_a_cause_before_the_earliest() -> None:
     assert culprit([later, early, cause]) is cause
     assert culprit([early]) is early
     assert culprit([]) is None
+
+
+def test_of_consequences_the_one_nearest_to_the_cause_is_shown() -> None:
+    aborted = a_failure("a", kind=ABORT, at_ms=10)
+    late = a_failure("b", kind=LATE, at_ms=20)
+    port = a_failure("c", kind=PORT, at_ms=30)
+    assert culprit([aborted, late]) is late
+    assert culprit([aborted, late, port]) is port
 
 
 def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:

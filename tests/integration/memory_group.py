@@ -1,0 +1,47 @@
+"""A cgroup with a bound on memory, where this machine lets a test make one: version 1 or 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+NAME = "elasticjob-test"
+LIMIT_BYTES = 96 << 20
+
+
+class MemoryGroup:
+    """A group below the mount; processes enter it by writing 0 to `procs`."""
+
+    def __init__(self, folder: Path, limit: str) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        try:
+            (folder / limit).write_text(str(LIMIT_BYTES))
+            self.procs = folder / "cgroup.procs"
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """To be called when no process is left in it."""
+        self._folder.rmdir()
+
+
+def memory_group() -> MemoryGroup | None:
+    """A new group; None where none can be made, as in most containers."""
+    unified = MOUNT / "cgroup.controllers"
+    folder, limit = MOUNT / "memory" / NAME, "memory.limit_in_bytes"
+    if unified.exists():
+        folder, limit = MOUNT / NAME, "memory.max"
+    try:
+        return MemoryGroup(folder, limit)
+    except OSError:
+        return None
+
+
+def possible() -> bool:
+    """Whether a group can be made here."""
+    group = memory_group()
+    if group is not None:
+        group.close()
+    return group is not None

@@ -1,0 +1,220 @@
+"""The class of a failure, told by real workers that really fail, through a real launcher.
+
+What a machine without a GPU cannot do is made of the real exception. The kernel's kill for memory
+is real where this machine lets a cgroup be made; elsewhere it is told by the counters' text alone,
+in the launcher's unit tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+import pytest
+
+from elasticjob_agent.core.attribution import failure_of
+from elasticjob_agent.core.model import Crew, Ended
+from elasticjob_agent.hands import Stopped, WorkerExited
+from elasticjob_agent.local import LocalHands
+from elasticjob_agent.ports import PortHolder
+from elasticjob_rendezvous.core.records import Failure, FailureClass
+from tests.integration.launcher_rig import mark, python, start_workers, until
+from tests.integration.memory_group import memory_group, possible
+from tests.unit.agent.builders import FACTS
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+TORCH_SECONDS = 90.0
+"""Several interpreters import torch at a time, on a machine that may be busy."""
+
+
+def ended(
+    commands: Sequence[tuple[str, ...]],
+    kill: int | None = None,
+    first: tuple[str, ...] = (),
+    env: Mapping[str, str] = {},
+) -> Crew:
+    """The commands as one node's workers, to their end.
+
+    The rank `kill`, which stands still on purpose, is killed when the others have ended.
+    `first` is a worker of a round before.
+    """
+
+    async def whole() -> list[WorkerExited]:
+        found: list[WorkerExited] = []
+        hands = LocalHands(("train",))
+        events = hands.events()
+        try:
+            async with asyncio.timeout(TORCH_SECONDS):
+                await anext(events)
+                if first:
+                    await hands.start(start_workers(1, first))
+                    await until(events, Stopped)
+                await hands.start(start_workers(2, *commands, log_dir=None, **env))
+                async for event in events:
+                    match event:
+                        case WorkerExited():
+                            found.append(event)
+                            if kill is not None and len(found) == len(commands) - 1:
+                                await hands.stop(2, 0)
+                        case Stopped():
+                            break
+        finally:
+            await hands.aclose()
+        return found
+
+    exits = [e for e in asyncio.run(whole()) if kill is None or e.local_rank != kill]
+    return Crew(1, len(commands), 0, 0.0, started=True, exits=tuple(map(Ended, exits)))
+
+
+def culprit(crew: Crew) -> Failure:
+    failure = failure_of(crew, FACTS)
+    assert failure is not None
+    return failure
+
+
+def alone(crew: Crew, rank: int) -> Failure:
+    """What would be said if nothing were known of the others."""
+    (exit_,) = [found for found in crew.exits if found.exit.local_rank == rank]
+    return culprit(Crew(1, 1, 0, 0.0, started=True, exits=(exit_,)))
+
+
+# -- without torch ------------------------------------------------------------------
+
+NO_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 40)"
+IMPORT = "import no_such_module"
+SEGFAULT = "import ctypes; ctypes.string_at(0)"
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+NUMPY = (sys.executable, "-c", "import numpy; numpy.ones(1 << 56, dtype='u1')")
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "said"),
+    [
+        (python("import sys; sys.exit(3)"), FailureClass.USER_ERROR, "exit code 3"),
+        (python("1 / 0"), FailureClass.USER_ERROR, "ZeroDivisionError: division by zero"),
+        (python(IMPORT), FailureClass.USER_ERROR, "No module named 'no_such_module'"),
+        (python("def ("), FailureClass.USER_ERROR, "SyntaxError: "),
+        (("no-such-program",), FailureClass.LAUNCH_ERROR, "'no-such-program' was not found"),
+        (("/etc/passwd",), FailureClass.LAUNCH_ERROR, "/etc/passwd is not executable"),
+        (python(SEGFAULT), FailureClass.SIGNAL, "killed by SIGSEGV"),
+        (python(KILLED), FailureClass.SIGNAL, "killed by SIGKILL"),
+        (python("import os; os.abort()"), FailureClass.SIGNAL, "killed by SIGABRT"),
+        (python(NO_MEMORY), FailureClass.HOST_OUT_OF_MEMORY, "MemoryError"),
+        (NUMPY, FailureClass.HOST_OUT_OF_MEMORY, "Unable to allocate"),
+    ],
+    ids=lambda value: value.value if isinstance(value, FailureClass) else None,
+)
+def test_a_worker_that_fails_by_itself(
+    command: tuple[str, ...], kind: FailureClass, said: str
+) -> None:
+    failure = culprit(ended([command]))
+    assert failure.kind is kind
+    assert said in failure.message
+
+
+if possible():
+
+    def test_the_kernels_kill_for_memory_is_told_from_any_other() -> None:
+        group = memory_group()
+        assert group is not None
+        # The launcher enters the group, as in a container both it and its workers are in one.
+        enter = f"import os; open({str(group.procs)!r}, 'w').write(str(os.getppid()))"
+        hog = "kept = []\nwhile True: kept.append(bytearray(1 << 20))"
+        try:
+            crew = ended([python(hog)], first=python(enter))
+        finally:
+            group.close()
+        assert crew.exits[0].exit.signal == signal.SIGKILL
+        failure = culprit(crew)
+        assert failure.kind is FailureClass.HOST_OUT_OF_MEMORY
+        assert "the memory ran out" in failure.message
+
+
+# -- with torch ---------------------------------------------------------------------
+
+GANG = """
+import os, sys, time, datetime
+import torch, torch.distributed as dist
+rank, limit = int(sys.argv[1]), float(sys.argv[3])
+os.environ.update(RANK=str(rank), WORLD_SIZE=sys.argv[2])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+ones = torch.ones(8)
+dist.all_reduce(ones)
+group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+late = dist.new_group(timeout=datetime.timedelta(seconds=limit))
+dist.all_reduce(ones, group=late)
+dist.all_reduce(ones, group=group)
+"""
+
+
+def torch_gang(*lasts: str, limit: float = 60.0, kill: int | None = None) -> Crew:
+    """As many ranks as given ends of the script, each with its own, in one gloo gang."""
+    world = str(len(lasts))
+    commands = [
+        (sys.executable, "-c", GANG + last, str(rank), world, str(limit))
+        for rank, last in enumerate(lasts)
+    ]
+    with closing(PortHolder("127.0.0.1")) as ports:
+        port = ports.hold()
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        return ended(commands, kill=kill, env=env)
+
+
+REDUCE, REDUCE_LATE = "dist.all_reduce(ones, group=group)", "dist.all_reduce(ones, group=late)"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "said"),
+    [
+        ("torch.empty(1 << 60, dtype=torch.uint8)", FailureClass.HOST_OUT_OF_MEMORY, "allocate"),
+        (
+            "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 "
+            "has a total capacity of 79.10 GiB of which 1.21 GiB is free.')",
+            FailureClass.CUDA_OUT_OF_MEMORY,
+            "GPU 0 has a total capacity",
+        ),
+    ],
+)
+def test_torchs_own_words_for_memory(last: str, kind: FailureClass, said: str) -> None:
+    failure = culprit(ended([(sys.executable, "-c", f"import torch; {last}")]))
+    assert failure.kind is kind
+    assert said in failure.message
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        ("raise ArithmeticError('the loss is not a number')", FailureClass.USER_ERROR),
+        ("os.kill(os.getpid(), 11)", FailureClass.SIGNAL),
+    ],
+)
+def test_a_peers_abort_is_never_the_culprit(last: str, kind: FailureClass) -> None:
+    crew = torch_gang(REDUCE, last)
+    assert alone(crew, 0).kind is FailureClass.PEER_ABORT
+    failure = culprit(crew)
+    assert (failure.local_rank, failure.kind) == (1, kind)
+
+
+def test_a_collective_that_waits_in_vain_is_a_timeout() -> None:
+    crew = torch_gang(REDUCE_LATE, "time.sleep(600)", limit=3.0, kill=1)
+    failure = culprit(crew)
+    assert (failure.local_rank, failure.kind) == (0, FailureClass.COLLECTIVE_TIMEOUT)
+    assert "Timed out waiting" in failure.message
+
+
+def test_a_store_that_nobody_keeps_is_a_timeout() -> None:
+    connect = (
+        "import datetime; from torch.distributed import TCPStore; import sys;"
+        "TCPStore('127.0.0.1', int(sys.argv[1]), 2, False, datetime.timedelta(seconds=1))"
+    )
+    with closing(PortHolder("127.0.0.1")) as ports:
+        port = ports.hold()
+        failure = culprit(ended([(sys.executable, "-c", connect, str(port))]))
+    assert failure.kind is FailureClass.COLLECTIVE_TIMEOUT, failure.message
