@@ -61,6 +61,7 @@ class HandsElasticAgent(SimpleElasticAgent):
             StartCrew(roster, seat, worker_group.spec.max_restarts),
             self._blocking.hello,
             logs,
+            None,
             node.run_id,
             node.logs.max_bytes,
         )
