@@ -37,7 +37,7 @@ except OSError as error:
 """
 
 
-KEPT = {"runPolicy": {"cleanPodPolicy": "None"}}
+KEPT = {"cleanPodPolicy": "None"}
 """For jobs whose logs are read after their end, however late the kubelet tells of it."""
 
 
@@ -72,7 +72,7 @@ def several(corner: Corner) -> None:
             nodes=1,
             trainer={**mount, "lifecycle": said_goodbye},
             pod={"initContainers": [prepare | mount], "volumes": [scratch]},
-            **KEPT,
+            runPolicy=KEPT,
         ),
         job(
             "shell",
@@ -80,7 +80,7 @@ def several(corner: Corner) -> None:
                   "print(os.environ[\"GREETING\"], os.environ[\"RANK\"])'"),
             nodes=2,
             least=2,
-            **KEPT,
+            runPolicy=KEPT,
         ),
         job(
             "torchrun",
@@ -89,7 +89,7 @@ def several(corner: Corner) -> None:
             nodes=2,
             least=2,
             nprocPerNode=2,
-            **KEPT,
+            runPolicy=KEPT,
         ),
         job("refused", shell("pip list && torchrun train.py"), nodes=1),
     )  # fmt: skip
