@@ -30,6 +30,14 @@ SILENCE_SECONDS = 5.0
 """An agent that has said nothing for so long is not believed any more."""
 MOST_AT_ONCE = 64
 MOST_BYTES = 4 * 1024 * 1024
+NO_ANSWER = (
+    OSError,
+    TimeoutError,
+    ValueError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+)
+"""What `ask` and what is done with an answer may raise."""
 
 Changed = Callable[[str, str], None]
 """Called with namespace and uid of a job of which the agents say something new."""
@@ -92,7 +100,10 @@ class AgentStatus:
     def records(self, uid: str, pods: Collection[str]) -> Records | None:
         """What the agents say, of members whose pods (uids) exist; None while none says a word."""
         job = self._jobs.get(uid)
-        return None if job is None else self._merged(job, pods)
+        if job is None:
+            return None
+        job.reports = {member: said for member, said in job.reports.items() if member in pods}
+        return self._merged(job, pods)
 
     def is_settling(self, uid: str) -> bool:
         """Whether its agents have not been heard yet, but were not asked for long either."""
@@ -108,7 +119,7 @@ class AgentStatus:
                 self._news.clear()
                 now = self._clock()
                 for job in self._jobs.values():
-                    if job.due <= now and not job.busy:
+                    if job.asked.agents and job.due <= now and not job.busy:
                         job.busy, job.began, job.due = True, now, now + _period_seconds(job)
                         tasks.create_task(self._ask_all(job))
                 await self._pause()
@@ -138,7 +149,7 @@ class AgentStatus:
             try:
                 body = await ask(agent.address, HEALTH_PORT, job_key)
                 said = read(body)
-            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+            except NO_ANSWER as error:
                 log.debug("agent %s of job %s says nothing: %s", agent.member, job.uid, error)
                 return
         if said.member == agent.member:  # else the address is another pod's already
@@ -190,12 +201,7 @@ class Agents:
 
 
 async def ask(address: str, port: int, job_key: bytes) -> bytes:
-    """One agent's answer.
-
-    Raises:
-        OSError, TimeoutError, asyncio.IncompleteReadError: it does not answer.
-        ValueError: it answers something else.
-    """
+    """One agent's answer. Raises one of `NO_ANSWER` when there is none, or another one."""
     async with asyncio.timeout(ASK_SECONDS):
         reader, writer = await asyncio.open_connection(address, port)
         try:

@@ -139,7 +139,7 @@ def _suspended(before: RendezvousView) -> RendezvousView:
 def _read(before: RendezvousView, pods: tuple[Pod, ...], found: Records | None) -> RendezvousView:
     if found is not None:
         return rendezvous_view(found)
-    if any(pod.ready and pod.active for pod in pods):
+    if any(pod.ready and pod.active and _is_reachable(pod) for pod in pods):
         return UNREADABLE
     # No agent is there that could be asked: between two gangs, or before the first.
     return replace(before, state=RendezvousState.JOINABLE, nodes=0, members=())
@@ -201,8 +201,12 @@ def _failed(pods: list[Pod]) -> OutcomeView:
 
 def _takes_part(pod: Pod) -> bool:
     """It trains or is on its way out. What is told of a machine that is cut off is old."""
-    there = pod.launcher_since is not None or (pod.terminating and not pod.ended)
-    return there and pod.node_state is not NodeState.NOT_READY
+    there = not pod.ended and (pod.launcher_since is not None or pod.terminating)
+    return there and _is_reachable(pod)
+
+
+def _is_reachable(pod: Pod) -> bool:
+    return pod.node_state is not NodeState.NOT_READY
 
 
 def _gave_up(pod: Pod) -> bool:
