@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import FirstFailure, RoundStatus
+from elasticjob_operator.model.status import FirstFailure, Interruptions, RoundStatus
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
-WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE")
+WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS")
 NONE = "<none>"
 
 
@@ -54,6 +54,8 @@ def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
         failure = status.first_failure.class_ if status.first_failure else NONE
         master = rendezvous.master if rendezvous and rendezvous.master else NONE
         cells += [str(job.spec.min_nodes), str(job.spec.max_nodes), master, cause, failure]
+        counts = status.interruptions
+        cells += [str(counts.losses), str(counts.preemptions)] if counts else [NONE, NONE]
     return tuple(cells)
 
 
@@ -124,6 +126,19 @@ def failure_lines(failure: FirstFailure) -> list[str]:
     return lines + failure.traceback.rstrip().splitlines()
 
 
+def interruption_line(counts: Interruptions) -> str:
+    """What ended rounds without costing a restart: `2 losses, 1 preemption`."""
+    named = [
+        (counts.losses, "loss", "losses"),
+        (counts.leaves, "leave", "leaves"),
+        (counts.preemptions, "preemption", "preemptions"),
+        (counts.joins, "join", "joins"),
+        (counts.others, "other", "others"),
+    ]
+    said = [f"{number} {one if number == 1 else many}" for number, one, many in named if number]
+    return ", ".join(said) or "never"
+
+
 def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
     """Everything about a job, for people."""
     spec, status = job.spec, job.status
@@ -138,6 +153,11 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
         f"allowed {spec.min_nodes} to {spec.max_nodes}"
         + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
         f"Restarts:   {status.restarts} of {spec.max_restarts}",
+        *(
+            [f"Interrupted: {interruption_line(counts)}"]
+            if (counts := status.interruptions)
+            else []
+        ),
         f"Logs:       {logs}",
     ]
     if rendezvous := status.rendezvous:

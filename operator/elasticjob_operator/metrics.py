@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from elasticjob_operator.core.costs import RECOVERY, parts_ms
 from elasticjob_operator.model import Phase
-from elasticjob_operator.model.status import RoundStatus
+from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
 from elasticjob_operator.wakeups import Retry
 
 _RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -27,6 +27,15 @@ class Metrics:
         self._phases: Callable[[], Iterable[str]] = lambda: ()
         self.rounds = Counter(
             "elasticjob_rounds", "Rounds that became final.", ["cause"], registry=self.registry
+        )
+        self.restarts = Counter(
+            "elasticjob_restarts", "Failures charged to a job's budget.", registry=self.registry
+        )
+        self.interruptions = Counter(
+            "elasticjob_interruptions",
+            "Rounds that ended for what costs no restart: losses, leaves, preemptions, joins.",
+            ["kind"],
+            registry=self.registry,
         )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
@@ -88,6 +97,15 @@ class Metrics:
         """Count the first step of a round: it comes when the rest of its cost is known."""
         if found.first_step_ms is not None:
             self.recovery.labels("first_step", found.cause).observe(found.first_step_ms / 1000)
+
+    def observe_counts(self, before: Status, after: Status) -> None:
+        """Count what a job's status counts more than it did; a resumed job begins at 0 again."""
+        self.restarts.inc(max(0, after.restarts - before.restarts))
+        old, new = before.interruptions or Interruptions(), after.interruptions or Interruptions()
+        for kind in Interruptions.model_fields:
+            more = getattr(new, kind) - getattr(old, kind)
+            if more > 0:
+                self.interruptions.labels(kind).inc(more)
 
     def text(self) -> bytes:
         """All of them as Prometheus reads them."""

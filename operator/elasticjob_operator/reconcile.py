@@ -198,6 +198,7 @@ class Reconciler:
             self._parts.metrics.observe_round(found)
         for found in stepped_rounds(job.status, status):
             self._parts.metrics.observe_first_step(found)
+        self._parts.metrics.observe_counts(job.status, status)
         return True
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:

@@ -171,6 +171,7 @@ STATUS: Json = {
     "nodes": 4,
     "wantedNodes": 6,
     "restarts": 1,
+    "interruptions": {"losses": 2, "preemptions": 5},
     "firstFailure": {"round": 2, "pod": "job-1", "class": "OutOfMemory"},
 }
 
@@ -187,7 +188,8 @@ def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
     table = api_server.request("GET", path, accept=TABLE)
     narrow = ["Name", "Phase", "Rendezvous", "Round", "Nodes", "Wanted", "Restarts", "Age"]
     assert columns(table, wide=False) == narrow
-    assert columns(table, wide=True) == [*narrow, "Min", "Max", "Master", "Cause", "Failure"]
+    wide = ["Min", "Max", "Master", "Cause", "Failure", "Losses", "Preemptions"]
+    assert columns(table, wide=True) == [*narrow, *wide]
     (row,) = table["rows"]
     shown = dict(zip(columns(table, wide=True), row["cells"], strict=True))
     assert shown.pop("Age").endswith("s")
@@ -204,6 +206,8 @@ def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
         "Master": "job-0",
         "Cause": "leave",
         "Failure": "OutOfMemory",
+        "Losses": 2,
+        "Preemptions": 5,
     }
 
 

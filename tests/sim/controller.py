@@ -41,8 +41,8 @@ class Controller:
         self._dirty = True
         self._soon(0.01)
 
-    def mark(self, pod: Pod, reason: str) -> None:
-        self.change(marks=(*self.bounds.marks, Mark(pod.id, reason)))
+    def mark(self, pod: Pod, reason: str, preempted: bool = False) -> None:
+        self.change(marks=(*self.bounds.marks, Mark(pod.id, reason, preempted)))
 
     def pods_changed(self) -> None:
         """`expected` follows the pods that can run."""

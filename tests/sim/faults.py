@@ -77,6 +77,17 @@ class Faults:
         pod.leave("evicted")
         self.world.controller.pods_changed()
 
+    def evict(self, pod: Pod, head_start: float) -> None:
+        """The cluster takes the pod: it hears of it, and the operator, one before the other."""
+        if self.world.plan.operator:
+            self.world.truth.preempted.add(pod.id)
+            self.world.at(max(0.0, -head_start), self.world.controller.mark, pod, "Evicted", True)
+        self.world.at(max(0.0, head_start), self._evicted, pod)
+
+    def _evicted(self, pod: Pod) -> None:
+        pod.leave("evicted")
+        self.world.controller.pods_changed()
+
     def mark(self, pod: Pod, _: float) -> None:
         """The operator wants this pod to go: it says so first, and deletes it a little later."""
         if self.world.plan.operator:

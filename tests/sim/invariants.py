@@ -186,6 +186,7 @@ class Checker:
         else:
             self._check_transition(before, after)
             verdicts.check_charges(self, before, after)
+            verdicts.check_counts(self, before, after)
         self.highest = max(self.highest, after.number)
         new_state = before is None or before.state is not after.state
         if not new_state and before is not None and before.number == after.number:

@@ -97,6 +97,32 @@ def budget_off_by_one() -> Iterator[EngineFactory]:
         yield Engine
 
 
+@bug("churn")
+def excused_round_not_counted() -> Iterator[EngineFactory]:
+    """A failure that a loss excuses is counted nowhere."""
+    verdict = coordinator.Coordinator._pass_verdicts
+
+    def planted(*args: Any) -> Any:
+        with patch.object(coordinator, "counted", lambda counts, _: counts):
+            return verdict(*args)
+
+    with patch.object(coordinator.Coordinator, "_pass_verdicts", planted):
+        yield Engine
+
+
+@bug("scale")
+def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
+    """Whoever the operator marks is taken for preempted."""
+    marked = Bounds.marked
+
+    def planted(bounds: Bounds, member: str) -> Any:
+        found = marked(bounds, member)
+        return None if found is None else replace(found, preempted=True)
+
+    with patch.object(Bounds, "marked", planted):
+        yield Engine
+
+
 @bug("finishing")
 def done_member_missed() -> Iterator[EngineFactory]:
     """A member that was done and went counts as lost."""

@@ -79,6 +79,7 @@ CHURN = (
     ("fail", 0.0, 0.0),
     ("drain", 0.0, 0.0),
     ("mark", 0.0, 0.0),
+    ("evict", -1.5, 1.5),
     ("join", 0.0, 0.0),
 )
 ETCD = (
@@ -105,7 +106,13 @@ STILL = (
     ("kill_agent", 0.0, 0.01),
     ("kill_agent", 0.05, 8.0),
 )
-SCALE = (("join", 0.0, 0.0), ("mark", 0.0, 0.0), ("drain", 0.0, 0.0), ("resize", 2.0, 6.0))
+SCALE = (
+    ("join", 0.0, 0.0),
+    ("mark", 0.0, 0.0),
+    ("evict", -1.5, 1.5),
+    ("drain", 0.0, 0.0),
+    ("resize", 2.0, 6.0),
+)
 LOSSY = {"lost_request": 0.02, "lost_reply": 0.03, "late_request": 0.005}
 
 

@@ -22,6 +22,7 @@ CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 class Truth:
     """Attributes:
     departures: pod id -> when it was lost or told to leave, or lost its session.
+    preempted: ids of pods that the cluster, by the operator's word, wants gone.
     genuine: rounds in which a worker failed by itself.
     aborts: round -> time of the first aborted collective.
     blips: rounds whose collectives a cut between pods broke.
@@ -32,6 +33,7 @@ class Truth:
 
     world: World
     departures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    preempted: set[str] = field(default_factory=set)
     genuine: set[int] = field(default_factory=set)
     aborts: dict[int, float] = field(default_factory=dict)
     blips: set[int] = field(default_factory=set)

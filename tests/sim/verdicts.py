@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.records import OutcomeKind, Roster, Round
+from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind, Roster, Round, RoundState
 from elasticjob_rendezvous.core.roster import natural_order
 
 if TYPE_CHECKING:
@@ -40,6 +40,31 @@ def check_charges(checker: Checker, before: Round, after: Round) -> None:
             checker.fail("charges", f"round {number} was charged for the end of {lost}")
         if now - aborted < window - 0.5:
             checker.fail("charges", f"round {number} was charged {now - aborted:.1f} s after")
+
+
+def check_counts(checker: Checker, before: Round, after: Round) -> None:
+    """Each round that ends is counted once, when it ends or by its verdict.
+
+    A preemption needs the cluster's word on a pod that is named.
+    """
+    reopened = before.state is RoundState.FINAL and after.number > before.number
+    failed = len(after.charged) > len(before.charged) and after.state is RoundState.CLOSED
+    ended = reopened or (failed and before.state is RoundState.FINAL and not before.pending)
+    grown = _tally(after) - _tally(before)
+    if not before.pending or not failed:  # else the last charge may be of a verdict
+        said = f"{before.counts} {before.pending} became {after.counts} {after.pending}"
+        checker.need(grown == int(ended), "counts", said)
+    if after.counts.preemptions > before.counts.preemptions:
+        preempted = checker.world.truth.preempted
+        names = {pod.name for pod in checker.world.pods if pod.id in preempted}
+        told = after.cause.kind is not CauseKind.PREEMPTION or names & set(after.cause.members)
+        checker.need(bool(told), "counts", f"nobody wanted these gone: {after.cause}")
+
+
+def _tally(round_: Round) -> int:
+    counts = round_.counts
+    free = counts.losses + counts.leaves + counts.preemptions + counts.joins + counts.others
+    return free + len(round_.charged) + len(round_.pending)
 
 
 def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:

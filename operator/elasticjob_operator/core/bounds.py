@@ -38,7 +38,15 @@ def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark]
 def marks(
     observed: Observed, marked: Iterable[Pod], victims: Iterable[tuple[Pod, DeleteReason]]
 ) -> list[Mark]:
-    """Marks of all pods that are to leave; one given before keeps its reason."""
+    """Marks of all pods that are to leave; one given before keeps its reason.
+
+    Only a plain deletion may turn out to be the cluster's doing.
+    """
     before = {mark.member: mark for mark in observed.bounds.marks} if observed.bounds else {}
-    found = [before.get(pod.uid) or Mark(pod.uid, TERMINATING) for pod in marked]
+    found = []
+    for pod in marked:
+        mark = before.get(pod.uid) or Mark(pod.uid, TERMINATING)
+        if pod.disruption and mark.reason == TERMINATING:
+            mark = Mark(pod.uid, pod.disruption, preempted=True)
+        found.append(mark)
     return [*found, *(Mark(pod.uid, reason.value) for pod, reason in victims)]

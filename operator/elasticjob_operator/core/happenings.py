@@ -169,6 +169,8 @@ def because(cause: CauseStatus) -> str:
             return f"{who or 'a node'} joined{detail}"
         case CauseKind.LEAVE:
             return f"{who or 'a node'} left{detail}"
+        case CauseKind.PREEMPTION:
+            return f"{who or 'a node'} was preempted{detail}"
         case CauseKind.LOSS:
             return f"{who or 'a node'} was lost{detail}"
         case CauseKind.FAILURE:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     FailureView,
+    InterruptionsView,
     MemberView,
     OutcomeKind,
     OutcomeView,
@@ -24,6 +25,7 @@ from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
+    Counts,
     Done,
     Failure,
     History,
@@ -162,6 +164,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         members=members,
         rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
+        interruptions=_interruptions(current.counts),
         first_failure=_first_failure(found, current.charged),
         outcome=_outcome_view(current.outcome),
     )
@@ -169,6 +172,12 @@ def rendezvous_view(found: Records) -> RendezvousView:
 
 def _moment(utc_ms: int) -> datetime | None:
     return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
+
+
+def _interruptions(counts: Counts) -> InterruptionsView:
+    return InterruptionsView(
+        counts.losses, counts.leaves, counts.preemptions, counts.joins, counts.others
+    )
 
 
 def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:

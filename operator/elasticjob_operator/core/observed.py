@@ -50,6 +50,7 @@ class Pod:
         uid: also the id of its member in the rendezvous.
         created_at: UTC; how long it has been pending counts from here.
         terminating: it was told to go (a deletion timestamp is set).
+        disruption: why the cluster wants it gone (evicted, preempted, a taint), in its own word.
         ready: its launcher runs and its lease is there.
         node: name of the machine, None before it has one.
         launcher_since: UTC time from which its launcher runs, None while it does not.
@@ -68,6 +69,7 @@ class Pod:
     phase: PodPhase = PodPhase.PENDING
     ready: bool = False
     terminating: bool = False
+    disruption: str = ""
     node: str | None = None
     node_state: NodeState = NodeState.READY
     launcher_since: datetime | None = None

@@ -27,6 +27,8 @@ from elasticjob_operator.core.nodeview import Node, state_under
 from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodPhase
 
 _OVER = ("Succeeded", "Failed")
+DISRUPTED = "DisruptionTarget"
+"""The condition of a pod that is preempted, evicted or driven away by a taint."""
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
@@ -44,7 +46,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     found = statuses(raw, "containerStatuses").get(trainer)
     phase = _phase(status, found)
     has_ended = phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
-    disrupted = _condition(status, "DisruptionTarget")
+    disrupted = _condition(status, DISRUPTED)
     is_disrupted = disrupted.get("status") == "True"
     # The condition comes with, or a moment before, the deletion of a pod that runs.
     terminating = "deletionTimestamp" in metadata or (is_disrupted and not has_ended)
@@ -58,6 +60,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         phase=phase,
         ready=not has_ended and _condition(status, "Ready").get("status") == "True",
         terminating=terminating,
+        disruption=(disrupted.get("reason") or DISRUPTED) if is_disrupted else "",
         node=raw["spec"].get("nodeName") or None,
         node_state=_node_state(raw, found, nodes),
         launcher_since=_time(started["startedAt"]) if started and not has_ended else None,

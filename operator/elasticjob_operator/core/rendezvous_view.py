@@ -97,6 +97,17 @@ class FailureView:
 
 
 @dataclass(frozen=True, slots=True)
+class InterruptionsView:
+    """How many rounds ended for each reason that costs no restart."""
+
+    losses: int = 0
+    leaves: int = 0
+    preemptions: int = 0
+    joins: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RendezvousView:
     """One look at the rendezvous. The default is one that nobody has entered yet.
 
@@ -109,6 +120,7 @@ class RendezvousView:
         members: in any order.
         rounds: oldest first; any number.
         failures_charged: failures charged to the budget.
+        interruptions: what else ended rounds.
         outcome: set when the state is closed.
     """
 
@@ -123,6 +135,7 @@ class RendezvousView:
     members: tuple[MemberView, ...] = ()
     rounds: tuple[RoundView, ...] = ()
     failures_charged: int = 0
+    interruptions: InterruptionsView = InterruptionsView()
     first_failure: FailureView | None = None
     outcome: OutcomeView | None = None
 

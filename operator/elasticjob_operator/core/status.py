@@ -12,6 +12,7 @@ from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     FailureView,
+    InterruptionsView,
     MemberView,
     RendezvousView,
     RoundView,
@@ -25,6 +26,7 @@ from elasticjob_operator.model.status import (
     MAX_ROUNDS,
     CauseStatus,
     FirstFailure,
+    Interruptions,
     MemberStatus,
     RendezvousStatus,
     RoundStatus,
@@ -53,6 +55,9 @@ def next_status(
         wanted_nodes=size.nodes,
         selector=selector(job),
         restarts=view.failures_charged if view.readable else before.restarts,
+        interruptions=(
+            _interruptions(view.interruptions) if view.readable else before.interruptions
+        ),
         members=_members(view) if view.readable else before.members,
         rounds=_rounds(view) if view.readable else before.rounds,
         first_failure=_failure(view.first_failure) or before.first_failure,
@@ -81,6 +86,16 @@ def _rendezvous(view: RendezvousView, before: Status) -> RendezvousStatus:
         master=view.master,
         cause=_cause(view.cause),
         since=view.since,
+    )
+
+
+def _interruptions(view: InterruptionsView) -> Interruptions:
+    return Interruptions(
+        losses=view.losses,
+        leaves=view.leaves,
+        preemptions=view.preemptions,
+        joins=view.joins,
+        others=view.others,
     )
 
 

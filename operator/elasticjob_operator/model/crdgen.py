@@ -36,6 +36,8 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Master", "string", ".status.rendezvous.master", 1),
     ("Cause", "string", ".status.rendezvous.cause.kind", 1),
     ("Failure", "string", ".status.firstFailure.class", 1),
+    ("Losses", "integer", ".status.interruptions.losses", 1),
+    ("Preemptions", "integer", ".status.interruptions.preemptions", 1),
 )
 """Name, type, path and priority: those with priority 1 are shown by `-o wide`."""
 

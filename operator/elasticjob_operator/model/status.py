@@ -139,6 +139,21 @@ class FirstFailure(StatusModel):
     """Python's traceback, when there was one."""
 
 
+class Interruptions(StatusModel):
+    """How many rounds ended for reasons that cost no restart; each round is counted once."""
+
+    losses: int = 0
+    """A node was lost: it died, fell silent or was cut off."""
+    leaves: int = 0
+    """A node left: its pod was deleted, or the job was scaled down."""
+    preemptions: int = 0
+    """A node had to leave because the cluster wanted it gone: evicted, preempted or tainted."""
+    joins: int = 0
+    """Nodes joined."""
+    others: int = 0
+    """Anything else: fewer nodes wanted, a taken master port, etcd's data lost."""
+
+
 class Status(StatusModel):
     """What is."""
 
@@ -156,6 +171,8 @@ class Status(StatusModel):
     """Label selector of the pods, for the scale subresource."""
     restarts: int = 0
     """Charged failures."""
+    interruptions: Interruptions | None = None
+    """What else ended rounds, apart from the charged failures."""
     members: Annotated[list[MemberStatus], Field(max_length=MAX_MEMBERS)] = Field(
         default_factory=list
     )

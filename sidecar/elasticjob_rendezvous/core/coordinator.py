@@ -14,7 +14,9 @@ from typing import Any, assert_never
 from elasticjob_rendezvous.core import absence, census, costs, verdicts
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.counts import counted, told_of_preemption
 from elasticjob_rendezvous.core.events import Clock
+from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Range, Target, Txn
@@ -115,6 +117,7 @@ class Coordinator:
         self.timers.since(("state", at.record.number, at.record.state))
         if at.record.state is not RoundState.FROZEN and (
             act := self._pass_verdicts(view, own, bounds, clock)
+            or self._learn_of_preemption(view, own, bounds, clock)
         ):
             return act
         match at.record.state:
@@ -194,6 +197,7 @@ class Coordinator:
             return None
         number = max(top, current.number) + 1
         cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
+        ended = current.state is RoundState.FINAL
         again = replace(
             current,
             number=number,
@@ -201,6 +205,7 @@ class Coordinator:
             ids=(),
             cause=cause,
             previous=number - 1,
+            counts=counted(current.counts, cause.kind) if ended else current.counts,
         )
         return self._write(view, own, clock, again, (), f"round {number} opens: {cause.detail}")
 
@@ -417,10 +422,11 @@ class Coordinator:
         failures = view.failures.get(number, {}).values()
         retries = 0
         charged, pending = current.charged, current.pending
+        counts = counted(current.counts, look.cause.kind)
         if look.cause.kind is CauseKind.MASTER_PORT:
             retries = current.port_retries + 1
         if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
-            charged = (*charged, number)
+            charged, counts = (*charged, number), current.counts
             if verdicts.spent(charged, bounds):
                 spent = replace(current, charged=charged)
                 return self._close(view, own, clock, _spent(failures, bounds), spent)
@@ -436,6 +442,7 @@ class Coordinator:
             charged=charged,
             pending=pending,
             port_retries=retries,
+            counts=counts,
         )
         who = ", ".join(look.cause.members[:3])
         note = f"round {number + 1} opens: {look.cause.kind} {who}".rstrip()
@@ -472,16 +479,17 @@ class Coordinator:
             return None
         for number in current.pending:
             failures = view.failures.get(number, {}).values()
-            lost = self._gone_from(view, view.rosters.get(number), number)
             rest = tuple(other for other in current.pending if other != number)
             if verdicts.speaks_for_itself(failures):
                 pass
-            elif lost:
+            elif reason := excuse(view, view.rosters.get(number), bounds):
                 cause = current.cause
                 if cause.kind is CauseKind.FAILURE and current.number == number + 1:
-                    cause = Cause(CauseKind.LOSS, lost, "its peers' collectives broke")
-                excused = replace(current, pending=rest, cause=cause)
-                note = f"round {number}: not charged, {', '.join(lost[:3])} was lost or left"
+                    cause = reason
+                counts = counted(current.counts, reason.kind)
+                excused = replace(current, pending=rest, cause=cause, counts=counts)
+                gone = ", ".join(reason.members[:3])
+                note = f"round {number}: not charged, {gone} was lost or left"
                 history = view.histories.get(current.number)
                 ops = () if history is None else (_corrected(history, cause),)
                 return self._write(view, own, clock, excused, ops, note)
@@ -493,21 +501,24 @@ class Coordinator:
             return self._write(view, own, clock, charged, (), f"round {number}: failure charged")
         return None
 
-    def _gone_from(self, view: View, roster: Roster | None, number: int) -> tuple[str, ...]:
-        """Names of a round's members that are lost or leaving and were not done."""
-        if roster is None:
-            return ()
-        done = view.dones.get(number, {})
-        names = []
-        for seat in roster.seats:
-            member = view.member(seat.id)
-            gone = member is None or member.record.state is MemberState.LEAVING
-            # One that came back under a new session was lost in between.
-            session = member.record.session.rstrip("~") if member else ""
-            gone = gone or seat.session not in ("", session)
-            if gone and seat.id not in done:
-                names.append(seat.name)
-        return tuple(names)
+    def _learn_of_preemption(
+        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
+    ) -> Act | None:
+        """The operator's word on why a member left may come after the member's own."""
+        assert view.round is not None
+        current = view.round.record
+        ended = view.rosters.get(current.number - 1)
+        if current.state is RoundState.CLOSED or ended is None:
+            return None
+        told = told_of_preemption(current.cause, current.counts, ended.seats, bounds)
+        if told is None:
+            return None
+        cause, counts = told
+        known = replace(current, cause=cause, counts=counts)
+        history = view.histories.get(current.number)
+        ops = () if history is None else (_corrected(history, cause),)
+        note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
+        return self._write(view, own, clock, known, ops, note)
 
     # -- writing --------------------------------------------------------------------
 

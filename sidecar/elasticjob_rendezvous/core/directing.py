@@ -15,7 +15,6 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
-    URGENT,
     Bounds,
     Cause,
     CauseKind,
@@ -79,7 +78,7 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
         cause = Cause(CauseKind.LEAVE, (own.config.identity.name,), own.leaving)
         return Stop(local.round, False, cause, facts.grace_seconds)
     if current is not None and current.number > local.round:
-        kill = current.cause.kind in URGENT or facts.late
+        kill = current.cause.kills or facts.late
         return Stop(local.round, kill, current.cause, 0.0 if kill else facts.grace_seconds)
     if local.failure is not None:
         cause = Cause(CauseKind.FAILURE, (local.failure.name,), local.failure.message)

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core import absence, verdicts
+from elasticjob_rendezvous.core.counts import leave_cause
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Bounds,
@@ -60,23 +61,22 @@ def look_at_final(
             leavers[seat.id] = last.reason
     pending = [seat for seat in roster.seats if seat.id not in done]
     lost, unproven = _lost(view, number, pending, bounds, peers, timers, leavers)
+    leaving = [seat for seat in pending if seat.id in leavers]
     failures = list(view.failures.get(number, {}).values())
-    if failures and (verdicts.speaks_for_itself(failures) or not lost):
+    if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
         return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
     if lost:
         names = tuple(seat.name for seat in lost)
         ids = [seat.id for seat in lost]
         symptom = peers.symptom(ids) or timers.since(("lost", ids[0]))
         return FinalLook(cause=Cause(CauseKind.LOSS, names), symptom=symptom)
-    leaving = [seat for seat in pending if seat.id in leavers]
     if leaving:
         first = timers.since(("leave", number))
         if not timers.passed(first + LEAVE_COALESCE_SECONDS):
             return FinalLook()
-        names = tuple(seat.name for seat in leaving)
-        reasons = {leavers[seat.id] for seat in leaving}
-        detail = "; ".join(sorted(reasons - {""}))
-        return FinalLook(cause=Cause(CauseKind.LEAVE, names, detail), symptom=first)
+        # Failures here are aborted collectives: the other peers are stuck in them.
+        cause = leave_cause(leaving, leavers, bounds, urgent=bool(failures))
+        return FinalLook(cause=cause, symptom=first)
     if done or unproven:
         return FinalLook()
     return _resize(view, roster, bounds, timers, silent)

@@ -52,6 +52,7 @@ class CauseKind(StrEnum):
     START = "start"
     JOIN = "join"
     LEAVE = "leave"
+    PREEMPTION = "preemption"  # a leave that the cluster asked for: evicted, preempted, tainted
     LOSS = "loss"
     FAILURE = "failure"
     SCALE_DOWN = "scaleDown"
@@ -66,11 +67,20 @@ URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, Ca
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a round began: the kind, the names of the members behind it, and a detail."""
+    """Why a round began: the kind, the names of the members behind it, and a detail.
+
+    `urgent`: collectives broke already, so workers are killed at once whatever the kind.
+    """
 
     kind: CauseKind
     members: tuple[str, ...] = ()
     detail: str = ""
+    urgent: bool = False
+
+    @property
+    def kills(self) -> bool:
+        """Whether running workers are killed at once: they may be stuck in a collective."""
+        return self.urgent or self.kind in URGENT
 
 
 class OutcomeKind(StrEnum):
@@ -90,10 +100,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The operator's word that a member is to leave."""
+    """The operator's word that a member is to leave; `preempted`: the cluster wants it gone."""
 
     member: str
     reason: str
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +203,20 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rounds ended for each reason that costs no restart; see `counts`.
+
+    others: fewer members wanted, a taken port, etcd's data lost.
+    """
+
+    losses: int = 0
+    leaves: int = 0
+    preemptions: int = 0
+    joins: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The state machine of the job: one key, written only by the coordinator.
 
@@ -205,6 +230,7 @@ class Round:
         nodes, world_size, master_*: of the last final roster, for those who only look.
         port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
         since_ms: UTC time of the last transition, for people.
+        counts: how many rounds ended so far without a charge, and why.
     """
 
     number: int
@@ -224,6 +250,7 @@ class Round:
     port_retries: int = 0
     outcome: Outcome | None = None
     since_ms: int = 0
+    counts: Counts = Counts()
 
 
 class Seat(NamedTuple):

@@ -6,10 +6,18 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from elasticjob_cli.tables import age, aligned, failure_lines, header, history_lines, row
+from elasticjob_cli.tables import (
+    age,
+    aligned,
+    failure_lines,
+    header,
+    history_lines,
+    interruption_line,
+    row,
+)
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.crdgen import definition
-from elasticjob_operator.model.status import FirstFailure
+from elasticjob_operator.model.status import FirstFailure, Interruptions
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -64,13 +72,26 @@ def test_a_row() -> None:
                     "master": "digits-0",
                     "cause": {"kind": "loss"},
                 },
+                "interruptions": {"losses": 2, "joins": 1},
                 "firstFailure": {"round": 2, "pod": "digits-1", "class": "UserError"},
             },
         }
     )
     short = ("digits", "Running", "final", "7", "3", "4", "1", "60s")
     assert row(job, False, NOW) == short
-    assert row(job, True, NOW) == (*short, "1", "4", "digits-0", "loss", "UserError")
+    assert row(job, True, NOW) == (*short, "1", "4", "digits-0", "loss", "UserError", "2", "0")
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({}, "never"),
+        ({"losses": 1, "preemptions": 2}, "1 loss, 2 preemptions"),
+        ({"leaves": 2, "joins": 1, "others": 1}, "2 leaves, 1 join, 1 other"),
+    ],
+)
+def test_what_interrupted_a_job(counts: dict[str, int], said: str) -> None:
+    assert interruption_line(Interruptions(**counts)) == said
 
 
 def test_a_job_without_a_status_yet() -> None:

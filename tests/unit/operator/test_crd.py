@@ -156,7 +156,7 @@ def test_subresources_columns_and_names() -> None:
     names = [column["name"] for column in columns if not column.get("priority")]
     wide = [column["name"] for column in columns if column.get("priority") == 1]
     assert names == ["Phase", "Rendezvous", "Round", "Nodes", "Wanted", "Restarts", "Age"]
-    assert wide == ["Min", "Max", "Master", "Cause", "Failure"]
+    assert wide == ["Min", "Max", "Master", "Cause", "Failure", "Losses", "Preemptions"]
     known = {path for path, _ in nodes(schema())} | {".metadata.creationTimestamp"}
     assert {column["jsonPath"] for column in columns} <= known
     assert spec["names"]["shortNames"] == ["ej"]

@@ -9,6 +9,7 @@ import pytest
 from elasticjob_operator.core.mirrored import closed, prefix_of, records, rendezvous_view
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
+    InterruptionsView,
     OutcomeKind,
     RendezvousView,
     StopReason,
@@ -21,6 +22,7 @@ from elasticjob_rendezvous.core.kv import KeyValue
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
+    Counts,
     Failure,
     FailureClass,
     History,
@@ -88,7 +90,7 @@ def test_a_final_round() -> None:
         records(
             PREFIX,
             [
-                kv(KEYS.round, final(charged=(1, 2))),
+                kv(KEYS.round, final(charged=(1, 2), counts=Counts(3, 4, 5, 6, 7))),
                 kv(KEYS.roster(3), seal(3, members[:2], 2)),
                 kv(KEYS.history(3), History(3, CAUSE, 2, stop_ms=4)),
                 kv(KEYS.history(2), History(2, Cause(CauseKind.START), 3)),
@@ -106,6 +108,7 @@ def test_a_final_round() -> None:
         (3, "loss", 4),
     ]
     assert view.failures_charged == 2
+    assert view.interruptions == InterruptionsView(3, 4, 5, 6, 7)
     assert view.outcome is None
 
 

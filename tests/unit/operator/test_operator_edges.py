@@ -20,7 +20,7 @@ from elasticjob_operator.health import Health, answering
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.logs import JsonFormatter, TextFormatter
 from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.model.status import RoundStatus
+from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
 from elasticjob_operator.wakeups import Retry
 from tests.integration.etcd_server import Ports
 
@@ -158,6 +158,18 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="total"} 1.0' in text
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="confirm"} 0.3' in text
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="first_step"} 4.0' in text
+
+
+def test_what_a_status_counts_more_than_before_is_counted() -> None:
+    metrics = Metrics()
+    first = Status(restarts=1, interruptions=Interruptions(losses=1, joins=2))
+    metrics.observe_counts(Status(), first)
+    metrics.observe_counts(first, Status(restarts=3, interruptions=Interruptions(losses=2)))
+    text = metrics.text().decode()
+    assert "elasticjob_restarts_total 3.0" in text
+    assert 'elasticjob_interruptions_total{kind="losses"} 2.0' in text
+    assert 'elasticjob_interruptions_total{kind="joins"} 2.0' in text
+    assert 'kind="preemptions"' not in text
 
 
 def test_jobs_are_counted_by_phase_when_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -30,7 +31,7 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.status import Status
-from elasticjob_rendezvous.core.records import Mark
+from elasticjob_rendezvous.core.records import Bounds, Mark
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -148,6 +149,26 @@ def test_a_mark_holds_even_when_the_job_grows_again() -> None:
     assert created(found) == [3]
     assert found.bounds is not None
     assert found.bounds.marks == (Mark("uid-2-0", DeleteReason.SURPLUS_HIGHEST_RANK),)
+
+
+@pytest.mark.parametrize(
+    ("known", "mark"),
+    [
+        ((), Mark("uid-1-0", "EvictionByEvictionAPI", preempted=True)),
+        ((Mark("uid-1-0", "Terminating"),), Mark("uid-1-0", "EvictionByEvictionAPI", True)),
+        ((Mark("uid-1-0", "SurplusPending"),), Mark("uid-1-0", "SurplusPending")),
+    ],
+    ids=["seen at once", "deletion seen first", "chosen by ourselves before"],
+)
+def test_a_pod_that_the_cluster_drives_away_is_marked_as_preempted(
+    known: tuple[Mark, ...], mark: Mark
+) -> None:
+    evicted = replace(pod(1).terminating().get(), disruption="EvictionByEvictionAPI")
+    before = Bounds(1, 2, marks=known)
+    seen = observed(pod(0).get(), evicted, view=final_round(2), bounds=before)
+    found = plan(job(maxNodes=2), seen, NOW)
+    assert found.bounds is not None
+    assert found.bounds.marks == (mark,)
 
 
 def test_a_pod_deleted_by_someone_else_is_marked_too() -> None:

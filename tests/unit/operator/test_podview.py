@@ -405,11 +405,13 @@ def test_a_deleted_pod_that_ended_in_its_grace_did_not_fail_at_its_launch() -> N
 def test_a_disrupted_pod_is_told_to_go_before_its_deletion_is_seen(reason: str) -> None:
     found = read(RawPod().ready().disrupted(reason, "making room"))
     assert (found.terminating, found.phase) == (True, PodPhase.RUNNING)
+    assert found.disruption == reason
 
 
 def test_a_disruption_that_was_called_off_is_none() -> None:
     pod = RawPod().ready().says(condition("DisruptionTarget", False, ENDED))
     assert not read(pod).terminating
+    assert read(pod).disruption == ""
 
 
 @pytest.mark.parametrize("member", [True, False])

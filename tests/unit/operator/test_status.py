@@ -13,6 +13,7 @@ from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     CauseView,
     FailureView,
+    InterruptionsView,
     MemberView,
     OutcomeKind,
     RendezvousView,
@@ -63,6 +64,7 @@ def test_a_running_job_is_mirrored() -> None:
         cause=CauseView("loss", ("job-10", "job-2"), "its lease ran out"),
         rounds=rounds,
         failures_charged=1,
+        interruptions=InterruptionsView(losses=1, leaves=2, preemptions=3, joins=4, others=5),
         first_failure=failure,
     )
     status = status_of(job(maxNodes=2, nprocPerNode=1), observed(*running(2), view=view))
@@ -89,6 +91,13 @@ def test_a_running_job_is_mirrored() -> None:
         "wantedNodes": 2,
         "selector": "elasticjob.dev/job-name=job",
         "restarts": 1,
+        "interruptions": {
+            "losses": 1,
+            "leaves": 2,
+            "preemptions": 3,
+            "joins": 4,
+            "others": 5,
+        },
         "members": [
             {"pod": "job-0", "node": "node-0", "rank": 0, "state": "running", "round": 2},
             {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},

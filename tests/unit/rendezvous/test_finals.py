@@ -9,7 +9,7 @@ import pytest
 from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.finals import LEAVE_COALESCE_SECONDS, FinalLook, look_at_final
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import CauseKind, FailureClass, Mark, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, FailureClass, Mark, MemberState
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
@@ -234,6 +234,33 @@ def test_who_said_that_it_leaves_is_never_lost() -> None:
     look = round.look_after(1)
     assert look.cause is not None
     assert (look.cause.kind, look.cause.detail) == (CauseKind.LEAVE, "drained")
+
+
+def test_aborted_peers_of_a_leaver_are_its_consequences_and_stop_at_once() -> None:
+    round = Round().abort("c")
+    round.job.change("b", state=LEAVING, reason="drained")
+    assert round.seen() is None
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
+    assert cause.kills
+
+
+@pytest.mark.parametrize(
+    ("preempted", "kind", "detail"),
+    [
+        (True, CauseKind.PREEMPTION, "EvictionByEvictionAPI"),
+        (False, CauseKind.LEAVE, "its pod is to end"),
+    ],
+)
+def test_a_leave_is_a_preemption_by_the_operators_word(
+    preempted: bool, kind: CauseKind, detail: str
+) -> None:
+    round = Round(marks=(Mark(identity("b"), "EvictionByEvictionAPI", preempted),))
+    round.job.change("b", state=LEAVING, reason="its pod is to end")
+    round.seen()
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(kind, ("b",), detail)
+    assert not cause.kills
 
 
 def test_an_error_goes_before_a_leave() -> None:

@@ -1,0 +1,62 @@
+"""How often training was interrupted, and by what: one count for each round that ended. Pure.
+
+A final round that did not end with its job is counted once: as a charged failure
+(`Round.charged`), or here. A failure that awaits its verdict is counted by the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import assert_never
+
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Counts, Seat
+
+
+def counted(counts: Counts, kind: CauseKind) -> Counts:
+    """The counts after a round ended for this cause; a failure is counted where it is charged."""
+    match kind:
+        case CauseKind.LOSS:
+            return replace(counts, losses=counts.losses + 1)
+        case CauseKind.LEAVE:
+            return replace(counts, leaves=counts.leaves + 1)
+        case CauseKind.PREEMPTION:
+            return replace(counts, preemptions=counts.preemptions + 1)
+        case CauseKind.JOIN:
+            return replace(counts, joins=counts.joins + 1)
+        case CauseKind.SCALE_DOWN | CauseKind.MASTER_PORT | CauseKind.DATA_LOST:
+            return replace(counts, others=counts.others + 1)
+        case CauseKind.FAILURE | CauseKind.START | CauseKind.UNCONFIRMED:
+            return counts
+        case _:
+            assert_never(kind)
+
+
+def leave_cause(
+    leaving: Iterable[Seat], reasons: dict[str, str], bounds: Bounds, *, urgent: bool = False
+) -> Cause:
+    """Why a round ends that these members leave: a preemption when any of them was preempted."""
+    seats = tuple(leaving)
+    marks = [bounds.marked(seat.id) for seat in seats]
+    preempted = {mark.reason for mark in marks if mark is not None and mark.preempted}
+    said = preempted or {reasons.get(seat.id, "") for seat in seats}
+    kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
+    names = tuple(seat.name for seat in seats)
+    return Cause(kind, names, "; ".join(sorted(said - {""})), urgent)
+
+
+def told_of_preemption(
+    cause: Cause, counts: Counts, ended: Iterable[Seat], bounds: Bounds
+) -> tuple[Cause, Counts] | None:
+    """Cause and counts once the operator's word that a leave was a preemption has come late.
+
+    `ended` are the seats of the round that the leave ended. None when there is no such word.
+    """
+    if cause.kind is not CauseKind.LEAVE:
+        return None
+    left = [seat for seat in ended if seat.name in cause.members]
+    known = leave_cause(left, {}, bounds, urgent=cause.urgent)
+    if known.kind is not CauseKind.PREEMPTION:
+        return None
+    moved = replace(counts, leaves=counts.leaves - 1, preemptions=counts.preemptions + 1)
+    return replace(known, members=cause.members), moved

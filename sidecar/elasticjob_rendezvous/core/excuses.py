@@ -1,0 +1,38 @@
+"""What excuses a round of aborted collectives: a member of it that was lost or left. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_rendezvous.core.counts import leave_cause
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, MemberState, Roster
+from elasticjob_rendezvous.core.view import View
+
+ABORTED = "its peers' collectives broke"
+
+
+def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
+    """Why this round really ended: who of it is lost, or else leaves; None when nobody is.
+
+    Members that were done are not missed. The cause is urgent: peers may be stuck.
+    """
+    if roster is None:
+        return None
+    done = view.dones.get(roster.number, {})
+    lost, left, reasons = [], [], {}
+    for seat in roster.seats:
+        if seat.id in done:
+            continue
+        member = view.member(seat.id)
+        # One that came back under a new session was lost in between.
+        if member is None or seat.session not in ("", member.record.session.rstrip("~")):
+            lost.append(seat)
+        elif member.record.state is MemberState.LEAVING:
+            left.append(seat)
+            reasons[seat.id] = member.record.reason
+    if lost:
+        return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost), ABORTED)
+    if not left:
+        return None
+    found = leave_cause(left, reasons, bounds, urgent=True)
+    return replace(found, detail=f"{found.detail}; {ABORTED}" if found.detail else ABORTED)

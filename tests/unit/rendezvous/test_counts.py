@@ -1,0 +1,144 @@
+"""Each round that ends is counted once: as a charged failure, or by what else ended it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.counts import counted
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Counts,
+    FailureClass,
+    History,
+    Mark,
+    MemberState,
+    RoundState,
+)
+from tests.unit.rendezvous.builders import KEYS, Job, identity
+
+ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
+EVICTED = (Mark(identity("b"), "EvictionByEvictionAPI", preempted=True),)
+BEFORE = Counts(1, 1, 1, 1, 1)
+
+
+def gang(**bounds: Any) -> Job:
+    """Three members run round 1; a fourth, which took no part, coordinates."""
+    job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
+    return job.sealed("a", "b", "c", counts=BEFORE).idle().later(60)
+
+
+@pytest.mark.parametrize("kind", list(CauseKind))
+def test_a_cause_moves_one_count_at_most(kind: CauseKind) -> None:
+    after = counted(Counts(), kind)
+    moved = after.losses + after.leaves + after.preemptions + after.joins + after.others
+    elsewhere = {CauseKind.START, CauseKind.UNCONFIRMED, CauseKind.FAILURE}
+    assert moved == (0 if kind in elsewhere else 1)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "counts"),
+    [
+        ("loss", Counts(2, 1, 1, 1, 1)),
+        ("leave", Counts(1, 2, 1, 1, 1)),
+        ("preemption", Counts(1, 1, 2, 1, 1)),
+        ("join", Counts(1, 1, 1, 2, 1)),
+        ("scale down", Counts(1, 1, 1, 1, 2)),
+        ("port", Counts(1, 1, 1, 1, 2)),
+        ("failure", BEFORE),
+        ("abort", BEFORE),
+    ],
+)
+def test_what_ends_a_round_is_counted(trouble: str, counts: Counts) -> None:
+    job = gang()
+    match trouble:
+        case "loss":
+            job.gone("b")
+        case "leave" | "preemption":
+            if trouble == "preemption":
+                job.bounds(max_nodes=3, marks=EVICTED)
+            job.change("b", state=MemberState.LEAVING).idle().later(1)
+        case "join":
+            job.bounds(max_nodes=8).idle().later(3)
+        case "scale down":
+            job.bounds(max_nodes=2).idle().later(10)
+        case "port":
+            job.failure("a", kind=PORT)
+        case "failure":
+            job.failure("a")
+        case "abort":
+            job.failure("a", kind=ABORT)
+    current = job.act()
+    assert (current.number, current.counts) == (2, counts)
+
+
+def aborted() -> Job:
+    """Collectives broke at a; round 2 is joinable and the verdict pends."""
+    job = gang().failure("a", kind=ABORT)
+    job.act()
+    return job.idle()
+
+
+def test_the_verdict_counts_the_loss_that_excuses_an_abort() -> None:
+    current = aborted().gone("c").act()
+    assert (current.charged, current.counts) == ((), Counts(2, 1, 1, 1, 1))
+    assert current.cause.kind is CauseKind.LOSS
+
+
+def test_the_verdict_counts_the_leave_that_excuses_an_abort() -> None:
+    """And its peers are killed all the same: they may be stuck in a collective."""
+    job = aborted().change("c", state=MemberState.LEAVING, reason="drained")
+    current = job.act()
+    assert (current.charged, current.counts) == ((), Counts(1, 2, 1, 1, 1))
+    assert current.cause.kind is CauseKind.LEAVE
+    assert current.cause.members == ("c",)
+    assert current.cause.detail.startswith("drained; ")
+    assert current.cause.kills
+
+
+def test_the_verdict_counts_a_preemption() -> None:
+    job = aborted().bounds(max_nodes=3, max_restarts=3, marks=EVICTED)
+    current = job.change("b", state=MemberState.LEAVING).act()
+    assert (current.charged, current.counts) == ((), Counts(1, 1, 2, 1, 1))
+    assert current.cause.kind is CauseKind.PREEMPTION
+
+
+# -- the operator's word comes late -----------------------------------------------------
+
+
+def left() -> Job:
+    """b left, and round 2 is open because of it."""
+    job = gang().change("b", state=MemberState.LEAVING, reason="its pod is to end").idle().later(1)
+    assert job.act().counts == Counts(1, 2, 1, 1, 1)
+    return job
+
+
+def test_a_leave_becomes_a_preemption_when_the_word_comes() -> None:
+    current = left().bounds(max_nodes=3, marks=EVICTED).act()
+    assert current.counts == Counts(1, 1, 2, 1, 1)
+    assert current.cause == Cause(CauseKind.PREEMPTION, ("b",), "EvictionByEvictionAPI")
+    assert (current.number, current.state) == (2, RoundState.JOINABLE)
+
+
+def test_a_sealed_round_and_its_history_learn_of_it_too() -> None:
+    job = left().idle()
+    open_round = job.current()
+    job.sealed("a", "c", "z", number=2, counts=open_round.counts, cause=open_round.cause)
+    job.put(KEYS.history(2), History(2, open_round.cause, 2, join_ms=9, start_ms=1)).idle()
+    current = job.bounds(max_nodes=3, marks=EVICTED).act()
+    assert (current.number, current.state) == (2, RoundState.FINAL)
+    assert current.counts == Counts(1, 1, 2, 1, 1)
+    history = job.read(History, KEYS.history(2))
+    assert (history.cause, history.join_ms) == (current.cause, 9)
+    job.idle()
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [Mark(identity("b"), "SurplusHighestRank"), Mark(identity("a"), "Preempted", preempted=True)],
+    ids=["chosen by ourselves", "another member"],
+)
+def test_other_marks_change_nothing(mark: Mark) -> None:
+    left().bounds(max_nodes=3, marks=(mark,)).idle()
