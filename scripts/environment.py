@@ -31,10 +31,7 @@ BROUGHT = (
     *("kopf", "kubernetes", "matplotlib", "mypy", "numpy", "prometheus_client", "pydantic"),
     *("pyetcd", "pytest", "pytest_timeout", "rich", "sklearn", "torch", "typer", "xdist", "yaml"),
 )
-PACKAGES = (
-    "elasticjob", "elasticjob_agent", "elasticjob_cli", "elasticjob_operator",
-    "elasticjob_rendezvous",
-)  # fmt: skip
+PACKAGES = ("elasticjob_agent", "elasticjob_cli", "elasticjob_operator", "elasticjob_rendezvous")
 
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:

@@ -13,7 +13,6 @@ from datetime import datetime
 from itertools import groupby
 from typing import assert_never
 
-from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core.actions import (
     Action,
     CloseRendezvous,
@@ -78,7 +77,7 @@ class Task:
 
     job: ElasticJob
     memory: JobMemory
-    etcd: Etcd | Agents | None
+    etcd: Etcd | None
     sight: Sight
 
     @property
@@ -89,8 +88,6 @@ class Task:
     def lost(self) -> bool:
         """Whether etcd lost the job's records, and with them its user."""
         observed = self.sight.observed
-        if not isinstance(self.etcd, Etcd):
-            return False
         return bool(observed.pods) and observed.rendezvous.readable and observed.bounds is None
 
     def prefix(self, incarnation: int) -> str:
@@ -98,7 +95,7 @@ class Task:
 
     def usable_etcd(self) -> Etcd:
         """For actions that a plan holds only while the rendezvous is readable."""
-        if not isinstance(self.etcd, Etcd):
+        if self.etcd is None:
             raise Retry("the job's etcd may not be used")
         return self.etcd
 
@@ -163,8 +160,6 @@ class Applier:
         """What pods need before they are made, and while they run. Raises `NameTaken`."""
         if planned.bounds is None or task.etcd is None:
             return
-        # Its agents answer whoever knows their key.
-        needed = needed or isinstance(task.etcd, Agents)
         await self._dependents.ensure(
             task.job, task.memory, task.etcd, needed=needed, renew=task.lost
         )

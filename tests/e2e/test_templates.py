@@ -37,10 +37,6 @@ except OSError as error:
 """
 
 
-KEPT = {"cleanPodPolicy": "None"}
-"""For jobs whose logs are read after their end, however late the kubelet tells of it."""
-
-
 def shell(script: str) -> Json:
     return {"command": ["bash", "-c", script]}
 
@@ -72,7 +68,6 @@ def several(corner: Corner) -> None:
             nodes=1,
             trainer={**mount, "lifecycle": said_goodbye},
             pod={"initContainers": [prepare | mount], "volumes": [scratch]},
-            runPolicy=KEPT,
         ),
         job(
             "shell",
@@ -80,7 +75,6 @@ def several(corner: Corner) -> None:
                   "print(os.environ[\"GREETING\"], os.environ[\"RANK\"])'"),
             nodes=2,
             least=2,
-            runPolicy=KEPT,
         ),
         job(
             "torchrun",
@@ -89,7 +83,6 @@ def several(corner: Corner) -> None:
             nodes=2,
             least=2,
             nprocPerNode=2,
-            runPolicy=KEPT,
         ),
         job("refused", shell("pip list && torchrun train.py"), nodes=1),
     )  # fmt: skip

@@ -210,7 +210,8 @@ class Checker:
         newest = max((member.known for member in members), default=0)
         last = max(self.sealed, default=0)
         restored = after.state is RoundState.FINAL and newest <= after.number == last
-        fresh = after.state is RoundState.JOINABLE and after.number > newest
+        opens = after.state in (RoundState.JOINABLE, RoundState.FROZEN)
+        fresh = opens and after.number > newest
         self.highest = after.number
         self.need(restored or fresh, "numbers grow", f"{after} after number {self.highest}")
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.events import Directive, Finish, Left, Local, Refused
 from elasticjob_rendezvous.core.records import Failure, Roster, Seat
@@ -79,8 +78,6 @@ class Crew:
         failure: the first failure among them.
         ended_at: when the last of them ended, monotonic seconds.
         empty: no process of theirs is left.
-        progress: the latest word of each that said anything, by local rank.
-        first_step_ms: from their start to the first step of the slowest; 0 while unknown.
     """
 
     round: int
@@ -95,8 +92,6 @@ class Crew:
     failure: Failure | None = None
     ended_at: float | None = None
     empty: bool = False
-    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
-    first_step_ms: int = 0
 
     @property
     def leftovers_at(self) -> float | None:
@@ -121,16 +116,6 @@ class Crew:
             and self.failure is None
             and all(ended.exit.exit_code == 0 and ended.during is None for ended in self.exits)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What the rendezvous was told of a round's training; `at` is monotonic seconds."""
-
-    round: int
-    step: int
-    checkpoint_step: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +162,6 @@ class State:
         leave_by, release_by: monotonic deadlines for going without an answer.
         ending: decided; the hands were released.
         told: the last `Local`.
-        shown: what it says of training, and since when: see `core.showing`.
         over: nothing follows.
     """
 
@@ -194,7 +178,6 @@ class State:
     release_by: float | None = None
     ending: Ending | None = None
     told: Local | None = None
-    shown: Shown | None = None
     over: bool = False
 
     @property
@@ -257,19 +240,7 @@ class Timer:
     """`step.wake_at` was reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersProgressed:
-    """Workers of a round said something new; `progress` holds all of them, by local rank.
-
-    `utc_ms` is when that was read.
-    """
-
-    round: int
-    progress: Mapping[int, WorkerProgress]
-    utc_ms: int
-
-
-Event = Directed | FromHands | LeaveAsked | PortHeld | Timer | WorkersProgressed
+Event = Directed | FromHands | LeaveAsked | PortHeld | Timer
 
 
 # -- commands -----------------------------------------------------------------------

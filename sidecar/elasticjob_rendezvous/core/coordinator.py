@@ -42,6 +42,9 @@ from elasticjob_rendezvous.core.view import Versioned, View
 KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
 FENCES_PER_TXN = 50
+CROWD = 16
+CROWD_SECONDS = 0.25
+"""How long the members of a large job may take to come before its first round opens."""
 FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
 
 
@@ -157,21 +160,47 @@ class Coordinator:
 
     def _first_bounds(
         self, view: View, own: Versioned[Member], clock: Clock, brought: Bounds
-    ) -> Act:
+    ) -> Act | None:
         """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
         put = Put(self.keys.bounds, encode(brought))
         none = Compare(self.keys.bounds, Target.CREATE, 0)
         if view.round is None and _known(view) == 0:
-            return self._write(view, own, clock, FIRST, (put,), "round 1 opens", (none,))
+            return self._open_first(view, own, brought, clock, (put,), (none,))
         compares = (none, Compare(own.key, Target.CREATE, own.created))
         return Act(Txn(compares, (put,), (Range(self.keys.bounds),)), "the bounds are written")
+
+    def _open_first(
+        self,
+        view: View,
+        own: Versioned[Member],
+        bounds: Bounds,
+        clock: Clock,
+        ops: tuple[Op, ...] = (),
+        compares: tuple[Compare, ...] = (),
+    ) -> Act | None:
+        """Round 1: with the question to its members, if enough are waiting already.
+
+        Whatever is written wakes every member. So a crowd is given a moment to be all there.
+        """
+        self.timers.since(("state", 1, RoundState.JOINABLE))
+        self.timers.since(("stopped", 1))
+        count = census.take(view.members(), 0, None, bounds, ())
+        choice = census.choose(count, bounds, 0, last_call_over=False)
+        if isinstance(choice, census.Freeze) and not count.unstopped:
+            frozen = replace(FIRST, state=RoundState.FROZEN, ids=choice.ids)
+            note = f"round 1 opens, frozen with {len(choice.ids)} members"
+            return self._write(view, own, clock, frozen, ops, note, compares)
+        crowd = bounds.min_nodes >= CROWD
+        if crowd and not self.timers.over("first round", CROWD_SECONDS):
+            return None
+        return self._write(view, own, clock, FIRST, ops, "round 1 opens", compares)
 
     def _first_round(
         self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
     ) -> Act | None:
         known = _known(view)
         if known == 0:
-            return self._write(view, own, clock, FIRST, (), "round 1 opens")
+            return self._open_first(view, own, bounds, clock)
         if not self.timers.over("data lost", bounds.keep_alive_seconds):
             return None  # let the others register again: they may know a higher number
         if self.last and self.last[0].number == known:

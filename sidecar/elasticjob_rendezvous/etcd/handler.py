@@ -193,6 +193,10 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
                     return directive
         raise RendezvousConnectionError("the rendezvous ended unexpectedly")
 
+    async def _await_connected(self) -> None:
+        assert self._member is not None
+        await self._member.wait_connected(CONNECT_PATIENCE_SECONDS)
+
     async def _await_run(self) -> Directive:
         """Say that we are ready, and wait for a round newer than the last.
 
@@ -308,7 +312,6 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             self._stop = asyncio.Event()
             async with RendezvousMember(self._settings) as member:
                 self._member = member
-                await member.wait_connected(CONNECT_PATIENCE_SECONDS)
                 ready.set()
                 await self._stop.wait()
 
@@ -328,6 +331,8 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         if failed:
             self._thread = None
             raise RendezvousConnectionError(f"could not start: {failed[0]}") from failed[0]
+        self._call(self._await_connected, SHUTDOWN_SECONDS)
+        self._hold_port()
 
     def _call(self, work: Callable[[], Awaitable[T]], seconds: float) -> T:
         """Run a coroutine in the background loop and wait for it."""
@@ -347,12 +352,11 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     def _hold_port(self) -> int:
         """Bind a port for rank 0 to listen on; others can't take it while we hold it."""
-        self._release_port()
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
-        self._port = held
-        port: int = held.getsockname()[1]
+        if self._port is None:
+            self._port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("", 0))
+        port: int = self._port.getsockname()[1]
         return port
 
     def _release_port(self) -> None:

@@ -20,6 +20,7 @@ from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.view import View
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.driver import Driver
+from elasticjob_rendezvous.etcd.rehearsal import rehearse
 from elasticjob_rendezvous.peers.server import PeerServer
 
 
@@ -85,6 +86,8 @@ class RendezvousMember:
             self._run.add_done_callback(lambda _: self._changed.set())
             stack.push_async_callback(self._cancel)
             self._stack = stack.pop_all()
+        await asyncio.sleep(0)  # the first connection is being made meanwhile
+        rehearse()
         return self
 
     async def __aexit__(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.coordinator import KEPT_ROUNDS
+from elasticjob_rendezvous.core.coordinator import CROWD, CROWD_SECONDS, KEPT_ROUNDS
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
@@ -168,6 +168,22 @@ def test_the_first_member_brings_the_bounds_with_the_first_round() -> None:
     job = Job("a", "b").brings(bounds)
     assert job.act().number == 1
     assert job.read(Bounds, KEYS.bounds) == bounds
+
+
+@pytest.mark.parametrize("brings", [True, False])
+def test_the_first_round_asks_at_once_if_enough_wait(brings: bool) -> None:
+    job = Job("a", "b", "c", min_nodes=3, max_nodes=3)
+    if brings:
+        job.delete(KEYS.bounds).brings(Bounds(3, 3))
+    current = job.act()
+    assert (current.number, current.state, len(current.ids)) == (1, FROZEN, 3)
+
+
+def test_the_first_round_of_a_crowd_waits_for_it_a_moment() -> None:
+    names = [f"m-{index}" for index in range(CROWD)]
+    job = Job(*names[:-1], min_nodes=CROWD, max_nodes=CROWD).idle()
+    assert job.coordinator.timers.wake == pytest.approx(job.clock.now + CROWD_SECONDS)
+    assert job.later(CROWD_SECONDS).act().state is JOINABLE
 
 
 def test_bounds_that_came_meanwhile_are_not_changed() -> None:

@@ -34,9 +34,9 @@ def test_every_pair_of_states_is_allowed_or_refused(before: RoundState, after: R
 
 
 def test_the_whole_life_of_a_round_takes_only_legal_steps() -> None:
-    job = Job("a", "b", min_nodes=2, max_nodes=2)
+    job = Job("a", min_nodes=2, max_nodes=2)
     seen = [job.act().state]
-    seen.append(job.act().state)
+    seen.append(job.member("b").act().state)
     revision = job.view().round.modified  # type: ignore[union-attr]
     job.change("a", confirmed=revision).change("b", confirmed=revision)
     seen.append(job.act().state)

@@ -1,0 +1,56 @@
+"""The rehearsal comes to a round, and what goes through etcd's form comes out as it was."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core import rehearsal as core
+from elasticjob_rendezvous.core.kv import Deleted, Txn, TxnResult, WatchEvent
+from elasticjob_rendezvous.etcd import rehearsal as edge
+
+
+def test_both_members_come_to_a_round() -> None:
+    assert core.rehearse()
+    assert edge.rehearse()
+
+
+def test_what_is_rehearsed_is_a_whole_round() -> None:
+    txns: list[Txn] = []
+
+    def answered(txn: Txn, result: TxnResult) -> TxnResult:
+        txns.append(txn)
+        return result
+
+    assert core.rehearse(answered)
+    written = {op.key for txn in txns for op in txn.success if hasattr(op, "value")}
+    assert {"/rehearsal/state/round", "/rehearsal/state/roster", "/rehearsal/roster/1"} <= written
+
+
+def test_a_play_that_is_told_lies_ends_without_a_round() -> None:
+    def refused(txn: Txn, result: TxnResult) -> TxnResult:
+        return TxnResult(False, result.revision, result.cluster_id)
+
+    assert not core.rehearse(refused)
+
+
+def test_answers_pass_through_etcds_form_unchanged() -> None:
+    passed: list[tuple[TxnResult, TxnResult]] = []
+
+    def both(txn: Txn, result: TxnResult) -> TxnResult:
+        passed.append((result, edge.answered(txn, result)))
+        return result
+
+    assert core.rehearse(both)
+    assert any(result.ranges for result, _ in passed)
+    for result, after in passed:
+        assert after == result
+
+
+def test_events_pass_through_etcds_form_unchanged() -> None:
+    seen: list[tuple[WatchEvent, ...]] = [(Deleted("/rehearsal/members/a/b", 7),)]
+
+    def kept(events: tuple[WatchEvent, ...]) -> tuple[WatchEvent, ...]:
+        seen.append(events)
+        return events
+
+    assert core.rehearse(seen=kept)
+    for events in seen:
+        assert edge.seen(events) == events
