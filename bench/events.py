@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ def recovered_at(
     if sorted(event.rank for event in found) != list(range(len(members))):
         return None
     return max(event.at for event in found)
+
+
+def last_step(folder: Path, pid: int) -> float | None:
+    """When a worker last completed an all-reduce; None where it never said."""
+    try:
+        (at,) = struct.unpack("d", (folder / f"{pid}.last").read_bytes())
+    except (FileNotFoundError, struct.error):
+        return None
+    return float(at)
 
 
 def _parsed(line: str, path: Path) -> FirstAllReduce:

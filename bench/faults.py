@@ -1,11 +1,11 @@
-"""The faults that a gang of four is put through; each leaves the next one the gang it needs."""
+"""The faults that a gang is put through; each leaves the next one the gang it needs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
@@ -13,30 +13,37 @@ from typing import assert_never
 from bench import processes
 from bench.gang import Gang, NotRecovered, gang
 from bench.peers.commands import Peer
-
-GANG_SIZE = 4
+from bench.split import split
 
 
 class Fault(StrEnum):
-    """In this order one gang serves all: 4 agents, 4, 3, 4, 3."""
+    """In this order one gang of N serves all but the last: N agents, N, N - 1, N, N - 1; N - 1."""
 
     START = "start"
     WORKER_KILLED = "worker-killed"
     DRAIN = "drain"
     JOIN = "join"
     NODE_KILLED = "node-killed"
+    NODE_SILENT = "node-silent"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Either the seconds away, or why there is no number."""
+    """Either the seconds away, or why there is no number.
+
+    Args:
+        pause: what of them nobody trained, where there was training before.
+        split: the seconds of each phase, as our rendezvous recorded them.
+    """
 
     seconds: float | None
     error: str | None = None
+    pause: float | None = None
+    split: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_peer(
-    peer: Peer, faults: Sequence[Fault], limit_seconds: float, logs: Path, turn: int
+    peer: Peer, size: int, faults: Sequence[Fault], limit_seconds: float, logs: Path, turn: int
 ) -> Iterator[tuple[Fault, Outcome]]:
     """Put one peer through the faults; one that it does not survive gets it a fresh gang.
 
@@ -46,43 +53,42 @@ def run_peer(
     with ExitStack() as stack:
         current: Gang | None = None
         while rest:
-            if current is None or _too_small(current, rest[0]):
+            if current is None or (len(current.agents) < size and rest[0] is not Fault.JOIN):
                 stack.close()
-                current = stack.enter_context(gang(peer, logs, turn))
-                started = _outcome(current, Fault.START, limit_seconds)
+                current = stack.enter_context(gang(peer, logs, f"{size}-{turn}"))
+                started = _outcome(current, Fault.START, size, limit_seconds)
                 if started.error:
                     yield from ((fault, started) for fault in rest)
                     return
                 if rest[0] is Fault.START:
                     yield rest.pop(0), started
                     continue
-            outcome = _outcome(current, rest[0], limit_seconds)
+            outcome = _outcome(current, rest[0], size, limit_seconds)
             if outcome.error:
                 current = None
             yield rest.pop(0), outcome
 
 
-def _outcome(current: Gang, fault: Fault, limit_seconds: float) -> Outcome:
+def _outcome(current: Gang, fault: Fault, size: int, limit_seconds: float) -> Outcome:
     try:
         if fault is not Fault.START:
             current.wait_until_calm(limit_seconds)
-        return Outcome(_apply(current, fault, limit_seconds))
+        before = current.workers()
+        since = time.monotonic()
+        _apply(current, fault, size)
+        at = current.recovered_at(since, limit_seconds)
     except NotRecovered as failure:
         return Outcome(None, str(failure))
+    phases = split(current.endpoint) if current.peer.ours else {}
+    return Outcome(at - since, None, current.pause(before, at), phases)
 
 
-def _too_small(current: Gang, fault: Fault) -> bool:
-    """Whether the fault needs a member more; only a join finds one missing just right."""
-    return len(current.agents) < GANG_SIZE and fault is not Fault.JOIN
-
-
-def _apply(current: Gang, fault: Fault, limit_seconds: float) -> float:
-    """Do it, to the newest member where it takes a victim; return the seconds until recovery."""
+def _apply(current: Gang, fault: Fault, size: int) -> None:
+    """Do it, to the newest member where it takes a victim."""
     victim = max(current.agents, default=0)
-    since = time.monotonic()
     match fault:
         case Fault.START:
-            for _ in range(GANG_SIZE):
+            for _ in range(size):
                 current.start_agent()
         case Fault.WORKER_KILLED:
             processes.kill(current.worker(victim).pid)
@@ -92,6 +98,7 @@ def _apply(current: Gang, fault: Fault, limit_seconds: float) -> float:
             current.start_agent()
         case Fault.NODE_KILLED:
             current.kill_node(victim)
+        case Fault.NODE_SILENT:
+            current.silence_node(victim)
         case _:
             assert_never(fault)
-    return current.seconds_to_recover(since, limit_seconds)

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import etcd_proc, processes
-from bench.events import FirstAllReduce, latest, read_events, recovered_at
+from bench.events import FirstAllReduce, last_step, latest, read_events, recovered_at
 from bench.peers.commands import Peer
 from bench.settings import child_environment, etcd_binary, fresh_id
 
@@ -64,6 +64,17 @@ class Gang:
         self.agents[member] = agent
         return member
 
+    def workers(self) -> list[int]:
+        """The process of the newest worker of each member that should be there."""
+        heard = latest(self._events())
+        return [heard[member].pid for member in self.agents if member in heard]
+
+    def pause(self, workers: Collection[int], recovered: float) -> float | None:
+        """From the last step that all of these workers did to that moment; None: unknown."""
+        steps = [last_step(self.events_folder, pid) for pid in workers]
+        known = [step for step in steps if step is not None]
+        return recovered - max(known) if known else None
+
     def worker(self, member: int) -> FirstAllReduce:
         """The newest worker of a member that has been heard of."""
         return latest(read_events(self.events_folder))[member]
@@ -78,8 +89,17 @@ class Gang:
         processes.kill(self.agents.pop(member).pid)
         processes.kill(worker)
 
-    def seconds_to_recover(self, since: float, limit_seconds: float) -> float:
-        """From `since` until all present members have reduced in a world that is exactly theirs.
+    def silence_node(self, member: int) -> None:
+        """The agent and all below it stop where they are: as others see it, its network is gone.
+
+        What was stopped never goes on: it is killed with the gang.
+        """
+        agent = self.agents.pop(member)
+        for pid in {agent.pid, *processes.below(agent.pid)}:
+            processes.kill(pid, signal.SIGSTOP)
+
+    def recovered_at(self, since: float, limit_seconds: float) -> float:
+        """When all present members had reduced, after `since`, in a world that is exactly theirs.
 
         Raises NotRecovered after the limit, or as soon as an agent that should stay has ended.
         """
@@ -91,7 +111,7 @@ class Gang:
                 seen = {m: e.world for m, e in latest(self._events()).items() if e.at > since}
                 raise NotRecovered(f"not within {limit_seconds:g} s; worlds by member: {seen}")
             time.sleep(POLL_SECONDS)
-        return at - since
+        return at
 
     def wait_until_calm(self, limit_seconds: float) -> None:
         """Wait until no world has begun for a while, and the newest is of all present members."""
@@ -123,7 +143,7 @@ class Gang:
 
 
 @contextlib.contextmanager
-def gang(peer: Peer, logs: Path, turn: int) -> Iterator[Gang]:
+def gang(peer: Peer, logs: Path, turn: str) -> Iterator[Gang]:
     """An empty gang with its own rendezvous server and run id; at the end nothing of it is left."""
     with contextlib.ExitStack() as stack:
         if peer.etcd_version is None:

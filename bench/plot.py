@@ -35,11 +35,24 @@ def plot_rendezvous(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None:
-    """A bar for each peer and fault; where a gang never recovered, a hollow bar that says so."""
+    """A bar for each peer and fault; where a gang never recovered, a hollow bar that says so.
+
+    The gangs of one size are one picture, the smallest above.
+    """
     pyplot = _pyplot()
+    gangs = sorted({int(row["gang"]) for row in rows})
+    figure, all_axes = pyplot.subplots(
+        len(gangs), 1, figsize=(11, 4.5 * len(gangs)), layout="constrained", squeeze=False
+    )
+    for gang, axes in zip(gangs, all_axes[:, 0], strict=True):
+        _plot_gang([row for row in rows if row["gang"] == gang], gang, limit_seconds, axes)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _plot_gang(rows: Sequence[Row], gang: int, limit_seconds: float, axes: Any) -> None:
     peers, faults = _names(rows, "peer"), _names(rows, "fault")
     seconds = {(row["peer"], row["fault"]): row["seconds"] for row in rows}
-    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
     width = 0.8 / max(1, len(peers))
     for place, (peer, colour) in enumerate(zip(peers, _COLOURS, strict=False)):
         for position, fault in enumerate(faults):
@@ -53,12 +66,11 @@ def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None
             text = "never" if value is None else f"{value:.1f}"
             axes.text(at, height * 1.05, text, ha="center", va="bottom", fontsize=8)
         axes.bar(0, 0, color=colour, label=peer)
-    axes.set(yscale="log", ylabel="seconds", title="from the fault to the new world's all-reduce")
+    title = f"gang of {gang}: from the fault to the new world's all-reduce"
+    axes.set(yscale="log", ylabel="seconds", title=title)
     axes.set_xticks(range(len(faults)), faults)
-    axes.set_ylim(bottom=0.5, top=limit_seconds * 3)
+    axes.set_ylim(bottom=0.1, top=limit_seconds * 3)
     axes.legend(frameon=False, ncols=len(peers), loc="upper center")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _line(axes: Any, rows: Sequence[Row], field: str, style: Mapping[str, Any]) -> None:

@@ -43,6 +43,15 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
+def below(pid: int) -> set[int]:
+    """The processes that descend from this one, but for what was adopted by others."""
+    found: set[int] = set()
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        for child in (folder / "children").read_text().split():
+            found |= {int(child), *below(int(child))}
+    return found
+
+
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal; one that has ended already is no error."""
     with suppress(ProcessLookupError):

@@ -1,9 +1,12 @@
-"""`python -m bench.recovery`: how long a gang of four is away after a fault.
+"""`python -m bench.recovery`: how long a gang is away after a fault.
 
-Ours against torchrun, the same worker script under all. From the fault (for a join: from the
-newcomer's start) to the moment when every live worker has done its first all-reduce in the new
-world. The numbers and a plot of them go to build/bench/recovery.json and .png. About 12 minutes,
-nearly all of them torchrun's: `--peers etcd --repeat-ours 1` takes five.
+Ours against torchrun, the same worker script under all: ours with its defaults, which start
+workers warm, and cold, as torchrun starts them. From the fault (for a join: from the newcomer's
+start) to the moment when every live worker has done its first all-reduce in the new world; the
+pause is what of it nobody trained. For ours also where the time went, by the rendezvous' own
+record. The numbers and a plot of them go to build/bench/recovery.json and .png. The whole takes
+about two hours, nearly all of them torchrun's: `--peers etcd --repeat-peers 1 --gangs 4` takes
+ten minutes.
 """
 
 from __future__ import annotations
@@ -18,19 +21,21 @@ from pathlib import Path
 from bench.faults import Fault, Outcome, run_peer
 from bench.machine import machine_facts
 from bench.numbers import median_or_none, ratio
-from bench.peers.commands import Peer, peers
+from bench.peers.commands import OURS, Peer, peers
 from bench.plot import plot_recovery
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, PEERS_ETCD_VERSION
 
-OURS = "elasticjob"
-MODE = "cold"  # a new interpreter for each worker
+GANGS = (4, 16)
+LARGE_GANGS_PEER = "etcd"
+"""Gangs of more than the first size are compared with this one alone."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """All repeats of one fault under one peer."""
+    """All repeats of one fault under one peer, in gangs of one size."""
 
-    peer: str
+    peer: Peer
+    gang: int
     fault: Fault
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -39,43 +44,68 @@ class Measured:
 
     def to_json(self) -> dict[str, object]:
         errors = [outcome.error for outcome in self.outcomes if outcome.error]
+        pauses = [outcome.pause for outcome in self.outcomes if outcome.pause is not None]
+        phases = dict.fromkeys(name for outcome in self.outcomes for name in outcome.split)
         return {
-            "peer": self.peer,
+            "peer": self.peer.name,
+            "gang": self.gang,
             "fault": self.fault,
-            "mode": MODE,
+            "mode": self.peer.mode,
             "seconds": self.seconds(),
+            "pause": median_or_none(pauses) if pauses else None,
+            "split": {
+                phase: median_or_none([outcome.split.get(phase, 0.0) for outcome in self.outcomes])
+                for phase in phases
+            },
             "error": errors[0] if errors else None,
             "runs": [outcome.seconds for outcome in self.outcomes],
         }
 
 
-Table = dict[tuple[str, Fault], Measured]
+Table = dict[tuple[str, int, Fault], Measured]
 
 
-def measure(
-    chosen: Sequence[Peer], faults: Sequence[Fault], options: argparse.Namespace, logs: Path
-) -> Table:
+def measure(chosen: Sequence[Peer], options: argparse.Namespace, logs: Path) -> Table:
     """Every repeat of every peer; gangs run one after the other, so that none disturbs another."""
-    table = {(peer.name, fault): Measured(peer.name, fault) for peer in chosen for fault in faults}
+    faults = [fault for fault in Fault if str(fault) in options.faults]
+    table: Table = {}
     for peer in chosen:
-        repeat = options.repeat_ours if peer.name == OURS else options.repeat_peers
-        for turn in range(repeat):
-            for fault, outcome in run_peer(peer, faults, options.limit_seconds, logs, turn):
-                table[peer.name, fault].outcomes.append(outcome)
-                shown = f"never: {outcome.error}"
-                if outcome.seconds is not None:
-                    shown = f"{outcome.seconds:.2f} s"
-                print(f"[{turn + 1}/{repeat}] {peer.name} {fault}: {shown}", flush=True)
+        repeat = options.repeat_ours if peer.ours else options.repeat_peers
+        for size in options.gangs:
+            if size != options.gangs[0] and not (peer.ours or peer.name == LARGE_GANGS_PEER):
+                continue
+            cells = {fault: Measured(peer, size, fault) for fault in faults}
+            table.update({(peer.name, size, fault): cell for fault, cell in cells.items()})
+            for turn in range(repeat):
+                for fault, outcome in run_peer(
+                    peer, size, faults, options.limit_seconds, logs, turn
+                ):
+                    cells[fault].outcomes.append(outcome)
+                    name = f"[{turn + 1}/{repeat}] {peer.name} of {size} {fault}"
+                    print(f"{name}: {_shown(outcome)}", flush=True)
     return table
 
 
+def _shown(outcome: Outcome) -> str:
+    if outcome.seconds is None:
+        return f"never: {outcome.error}"
+    paused = "" if outcome.pause is None else f", paused {outcome.pause:.2f} s"
+    phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in outcome.split.items())
+    return f"{outcome.seconds:.2f} s{paused}{f' ({phases})' if phases else ''}"
+
+
 def ratios(table: Table) -> dict[str, float | None]:
-    """`<peer>/<fault>/cold`: how many times faster ours is; None where the peer never recovered."""
-    ours = {fault: cell.seconds() for (peer, fault), cell in table.items() if peer == OURS}
+    """`<peer>/<gang>/<fault>/<mode of ours>`: how many times faster ours is; None where the peer
+    never recovered."""
+    ours = [cell for cell in table.values() if cell.peer.ours]
     return {
-        f"{peer}/{fault}/{MODE}": ratio(cell.seconds(), ours.get(fault))
-        for (peer, fault), cell in table.items()
-        if peer != OURS
+        f"{cell.peer.name}/{cell.gang}/{cell.fault}/{own.peer.mode}": ratio(
+            cell.seconds(), own.seconds()
+        )
+        for cell in table.values()
+        if not cell.peer.ours
+        for own in ours
+        if (own.gang, own.fault) == (cell.gang, cell.fault)
     }
 
 
@@ -85,13 +115,14 @@ def parse(arguments: Sequence[str] | None, known: Sequence[str]) -> argparse.Nam
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    theirs = [name for name in known if name != OURS]
+    theirs = [name for name in known if not name.startswith(OURS)]
     faults = [str(fault) for fault in Fault]
     parser.add_argument("--peers", nargs="*", choices=theirs, default=theirs)
     parser.add_argument("--faults", nargs="+", choices=faults, default=faults)
+    parser.add_argument("--gangs", nargs="+", type=int, default=GANGS, metavar="N")
     parser.add_argument("--without-ours", action="store_true", help="measure the peers alone")
-    parser.add_argument("--repeat-ours", type=int, default=3)
-    parser.add_argument("--repeat-peers", type=int, default=1)
+    parser.add_argument("--repeat-ours", type=int, default=10)
+    parser.add_argument("--repeat-peers", type=int, default=3)
     parser.add_argument("--limit-seconds", type=float, default=120.0, help="then it is `never`")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
@@ -101,12 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 where ours did not recover from some fault; a peer that did not is reported."""
     known = peers(OUR_ETCD_VERSION, PEERS_ETCD_VERSION)
     options = parse(arguments, list(known))
-    names = [*([] if options.without_ours else [OURS]), *options.peers]
-    faults = [fault for fault in Fault if str(fault) in options.faults]
+    ours = [] if options.without_ours else [name for name, peer in known.items() if peer.ours]
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     facts = machine_facts()
-    table = measure([known[name] for name in names], faults, options, logs)
+    table = measure([known[name] for name in (*ours, *options.peers)], options, logs)
     rows = [cell.to_json() for cell in table.values()]
     content = {
         "benchmark": "recovery",
@@ -118,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (options.output / "recovery.json").write_text(json.dumps(content, indent=2) + "\n")
     plot_recovery(rows, options.limit_seconds, options.output / "recovery.png")
     print(f"written: {options.output / 'recovery.json'} and recovery.png")
-    return int(any(cell.seconds() is None for (peer, _), cell in table.items() if peer == OURS))
+    return int(any(cell.seconds() is None for cell in table.values() if cell.peer.ours))
 
 
 if __name__ == "__main__":

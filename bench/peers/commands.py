@@ -1,4 +1,4 @@
-"""How each system under comparison is started: one agent, one worker, of a gang of one to eight."""
+"""How each system under comparison is started: one agent with one worker, of a gang."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 WORKER = Path(__file__).with_name("worker.py")
+OURS = "elasticjob"
+MOST_MEMBERS = 64  # the gang may always grow
 MAX_RESTARTS = 100  # faults are what is measured: no budget may end the gang
 
 _TORCHRUN = ("-m", "torch.distributed.run")
@@ -22,7 +24,12 @@ _TUNED = MappingProxyType({"last_call_timeout": "1"})
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A system with its settings; `ours` is the one that the others are divided by."""
+    """A system with its settings.
+
+    Args:
+        name: of the system and its settings.
+        mode: how it starts workers: `cold`, each in a new interpreter, or `warm`.
+    """
 
     name: str
     launcher: Sequence[str]
@@ -31,19 +38,27 @@ class Peer:
     etcd_v2: bool = False  # speaks the v2 API, which etcd must be told to serve
     conf: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "cold"
+    options: Sequence[str] = ()
     conf_of_member: Callable[[int], Mapping[str, str]] = lambda member: {}
+
+    @property
+    def ours(self) -> bool:
+        """Whether the others are divided by it."""
+        return self.launcher is _OURS
 
     def command(self, endpoint: str, run_id: str, member: int) -> list[str]:
         """The command line of one member's agent."""
         conf = {**self.conf, **self.conf_of_member(member)}
         options = [
-            "--nnodes=1:8",
+            f"--nnodes=1:{MOST_MEMBERS}",
             "--nproc-per-node=1",
             f"--max-restarts={MAX_RESTARTS}",
             f"--rdzv-backend={self.backend}",
             f"--rdzv-endpoint={endpoint}",
             f"--rdzv-id={run_id}",
             "--local-addr=127.0.0.1",
+            *self.options,
         ]
         if conf:
             options.append("--rdzv-conf=" + ",".join(f"{k}={v}" for k, v in conf.items()))
@@ -53,7 +68,8 @@ class Peer:
 def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
     """All systems by name, ours first."""
     known = [
-        Peer("elasticjob", _OURS, "etcd", ours_etcd),
+        Peer(OURS, _OURS, "etcd", ours_etcd, mode="warm"),
+        Peer(f"{OURS}-cold", _OURS, "etcd", ours_etcd, options=("--warm-start=off",)),
         Peer("etcd", _TORCHRUN, "etcd", their_etcd, etcd_v2=True),
         Peer(
             "etcd-tuned",

@@ -1,14 +1,16 @@
 """The training script of every gang in the recovery benchmark, under torchrun and under ours.
 
 It joins the process group, reduces in a loop, and writes one line to a file of its own when the
-first all-reduce of its world is complete. A worker lives in one world only: a new world is a new
-process. That the platform starts it again is all that it asks of its platform.
+first all-reduce of its world is complete, and the time of its last one to another. A worker lives
+in one world only: a new world is a new process. That the platform starts it again is all that it
+asks of its platform.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -43,11 +45,14 @@ def main() -> None:
     dist.all_reduce(ones)
     if int(ones.item()) != world:
         raise SystemExit(f"{world} ones add up to {ones.item()}: the gang is not what it says")
-    record(Path(os.environ["BENCH_EVENTS"]), rank, world)
+    folder = Path(os.environ["BENCH_EVENTS"])
+    record(folder, rank, world)
     benchmark = Path("/proc") / os.environ["BENCH_PID"]
-    while benchmark.exists():  # nothing of a gang outlives the benchmark, not even its orphans
-        time.sleep(PAUSE_SECONDS)
-        dist.all_reduce(ones)
+    with (folder / f"{os.getpid()}.last").open("wb", buffering=0) as last:
+        while benchmark.exists():  # nothing of a gang outlives the benchmark, not even its orphans
+            os.pwrite(last.fileno(), struct.pack("d", time.monotonic()), 0)
+            time.sleep(PAUSE_SECONDS)
+            dist.all_reduce(ones)
 
 
 if __name__ == "__main__":

@@ -17,25 +17,50 @@ from bench.recovery import Measured, ratios
 PEERS = peers("3.7.3", "3.4")
 
 
-def test_ratios_are_by_peer_fault_and_mode_and_null_where_a_peer_never_recovered() -> None:
-    def cell(peer: str, fault: Fault, *seconds: float | None) -> Measured:
-        return Measured(peer, fault, [Outcome(s, None if s else "never") for s in seconds])
+def test_ratios_are_by_peer_gang_fault_and_mode_and_null_where_a_peer_never_recovered() -> None:
+    def cell(peer: str, fault: Fault, *outcomes: Outcome) -> Measured:
+        return Measured(PEERS[peer], 4, fault, list(outcomes))
 
-    table = {
-        ("elasticjob", Fault.DRAIN): cell("elasticjob", Fault.DRAIN, 3.0, 2.0, 2.5),
-        ("elasticjob", Fault.JOIN): cell("elasticjob", Fault.JOIN, 3.0, 2.0, 4.0),
-        ("etcd", Fault.DRAIN): cell("etcd", Fault.DRAIN, 40.0),
-        ("etcd", Fault.JOIN): cell("etcd", Fault.JOIN, None),
+    def took(*seconds: float) -> list[Outcome]:
+        return [Outcome(each, None, each / 2, {"stop": each / 4}) for each in seconds]
+
+    cells = [
+        cell("elasticjob", Fault.DRAIN, *took(0.3, 0.2, 0.25)),
+        cell("elasticjob", Fault.JOIN, *took(0.3)),
+        cell("elasticjob-cold", Fault.DRAIN, *took(2.5)),
+        cell("etcd", Fault.DRAIN, Outcome(40.0)),
+        cell("etcd", Fault.JOIN, Outcome(None, "never")),
+    ]
+    table = {(each.peer.name, each.gang, each.fault): each for each in cells}
+    assert ratios(table) == {
+        "etcd/4/drain/warm": 160.0,
+        "etcd/4/drain/cold": 16.0,
+        "etcd/4/join/warm": None,
     }
-    assert ratios(table) == {"etcd/drain/cold": 16.0, "etcd/join/cold": None}
-    assert json.loads(json.dumps(table["etcd", Fault.JOIN].to_json())) == {
-        "peer": "etcd",
-        "fault": "join",
-        "mode": "cold",
-        "seconds": None,
-        "error": "never",
-        "runs": [None],
-    }
+    assert json.loads(json.dumps([cells[0].to_json(), cells[4].to_json()])) == [
+        {
+            "peer": "elasticjob",
+            "gang": 4,
+            "fault": "drain",
+            "mode": "warm",
+            "seconds": 0.25,
+            "pause": 0.125,
+            "split": {"stop": 0.0625},
+            "error": None,
+            "runs": [0.3, 0.2, 0.25],
+        },
+        {
+            "peer": "etcd",
+            "gang": 4,
+            "fault": "join",
+            "mode": "cold",
+            "seconds": None,
+            "pause": None,
+            "split": {},
+            "error": "never",
+            "runs": [None],
+        },
+    ]
 
 
 def test_all_peers_run_the_same_worker_with_the_same_bounds() -> None:
@@ -43,7 +68,17 @@ def test_all_peers_run_the_same_worker_with_the_same_bounds() -> None:
         command = peer.command("127.0.0.1:2379", "run", 0)
         assert command[0] == sys.executable
         assert command[-1] == str(WORKER)
-        assert {"--nnodes=1:8", "--nproc-per-node=1", "--rdzv-id=run"} <= set(command)
+        assert {"--nnodes=1:64", "--nproc-per-node=1", "--rdzv-id=run"} <= set(command)
+
+
+def test_only_how_workers_start_divides_ours() -> None:
+    ours = {name: peer for name, peer in PEERS.items() if peer.ours}
+    assert {name: peer.mode for name, peer in ours.items()} == {
+        "elasticjob": "warm",
+        "elasticjob-cold": "cold",
+    }
+    warm, cold = (peer.command("127.0.0.1:2379", "run", 0) for peer in ours.values())
+    assert [part for part in cold if part not in warm] == ["--warm-start=off"]
 
 
 def test_etcd_and_c10d_run_at_their_defaults_but_for_who_hosts_the_store() -> None:
@@ -94,8 +129,12 @@ def test_plots_are_drawn_with_failures_among_the_rows(tmp_path: Path) -> None:
         ]
     ]
     recovery = [
-        {"peer": peer, "fault": "join", "seconds": seconds}
-        for peer, seconds in [("elasticjob", 2.0), ("etcd", None)]
+        {"peer": peer, "gang": gang, "fault": "join", "seconds": seconds}
+        for peer, gang, seconds in [
+            ("elasticjob", 4, 2.0),
+            ("etcd", 4, None),
+            ("elasticjob", 16, 2.5),
+        ]
     ]
     plot_rendezvous(rendezvous, tmp_path / "rendezvous.png")
     plot_recovery(recovery, 120, tmp_path / "recovery.png")

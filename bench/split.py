@@ -1,0 +1,34 @@
+"""Where the time of one of our recoveries went, as the rendezvous itself recorded it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.keys import ROOT
+from elasticjob_rendezvous.core.kv import Range
+from elasticjob_rendezvous.core.records import History
+from elasticjob_rendezvous.etcd.client import Client
+
+SECONDS = 5.0
+
+
+def split(endpoint: str) -> Mapping[str, float]:
+    """The seconds of each phase of the newest round in this etcd that is known of."""
+    newest = asyncio.run(_newest(endpoint))
+    if newest is None:
+        return {}
+    return {
+        name.removesuffix("_ms"): value / 1000
+        for name, value in asdict(newest).items()
+        if name.endswith("_ms") and name != "final_ms" and value is not None
+    }
+
+
+async def _newest(endpoint: str) -> History | None:
+    async with asyncio.timeout(SECONDS), Client([endpoint]) as client:
+        found = await client.range(Range(ROOT, prefix=True))
+    rounds = [decode(History, kv.key, kv.value) for kv in found.kvs if "/history/" in kv.key]
+    return max(rounds, key=lambda each: each.number, default=None)
