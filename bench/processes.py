@@ -43,6 +43,15 @@ def marked(variable: str, value: str) -> list[int]:
     return found
 
 
+def parent(pid: int) -> int:
+    """Its parent; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
+
+
 def below(pid: int) -> set[int]:
     """The processes that descend from this one, but for what was adopted by others."""
     found: set[int] = set()
