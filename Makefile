@@ -76,7 +76,7 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
-.PHONY: bench bench-rendezvous bench-recovery bench-interop
+.PHONY: bench bench-rendezvous bench-recovery bench-interop soak
 bench: bench-rendezvous bench-recovery ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
@@ -84,3 +84,5 @@ bench-recovery: etcd ## a fault to the next training step, ours and torchrun's: 
 	$(PY) -m bench.recovery
 bench-interop: etcd ## torchrun and our nodes in one gang, through twenty changes each: build/bench/interop.json
 	$(PY) -m bench.interop
+soak: install ## one training run through 200 random faults: build/bench/soak.json
+	$(PY) -m bench.soak

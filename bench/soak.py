@@ -26,7 +26,7 @@ from typing import Any
 
 from bench.disturbances import Disturbance, Told, disturbance, judged
 from bench.settings import OUTPUT, REPOSITORY, child_environment
-from bench.soaked import NAME, STEPS_BETWEEN, Soaked, manifest
+from bench.soaked import NAME, STEPS_OF_FAULT, Soaked, manifest
 
 LEAST_ACCURACY = 0.95
 WORSE = 0.02
@@ -71,11 +71,11 @@ def _row(
 def undisturbed(folder: Path, faults: int) -> float:
     """The accuracy after as many steps that nothing disturbed."""
     command = manifest(folder, faults)["spec"]["template"]["spec"]["containers"][0]
-    words = [*command["command"], *command["args"], "--step-seconds=0"]
+    _, *words = [*command["command"], *command["args"]]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     subprocess.run(
-        [sys.executable, *words[1:]],
-        env=child_environment(**alone, CHECKPOINT_DIR=str(folder / "alone")),
+        [sys.executable, *words, "--step-seconds=0", f"--checkpoint-dir={folder / 'alone'}"],
+        env=child_environment(**alone),
         cwd=REPOSITORY / "examples" / "digits",
         stdout=subprocess.DEVNULL,
         check=True,
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     content = {
         "benchmark": "soak",
         "seed": options.seed,
-        "steps": STEPS_BETWEEN * (options.faults + 1),
+        "steps": STEPS_OF_FAULT * (options.faults + 1),
         "undisturbed_accuracy": alone,
         **found,
     }

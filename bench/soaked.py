@@ -17,17 +17,20 @@ from bench import processes
 from bench.disturbances import MOST, Disturbance, Kind, Told, told
 from bench.settings import REPOSITORY, child_environment
 from elasticjob_cli.local.control import call
+from elasticjob_cli.local.logs import TRAINER
 from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
 
 NAME = "soak"
 DIGITS = REPOSITORY / "examples" / "digits"
-STEPS_BETWEEN = 20
-"""Training steps between two faults: that training goes on is seen by them."""
-STEP_SECONDS = 0.05
+STEPS_OF_FAULT = 60
+"""Training steps for each fault in the job: more than pass from one to the next."""
+STEPS_AFTER = 10
+"""Training steps by which it is seen that training goes on after a fault."""
+STEP_SECONDS = 0.1
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 90.0
 GONE_SECONDS = 15.0
-_STEP = re.compile(rb"^step (\d+) ", re.MULTILINE)
+_STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
 
 
 def manifest(folder: Path, faults: int) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def manifest(folder: Path, faults: int) -> dict[str, Any]:
     document["spec"]["maxRestarts"] = faults + 1
     (container,) = document["spec"]["template"]["spec"]["containers"]
     container["args"] = [
-        *("--steps", str(STEPS_BETWEEN * (faults + 1)), "--step-seconds", str(STEP_SECONDS)),
+        *("--steps", str(STEPS_OF_FAULT * (faults + 1)), "--step-seconds", str(STEP_SECONDS)),
         *("--report-seconds", "0", "--checkpoint-dir", str(folder / "checkpoints")),
     ]
     return document
@@ -90,7 +93,7 @@ class Soaked:
     def step(self) -> int:
         """The newest step that any of its workers told of."""
         newest = 0
-        for path in self._job.logs.glob("*/trainer"):
+        for path in self._job.logs.glob(f"*/{TRAINER}"):
             with path.open("rb") as log:
                 log.seek(max(0, path.stat().st_size - 4096))
                 newest = max([newest, *map(int, _STEP.findall(log.read()))])
@@ -104,7 +107,7 @@ class Soaked:
             now, step = self.told(), self.step()
             whole = len(now.running) == nodes and (after is None or self._over(after, now))
             if not whole or aim is None or aim[0] != now.number:
-                aim = (now.number, step + STEPS_BETWEEN // 2) if whole else None
+                aim = (now.number, step + STEPS_AFTER) if whole else None
             elif step >= aim[1]:
                 return now
             if self._runner.poll() is not None:
