@@ -71,7 +71,7 @@ def _row(
 def undisturbed(folder: Path, faults: int) -> float:
     """The accuracy after as many steps that nothing disturbed."""
     command = manifest(folder, faults)["spec"]["template"]["spec"]["containers"][0]
-    _, *words = [*command["command"], *command["args"]]
+    words = [*command["command"][1:], *command["args"]]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     subprocess.run(
         [sys.executable, *words, "--step-seconds=0", f"--checkpoint-dir={folder / 'alone'}"],

@@ -63,6 +63,8 @@ class Soaked:
         self._environment = {
             "XDG_STATE_HOME": str(self._folder / "state"),
             "TMPDIR": str(self._folder / "tmp"),
+            # What torch itself leaves, and nobody else.
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "torchinductor"),
         }
         # The trainer runs in its manifest's folder.
         (self._folder / "train.py").write_bytes((DIGITS / "train.py").read_bytes())
