@@ -31,7 +31,10 @@ BROUGHT = (
     *("kopf", "kubernetes", "matplotlib", "mypy", "numpy", "prometheus_client", "pydantic"),
     *("pyetcd", "pytest", "pytest_timeout", "rich", "sklearn", "torch", "typer", "xdist", "yaml"),
 )
-PACKAGES = ("elasticjob_agent", "elasticjob_cli", "elasticjob_operator", "elasticjob_rendezvous")
+PACKAGES = (
+    "elasticjob", "elasticjob_agent", "elasticjob_cli", "elasticjob_operator",
+    "elasticjob_rendezvous",
+)  # fmt: skip
 
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:

@@ -13,6 +13,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import assert_never
 
+from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core.actions import (
     Action,
     CloseRendezvous,
@@ -77,7 +78,7 @@ class Task:
 
     job: ElasticJob
     memory: JobMemory
-    etcd: Etcd | None
+    etcd: Etcd | Agents | None
     sight: Sight
 
     @property
@@ -88,6 +89,8 @@ class Task:
     def lost(self) -> bool:
         """Whether etcd lost the job's records, and with them its user."""
         observed = self.sight.observed
+        if not isinstance(self.etcd, Etcd):
+            return False
         return bool(observed.pods) and observed.rendezvous.readable and observed.bounds is None
 
     def prefix(self, incarnation: int) -> str:
@@ -95,7 +98,7 @@ class Task:
 
     def usable_etcd(self) -> Etcd:
         """For actions that a plan holds only while the rendezvous is readable."""
-        if self.etcd is None:
+        if not isinstance(self.etcd, Etcd):
             raise Retry("the job's etcd may not be used")
         return self.etcd
 
@@ -160,6 +163,8 @@ class Applier:
         """What pods need before they are made, and while they run. Raises `NameTaken`."""
         if planned.bounds is None or task.etcd is None:
             return
+        # Its agents answer whoever knows their key.
+        needed = needed or isinstance(task.etcd, Agents)
         await self._dependents.ensure(
             task.job, task.memory, task.etcd, needed=needed, renew=task.lost
         )

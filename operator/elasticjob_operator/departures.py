@@ -17,6 +17,7 @@ from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 
 async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) -> None:
     """Close what a deleted job has: its agents start no further round."""
+    etcds.agents.forget(uid)
     outcome = Outcome(OutcomeKind.STOPPED, StopReason.DELETED.value)
     for etcd in etcds.all():
         newest = etcd.newest(namespace, uid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core import children
 from elasticjob_operator.core.access import Access, access_of, data_of, given_access
 from elasticjob_operator.core.budget import min_available
@@ -50,7 +51,7 @@ class Dependents:
         self._clock = clock
 
     async def ensure(
-        self, job: ElasticJob, memory: JobMemory, etcd: Etcd, *, needed: bool, renew: bool
+        self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents, *, needed: bool, renew: bool
     ) -> None:
         """Make Service and Secret what pods need, if they are `needed` or it is time to look.
 
@@ -99,7 +100,9 @@ class Dependents:
     def _is_old(self, memory: JobMemory) -> bool:
         return self._clock() - memory.budget_checked_at > RECHECK_SECONDS
 
-    async def _ensure_access(self, job: ElasticJob, memory: JobMemory, etcd: Etcd) -> Access:
+    async def _ensure_access(
+        self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents
+    ) -> Access:
         namespace, name = job.metadata.namespace, secret_name(job)
         raw = None if _is_new(job) else await self._get(SECRETS, namespace, name)
         if raw is not None:

@@ -1,6 +1,7 @@
 """The etcds that jobs use: the operator's own, and those that jobs name and the chart allows.
 
-One client and one mirror for each. What changes there wakes the job that it is about.
+One client and one mirror for each. What changes there wakes the job that it is about. A job of
+another backend is read through its own agents.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticjob_operator.agent_status import Agents, AgentStatus
 from elasticjob_operator.core.mirrored import Records, job_of
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.kube import SECRETS, Json, Kube, NotFound
@@ -92,6 +94,9 @@ class Etcds:
         self._stack = AsyncExitStack()
         self._running: list[asyncio.Task[None]] = []
         self._named: dict[tuple[str, ...], Etcd] = {}
+        self._seen: set[tuple[str, ...]] = set()
+        self.agents = AgentStatus(changed)
+        self._running.append(tasks.create_task(self.agents.run()))
         self.own: Etcd = self._own()
 
     async def aclose(self) -> None:
@@ -103,17 +108,37 @@ class Etcds:
     def all(self) -> list[Etcd]:
         return [self.own, *self._named.values()]
 
-    async def of(self, job: ElasticJob) -> Etcd:
-        """The etcd of this job. Raises `Refused`, or `KubeError` when its Secret is unreadable."""
+    async def of(self, job: ElasticJob) -> Etcd | Agents:
+        """Where the rendezvous of this job is read: its etcd, or its agents.
+
+        Raises `Refused`, or `KubeError` when its Secret is unreadable.
+        """
         wanted = job.spec.rendezvous
+        if not wanted.endpoints and wanted.backend is Backend.ETCD:
+            return self.own
+        self._check_endpoints(job)
+        namespace, secret = job.metadata.namespace, wanted.secret_name
+        place = (namespace, secret or "", *sorted(wanted.endpoints))
         if wanted.backend is not Backend.ETCD:
+            if secret and place not in self._seen:
+                await self._secret(namespace, secret)
+                self._seen.add(place)
+            return Agents(self.agents, namespace, job.metadata.uid)
+        if place not in self._named:
+            held = await self._secret(namespace, secret) if secret else {}
+            self._named[place] = self._start(self._foreign(list(wanted.endpoints), held))
+            await self._named[place].mirror.reached(0, FIRST_READ_SECONDS)
+        return self._named[place]
+
+    def _check_endpoints(self, job: ElasticJob) -> None:
+        wanted = job.spec.rendezvous
+        if wanted.backend is Backend.ETCD_V2 and not wanted.endpoints:
             raise Refused(
                 Obstacle.BACKEND,
-                f"spec.rendezvous.backend: {wanted.backend} is not served on Kubernetes by this "
-                "release; use etcd",
+                "spec.rendezvous.endpoints must name an etcd with the v2 API (3.5 or older, with "
+                "--enable-v2) for backend etcd-v2: the operator's own etcd speaks v3 alone; or use "
+                "backend etcd",
             )
-        if not wanted.endpoints:
-            return self.own
         refused = [one for one in wanted.endpoints if one not in self._settings.allowed]
         if refused:
             raise Refused(
@@ -121,13 +146,6 @@ class Etcds:
                 f"spec.rendezvous.endpoints: {', '.join(refused)} must be among the chart's "
                 "allowedEndpoints",
             )
-        namespace, secret = job.metadata.namespace, wanted.secret_name
-        place = (namespace, secret or "", *sorted(wanted.endpoints))
-        if place not in self._named:
-            held = await self._secret(namespace, secret) if secret else {}
-            self._named[place] = self._start(self._foreign(list(wanted.endpoints), held))
-            await self._named[place].mirror.reached(0, FIRST_READ_SECONDS)
-        return self._named[place]
 
     async def _secret(self, namespace: str, name: str) -> dict[str, bytes]:
         try:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
+from elasticjob_operator.agent_status import Agent, Agents, Asked
+from elasticjob_operator.core.access import access_of
+from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
-from elasticjob_operator.core.names import INCARNATION_LABEL, pod_name, uid_selector
+from elasticjob_operator.core.names import (
+    INCARNATION_LABEL,
+    pod_name,
+    secret_name,
+    uid_selector,
+)
 from elasticjob_operator.core.observed import Observed, Pod
 from elasticjob_operator.core.podview import observed_pod
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.etcds import Etcd
 from elasticjob_operator.jobs import JobMemory
-from elasticjob_operator.kube import PODS, Json, Kube, NotFound
+from elasticjob_operator.kube import PODS, SECRETS, Json, Kube, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.nodes import Nodes
+from elasticjob_rendezvous.core.keys import job_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +39,25 @@ class Sight:
 class Observer:
     """Looks at jobs."""
 
-    def __init__(self, kube: Kube, nodes: Nodes) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        nodes: Nodes,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._kube = kube
         self._nodes = nodes
+        self._now = now
 
-    async def look(self, job: ElasticJob, memory: JobMemory, etcd: Etcd | None) -> Sight:
+    async def look(self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents | None) -> Sight:
         """See a job. The rendezvous comes first: a member of it without a pod is really gone."""
+        if isinstance(etcd, Agents):
+            return await self._look_through_agents(job, memory, etcd)
         namespace, uid = job.metadata.namespace, job.metadata.uid
         mirrored = etcd.newest(namespace, uid) if etcd else None
         newest = max(mirrored or 0, memory.incarnation or 0)
         found = etcd.records(namespace, uid, newest) if etcd and newest else None
-        listed = await self._kube.list(PODS, namespace, uid_selector(uid))
-        own = [raw for raw in listed if is_owned(job, raw)]
+        own = await self._own_pods(job)
         labelled = max((_incarnation(raw) for raw in own), default=0)
         if labelled > newest or newest == 0:
             # Etcd has lost the job's records, or never had any: the pods know better.
@@ -50,10 +67,45 @@ class Observer:
         known = readable or labelled > 0 or memory.incarnation is not None
         if known:
             memory.incarnation = newest
+        pods = await self._pods(job, memory, own)
+        return Sight(observed(memory, newest, found, pods), known)
+
+    async def _look_through_agents(
+        self, job: ElasticJob, memory: JobMemory, agents: Agents
+    ) -> Sight:
+        """No record tells the incarnation: it is that of the pods. Where there is none it is the
+        job's generation, which grows with every suspension and resumption."""
+        own = await self._own_pods(job)
+        newest = max((_incarnation(raw) for raw in own), default=0) or job.metadata.generation
+        memory.incarnation = max(newest, 1)
+        pods = await self._pods(job, memory, own)
+        if own and (job_key := await self._job_key(job, memory)):
+            prefix = job_prefix(job.metadata.namespace, job.metadata.uid, memory.incarnation)
+            there = (raw for raw in own if _incarnation(raw) == memory.incarnation)
+            agents.follow(Asked(prefix, job_key, agents_of(there)))
+        return Sight(observed_through_agents(job, memory, agents, pods, self._now()))
+
+    async def _job_key(self, job: ElasticJob, memory: JobMemory) -> bytes | None:
+        """What the job's agents know their askers by; None until its Secret is made."""
+        if memory.access is not None:
+            return memory.access.job_key
+        try:
+            raw = await self._kube.get(SECRETS, job.metadata.namespace, secret_name(job))
+        except NotFound:
+            return None
+        held = access_of(raw) if is_owned(job, raw) else None
+        return held.job_key if held else None
+
+    async def _own_pods(self, job: ElasticJob) -> list[Json]:
+        metadata = job.metadata
+        listed = await self._kube.list(PODS, metadata.namespace, uid_selector(metadata.uid))
+        return [raw for raw in listed if is_owned(job, raw)]
+
+    async def _pods(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         await self._check_foreign(job, memory)
         pods = tuple(pod for raw in own if (pod := self.pod(job, raw)) is not None)
         memory.nodes = frozenset(pod.node for pod in pods if pod.node)
-        return Sight(observed(memory, newest, found, pods), known)
+        return pods
 
     def pod(self, job: ElasticJob, raw: Json) -> Pod | None:
         """A Pod object as the plan sees it."""
@@ -86,21 +138,48 @@ def observed(
     )
 
 
+def observed_through_agents(
+    job: ElasticJob, memory: JobMemory, agents: Agents, pods: tuple[Pod, ...], now: datetime
+) -> Observed:
+    """The same of a job whose agents are asked; they hold no bounds that could be written."""
+    found = agents.records({pod.uid for pod in pods})
+    return Observed(
+        pods=pods,
+        rendezvous=agent_view(job, pods, found, now),
+        incarnation=memory.incarnation or 1,
+        refusal=memory.refusal,
+        foreign=frozenset(memory.foreign),
+    )
+
+
+def agents_of(pods: Iterable[Json]) -> tuple[Agent, ...]:
+    """The agents among pods that could answer."""
+    return tuple(
+        Agent(raw["metadata"]["uid"], status["podIP"])
+        for raw in pods
+        if (status := raw.get("status") or {}).get("podIP") and status.get("phase") == "Running"
+    )
+
+
 def seen_again(
     before: Observed,
     memory: JobMemory,
-    etcd: Etcd | None,
+    etcd: Etcd | Agents | None,
     job: ElasticJob,
     created: tuple[Pod, ...],
     deleted: frozenset[str],
+    now: datetime,
 ) -> Observed:
     """The same after a plan was applied: the rendezvous anew, the pods as the answers told."""
+    kept = (replace(pod, terminating=True) if pod.uid in deleted else pod for pod in before.pods)
+    pods = (*kept, *created)
+    if isinstance(etcd, Agents):
+        return observed_through_agents(job, memory, etcd, pods, now)
     incarnation = memory.incarnation or before.incarnation
     found = None
     if etcd is not None:
         found = etcd.records(job.metadata.namespace, job.metadata.uid, incarnation)
-    kept = (replace(pod, terminating=True) if pod.uid in deleted else pod for pod in before.pods)
-    return observed(memory, incarnation, found, (*kept, *created))
+    return observed(memory, incarnation, found, pods)
 
 
 def due_seconds(wake_at: datetime | None, now: datetime) -> float | None:

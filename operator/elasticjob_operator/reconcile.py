@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
 from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds, stepped_rounds
@@ -99,6 +100,7 @@ class Reconciler:
             job,
             tuple(pod for pod in created if pod is not None),
             frozenset(applied.deleted),
+            self._parts.now(),
         )
         if etcd is not None and etcd.is_settling(self._parts.clock()):
             memory.changed_at = changed_at
@@ -150,7 +152,7 @@ class Reconciler:
                 self._parts.events.tell(Subject.of(raw), (invalid(str(error)),))
             return None
 
-    async def _etcd(self, job: ElasticJob, memory: JobMemory) -> Etcd | None:
+    async def _etcd(self, job: ElasticJob, memory: JobMemory) -> Etcd | Agents | None:
         try:
             return await self._parts.etcds.of(job)
         except Refused as error:

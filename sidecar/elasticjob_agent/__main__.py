@@ -4,7 +4,8 @@ Beside it, each a moment's work in the agent's container:
 
 - `leave [REASON]` tells the running agent that its node is to go: its `preStop`;
 - `ready` asks it whether it can take part in a round: a probe;
-- `install-launcher FILE` writes the launcher, one file, where the trainer finds it.
+- `install-launcher FILE` writes the launcher where the trainer finds it, and the package
+  `elasticjob` beside it.
 
 Exit codes: 0 the job succeeded or this node left; 1 the job failed or the launcher was lost;
 2 bad settings; 3 the rendezvous refused this node or timed out; 4 the job was ended from outside;
@@ -60,10 +61,10 @@ def _ready() -> int:
 def _install_launcher(file: str) -> int:
     from pathlib import Path
 
-    from elasticjob_agent.zipapp_build import build_zipapp
+    from elasticjob_agent.zipapp_build import install
 
     try:
-        build_zipapp(Path(file))
+        install(Path(file))
     except OSError as error:
         return _said(
             f"the launcher cannot be written to {file}: {error.strerror}; "

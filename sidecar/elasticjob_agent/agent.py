@@ -51,6 +51,7 @@ from elasticjob_agent.hands import (
 )
 from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.ports import PortHolder
+from elasticjob_agent.progress import ProgressFiles, follow
 from elasticjob_agent.settings import LogSettings
 from elasticjob_rendezvous.core.events import Directive, Local
 
@@ -155,6 +156,7 @@ class Agent:
         self._hands = hands
         self._enter = enter
         self._logs = RunLogs(settings.logs)
+        self._files = ProgressFiles(settings.logs.folder, settings.logs.shared)
         self._ports = PortHolder(settings.address)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._rendezvous: Rendezvous | None = None
@@ -189,6 +191,7 @@ class Agent:
         try:
             async with AsyncExitStack() as stack:
                 stack.callback(self._ports.close)
+                stack.callback(self._files.close)
                 stack.push_async_callback(self._hands.aclose)
                 return await self._run(stack)
         except Exception as error:
@@ -198,7 +201,12 @@ class Agent:
     async def _run(self, stack: AsyncExitStack) -> Ending:
         with self._signals():
             async with asyncio.TaskGroup() as tasks:
-                pumps = [tasks.create_task(self._hear_hands())]
+                pumps = [
+                    tasks.create_task(self._hear_hands()),
+                    tasks.create_task(
+                        follow(self._files, lambda: self.progress.state, self._events.put_nowait)
+                    ),
+                ]
                 try:
                     ending = await self._steps(stack, tasks, pumps)
                 finally:
@@ -274,9 +282,16 @@ class Agent:
             logs = None
             trouble = f"round {number} keeps none: {str(error) or 'the disk does not answer'}"
             self._events.put_nowait(FromHands(LogTrouble(trouble)))
+        files: ProgressFiles | None = self._files
+        try:
+            async with asyncio.timeout(DISK_SECONDS):
+                await asyncio.to_thread(self._files.prepare, number, seat.slots)
+        except (OSError, TimeoutError):
+            files = None
+            log.warning("%s: round %d cannot tell its progress", self._settings.name, number)
         assert state.hello is not None
         order = start_workers(
-            command, state.hello, logs, self._settings.run_id, self._settings.logs.max_bytes
+            command, state.hello, logs, files, self._settings.run_id, self._settings.logs.max_bytes
         )
         await self._tell_hands("start", self._hands.start(self._attendant.dressed(order)))
 

@@ -6,12 +6,19 @@ from elasticjob_agent.core.model import StartCrew
 from elasticjob_agent.core.ranks import Run, WorkerFiles, worker_environment
 from elasticjob_agent.hands import Hello, StartWorkers, WorkerStart
 from elasticjob_agent.logs import RunLogs
+from elasticjob_agent.progress import ProgressFiles
 
 
 def start_workers(
-    command: StartCrew, hello: Hello, logs: RunLogs | None, run_id: str, max_log_bytes: int
+    command: StartCrew,
+    hello: Hello,
+    logs: RunLogs | None,
+    progress: ProgressFiles | None,
+    run_id: str,
+    max_log_bytes: int,
 ) -> StartWorkers:
-    """The workers of this node in that round; without `logs` they leave no files."""
+    """The workers of this node in that round; without `logs` they leave no files, without
+    `progress` they cannot tell how training goes."""
     number = command.roster.number
     run = Run(run_id, command.max_restarts)
     workers = []
@@ -20,7 +27,8 @@ def start_workers(
         error_file = None if logs is None else logs.error_file(number, local_rank)
         files = WorkerFiles(
             error="" if error_file is None else str(error_file),
-            progress="" if logs is None else logs.progress_file(),
+            progress="" if progress is None else str(progress.file(number, local_rank)),
+            request="" if progress is None else str(progress.request_file(number)),
         )
         env = worker_environment(
             command.roster, command.seat, local_rank, run, files, hello.env_names

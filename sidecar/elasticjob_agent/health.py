@@ -3,6 +3,8 @@
 `GET /live`: the loop steps. `GET /ready`: the launcher is there and this node's
 key stands in etcd; not that a round is final. `GET /status`: both and the workers,
 as JSON. `POST /leave`, on the unix socket alone: this node is to go. `control` asks.
+`GET /rendezvous`, to who proves to have the job's key, and only where etcd v3 holds no records:
+what this agent can tell of them (`serving`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -19,25 +21,31 @@ from urllib.parse import unquote
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.control import REQUEST_SECONDS
 from elasticjob_agent.core.local import local_facts
+from elasticjob_agent.serving import Witness
 from elasticjob_rendezvous.core.events import Finish, Left, Refused
+from elasticjob_rendezvous.core.served import PATH as RENDEZVOUS
 
 _MAX_HEAD_BYTES = 8192
 
 
 @asynccontextmanager
 async def answering(
-    agent: Agent, address: str, port: int | None, control: Path | None
+    agent: Agent,
+    address: str,
+    port: int | None,
+    control: Path | None,
+    witness: Witness | None = None,
 ) -> AsyncIterator[None]:
     """Answer at that TCP port and that unix socket, whichever are given. Raises OSError."""
     async with AsyncExitStack() as stack:
         if port is not None:
             probes = await asyncio.start_server(
-                _Answers(agent, may_leave=False), address, port, limit=_MAX_HEAD_BYTES
+                _Answers(agent, witness, may_leave=False), address, port, limit=_MAX_HEAD_BYTES
             )
             await stack.enter_async_context(probes)
         if control is not None:
             local = await asyncio.start_unix_server(
-                _Answers(agent, may_leave=True), control, limit=_MAX_HEAD_BYTES
+                _Answers(agent, witness, may_leave=True), control, limit=_MAX_HEAD_BYTES
             )
             await stack.enter_async_context(local)
             stack.callback(_remove, control)
@@ -77,8 +85,9 @@ def status(agent: Agent) -> dict[str, object]:
 class _Answers:
     """Answers one request a connection."""
 
-    def __init__(self, agent: Agent, may_leave: bool) -> None:
+    def __init__(self, agent: Agent, witness: Witness | None, may_leave: bool) -> None:
         self._agent = agent
+        self._witness = witness
         self._may_leave = may_leave
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,14 +110,29 @@ class _Answers:
                 return _reply(code, {"ready": able})
             case "GET", "/status":
                 return _reply(HTTPStatus.OK, status(self._agent))
+            case "GET", told if told == RENDEZVOUS and self._witness is not None:
+                if not self._witness.may_read(_headers(head)):
+                    refusal = {"error": "this needs a proof of the job's key"}
+                    return _reply(HTTPStatus.FORBIDDEN, refusal)
+                return _response(HTTPStatus.OK, self._witness.answer())
             case "POST", "/leave" if self._may_leave:
                 self._agent.leave(unquote(path.partition("?")[2]) or "asked to")
                 return _reply(HTTPStatus.ACCEPTED, {"leaving": True})
         return _reply(HTTPStatus.NOT_FOUND, {"error": f"no {method} {path} here"})
 
 
-def _reply(code: HTTPStatus, body: dict[str, object]) -> bytes:
-    content = json.dumps(body).encode() + b"\n"
+def _headers(head: bytes) -> dict[str, str]:
+    """The request's headers, names in lower case."""
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _reply(code: HTTPStatus, body: Mapping[str, object]) -> bytes:
+    return _response(code, json.dumps(body).encode() + b"\n")
+
+
+def _response(code: HTTPStatus, content: bytes) -> bytes:
     head = (
         f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"

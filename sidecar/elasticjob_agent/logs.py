@@ -29,10 +29,6 @@ class RunLogs:
         self._keep = settings.keep_rounds
         self._shared = settings.shared
 
-    def progress_file(self) -> str:
-        """The same in every round: what a worker last said there outlives it."""
-        return "" if self._folder is None else str(self._folder / "progress.json")
-
     def worker(self, round_: int, local_rank: int) -> Path | None:
         """The folder of one worker."""
         return None if self._folder is None else self._round(round_) / str(local_rank)
@@ -52,8 +48,6 @@ class RunLogs:
             (folder / "error.json").unlink(missing_ok=True)
             if self._shared:
                 folder.chmod(_OPEN_TO_ALL)
-        if self._shared:
-            self._folder.chmod(_OPEN_TO_ALL)
         (self._round(round_) / _BASE_RANK).write_text(f"{base_rank}\n")
         self._prune(round_)
 

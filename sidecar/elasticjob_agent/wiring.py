@@ -16,6 +16,7 @@ from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.hands import Hands
 from elasticjob_agent.health import answering
 from elasticjob_agent.pod import Attach, LauncherHands
+from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, SettingsError
 from elasticjob_agent.termination import write_termination
 from elasticjob_rendezvous.api import RendezvousHandler
@@ -111,7 +112,10 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
 
 
 def elastic_agent(
-    settings: AgentSettings, hands: Hands, handler: RendezvousHandler
+    settings: AgentSettings,
+    hands: Hands,
+    handler: RendezvousHandler,
+    witness: Witness | None = None,
 ) -> NodeElasticAgent:
     """This node's agent, as the elastic agent API has it."""
     bounds = settings.bounds or Bounds(1, 1)
@@ -124,7 +128,22 @@ def elastic_agent(
         monitor_interval=MONITOR_SECONDS,
         local_addr=settings.address,
     )
-    return NodeElasticAgent(spec, settings, hands)
+    return NodeElasticAgent(spec, settings, hands, None if witness is None else witness.stepped)
+
+
+def witness_of(settings: AgentSettings, session: str, backend: str) -> Witness:
+    """Tells of a job whose records no etcd v3 holds."""
+    who = Identity(
+        id=settings.member,
+        name=settings.name,
+        address=settings.address,
+        agent_port=0,
+        slots=settings.slots,
+        role=settings.role,
+        node=settings.node,
+    )
+    bounds = settings.bounds or Bounds(1, 1)
+    return Witness(who, session, settings.prefix, bounds, backend, settings.job_key)
 
 
 async def run_agent(
@@ -138,11 +157,14 @@ async def run_agent(
     `handler` is another rendezvous than the job's own over etcd v3; it is shut down at the end.
     """
     _name_the_rendezvous(settings)
-    elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session))
+    witness = None if handler is None else witness_of(settings, session, handler.get_backend())
+    elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session), witness)
     try:
-        address = settings.bind_address
-        async with answering(elastic.shell, address, settings.health_port, settings.control):
+        address, port = settings.bind_address, settings.health_port
+        async with answering(elastic.shell, address, port, settings.control, witness):
             ending = await elastic.lived()
+            if witness is not None:
+                await witness.end_read()
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)

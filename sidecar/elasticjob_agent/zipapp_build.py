@@ -1,12 +1,16 @@
-"""Packs the launcher into one file that any Python from 3.8 on runs."""
+"""Puts what runs in the training container there: the launcher, packed into one file that any
+Python from 3.8 on runs, and beside it the package that training scripts may import."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import tempfile
 import zipfile
 from pathlib import Path
+
+from elasticjob_agent.launcher import settings
 
 PACKAGE = "elasticjob_launcher"
 MAIN = f"from {PACKAGE}.__main__ import main\n\nmain()\n"
@@ -14,7 +18,19 @@ MAIN = f"from {PACKAGE}.__main__ import main\n\nmain()\n"
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
+LIBRARY = "elasticjob"
+
 logger = logging.getLogger(__name__)
+
+
+def install(launcher: Path) -> None:
+    """Write the launcher, and the library where it looks for it. Raises OSError."""
+    build_zipapp(launcher)
+    source = Path(__file__).parents[1] / LIBRARY
+    target = launcher.parent / settings.LIBRARY / LIBRARY
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.glob("*.py"):
+        _write_file(target / path.name, path.read_bytes())
 
 
 def build_zipapp(target: Path) -> Path:
@@ -23,16 +39,23 @@ def build_zipapp(target: Path) -> Path:
     files = {f"{PACKAGE}/{path.name}": path.read_bytes() for path in source.glob("*.py")}
     files["__main__.py"] = MAIN.encode()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unfinished:
-        unfinished.write(SHEBANG)
-        _write_zip(unfinished, files)
-    Path(unfinished.name).chmod(0o755)
-    os.replace(unfinished.name, target)  # noqa: PTH105
+    with io.BytesIO(SHEBANG) as packed:
+        packed.seek(0, io.SEEK_END)
+        _write_zip(packed, files)
+        _write_file(target, packed.getvalue(), 0o755)
     logger.info("launcher written: path=%s bytes=%d", target, target.stat().st_size)
     return target
 
 
-def _write_zip(file: tempfile._TemporaryFileWrapper[bytes], files: dict[str, bytes]) -> None:
+def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:
+    """In one step: whoever looks sees all of it or what was there before."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unfinished:
+        unfinished.write(content)
+    Path(unfinished.name).chmod(mode)
+    os.replace(unfinished.name, target)  # noqa: PTH105
+
+
+def _write_zip(file: io.BytesIO, files: dict[str, bytes]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(files):
             entry = zipfile.ZipInfo(name, TIMESTAMP)

@@ -171,7 +171,9 @@ def spread_out(training: Training) -> str:
     """Have pods on both workers; the node that does not hold rank 0."""
     training.settled(2)
     if len(training.pods_by_node()) < 2:
+        number = training.round
         training.corner.kubectl("delete", "pod", max(training.corner.active(NAME)), "--wait=false")
+        training.corner.running(NAME, 2, after=number)
         training.settled(2)
     members = {member["pod"]: member for member in training.status["members"]}
     other = [m["node"] for m in members.values() if m["rank"] != 0]

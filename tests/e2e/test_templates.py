@@ -37,6 +37,10 @@ except OSError as error:
 """
 
 
+KEPT = {"cleanPodPolicy": "None"}
+"""For jobs whose logs are read after their end, however late the kubelet tells of it."""
+
+
 def shell(script: str) -> Json:
     return {"command": ["bash", "-c", script]}
 
@@ -68,6 +72,7 @@ def several(corner: Corner) -> None:
             nodes=1,
             trainer={**mount, "lifecycle": said_goodbye},
             pod={"initContainers": [prepare | mount], "volumes": [scratch]},
+            runPolicy=KEPT,
         ),
         job(
             "shell",
@@ -75,6 +80,7 @@ def several(corner: Corner) -> None:
                   "print(os.environ[\"GREETING\"], os.environ[\"RANK\"])'"),
             nodes=2,
             least=2,
+            runPolicy=KEPT,
         ),
         job(
             "torchrun",
@@ -83,6 +89,7 @@ def several(corner: Corner) -> None:
             nodes=2,
             least=2,
             nprocPerNode=2,
+            runPolicy=KEPT,
         ),
         job("refused", shell("pip list && torchrun train.py"), nodes=1),
     )  # fmt: skip

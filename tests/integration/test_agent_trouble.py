@@ -95,7 +95,8 @@ def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -
     assert first[1]["TORCHELASTIC_ERROR_FILE"] == str(folder / "round_1" / "1" / "error.json")
     gang.fail(1)
     second = gang.started(2, 2)
-    assert first[0]["ELASTICJOB_PROGRESS_FILE"] == second[0]["ELASTICJOB_PROGRESS_FILE"]
+    told = {worker["ELASTICJOB_PROGRESS_FILE"] for worker in (*first, *second)}
+    assert told == {str(folder / f"round_{n}" / r / "progress") for n in (1, 2) for r in "01"}
     gang.finish()
     assert agent.wait() == 0, agent.output()
     assert "told to fail" in (folder / "round_1" / "1" / "stderr.log").read_text()

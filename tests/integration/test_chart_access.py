@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from elasticjob_operator.core.sidecar import HEALTH_PORT
 from tests.integration.chart import (
     EXTERNAL,
     MATRIX,
@@ -123,6 +124,13 @@ def test_a_guarded_namespace_lets_jobs_reach_each_other_etcd_and_dns() -> None:
     assert etcd["to"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": NAMESPACE
     }
+    asking = spec["ingress"][1]
+    assert asking["ports"] == [{"port": HEALTH_PORT}]
+    operator = render(values).find("NetworkPolicy", "elasticjob-operator")
+    assert asking["from"][0]["podSelector"] == operator["spec"]["podSelector"]
+    allowed = {"allowedEndpoints": ["http://old:4001", "http://[fd00::1]:2379"]}
+    wide = render(values | allowed).find("NetworkPolicy", "elasticjob-jobs")["spec"]
+    assert wide["egress"][3] == {"ports": [{"port": 4001}, {"port": 2379}]}
     far = render(values | EXTERNAL).find("NetworkPolicy", "elasticjob-jobs")["spec"]
     assert far["egress"][2] == {"ports": [{"port": 2379}]}
 

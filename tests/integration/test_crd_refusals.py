@@ -129,6 +129,11 @@ INVALID: dict[str, tuple[Json, str, str]] = {
         "spec.rendezvous.endpoints",
         "must hold at most one endpoint for backend c10d",
     ),
+    "sizes that the backend does not know": (
+        elasticjob(rendezvous={"backend": "c10d"}, nodeIncrement=2),
+        "spec.nodeIncrement",
+        "must be 1 unless rendezvous.backend is etcd",
+    ),
     "a Secret for the operator's own etcd": (
         elasticjob(rendezvous={"secretName": "mine"}),
         "spec.rendezvous.secretName",

@@ -170,13 +170,6 @@ def test_a_typo_in_the_template_is_named(here: Namespace) -> None:
     assert here.condition("TemplateInvalid")["status"] == "False"
 
 
-def test_another_backend_is_refused_with_the_reason(here: Namespace) -> None:
-    here.create_job(maxNodes=2, rendezvous={"backend": "c10d"})
-    found = here.await_condition("PodsReady", "BackendUnavailable")
-    assert "c10d is not served" in found["message"]
-    assert here.pods() == []
-
-
 def test_endpoints_that_the_chart_does_not_allow_are_refused(here: Namespace) -> None:
     here.create_job(maxNodes=2, rendezvous={"endpoints": ["http://10.0.0.1:2379"]})
     found = here.await_condition("PodsReady", "EndpointNotAllowed")

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "operator/elasticjob_operator",
     "sidecar/elasticjob_rendezvous",
+    "sidecar/elasticjob",
     "sidecar/elasticjob_agent",
     "cli/elasticjob_cli",
 )

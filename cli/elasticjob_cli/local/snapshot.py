@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticjob_agent.progress import read_progress as read_progress_file
 from elasticjob_cli.local.logs import WORKERS
 from elasticjob_operator.core.observed import Observed, Pod
 from elasticjob_operator.model import ElasticJob, RendezvousState
@@ -55,10 +55,23 @@ def _state(pod: Pod, observed: Observed) -> str:
 
 
 def read_progress(logs: Path) -> Mapping[str, object]:
-    """What the script says of itself: the newest file, for rank 0 moves between pods."""
-    try:
-        files = [(path.stat().st_mtime, path) for path in logs.glob(f"*/{WORKERS}/*/progress.json")]
-        document = json.loads(max(files)[1].read_bytes()) if files else {}
-    except (OSError, ValueError):
+    """What the script says of itself: the newest word of all workers, metrics first of all.
+
+    Each pod's newest round is read: an older one has nothing newer to say.
+    """
+    found = []
+    for pod in logs.glob(f"*/{WORKERS}/*"):
+        rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
+        if rounds:
+            found += [read_progress_file(path) for path in rounds[max(rounds)].glob("*/progress")]
+    told = [one for one in found if one is not None and one.step >= 0]
+    if not told:
         return {}
-    return document if isinstance(document, dict) else {}
+    # Often rank 0 alone measures; the others' steps are no news beside that.
+    latest = max(told, key=lambda one: (bool(one.metrics), one.at_ms))
+    metrics = {name: float(f"{value:.4g}") for name, value in latest.metrics.items()}
+    return {"step": latest.step, **metrics}
+
+
+def _is_round(path: Path) -> bool:
+    return path.name[6:].isascii() and path.name[6:].isdigit()

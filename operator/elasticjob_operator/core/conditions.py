@@ -12,6 +12,7 @@ from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import Observed, Obstacle, Pod
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
 from elasticjob_operator.core.sizes import Clamp, WantedSize
+from elasticjob_operator.core.store_host import without_store
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition
@@ -43,7 +44,7 @@ def conditions(
     """All conditions, in the order of `ConditionType`."""
     findings = [
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
-        pods_ready(observed, census, size, phase),
+        pods_ready(job, observed, census, size, phase),
         *_phases(job, view, phase),
         resizing(view, size, phase),
         *_ends(view, phase),
@@ -76,7 +77,9 @@ def dated(
     return result
 
 
-def pods_ready(observed: Observed, census: Census, size: WantedSize, phase: Phase) -> Finding:
+def pods_ready(
+    job: ElasticJob, observed: Observed, census: Census, size: WantedSize, phase: Phase
+) -> Finding:
     """Whether the wanted number of pods is Ready; if not, which pods are not and why."""
     kind = ConditionType.PODS_READY
     if phase in FINISHED or phase is Phase.SUSPENDED:
@@ -93,6 +96,8 @@ def pods_ready(observed: Observed, census: Census, size: WantedSize, phase: Phas
     if blocked:
         reason = str(blocked[0].obstacle)
         return Finding(kind, ConditionStatus.FALSE, reason, f"{tally}; {_blocked(blocked)}")
+    if no_store := without_store(job, observed, census.counted):
+        return Finding(kind, ConditionStatus.FALSE, "StoreMissing", f"{tally}; {no_store}")
     waiting = [pod.name for pod in census.counted if not pod.ready]
     names = f"; waiting for {_some(waiting)}" if waiting else ""
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)

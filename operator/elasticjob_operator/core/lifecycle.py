@@ -75,6 +75,19 @@ def failed_by_deadline(job: ElasticJob) -> bool:
     )
 
 
+def suspended_at(job: ElasticJob) -> datetime | None:
+    """Since when the status says that the job is suspended; None where it does not."""
+    return next(
+        (
+            condition.last_transition_time
+            for condition in job.status.conditions
+            if condition.type is ConditionType.SUSPENDED
+            and condition.status is ConditionStatus.TRUE
+        ),
+        None,
+    )
+
+
 def cleanup_at(job: ElasticJob) -> datetime | None:
     """When the pods of a finished job may be deleted; None before its status says it ended.
 

@@ -59,6 +59,7 @@ class Pod:
         lingering: its trainer has ended, and another of its containers has not.
         launch_failed: its trainer could not be started, or ended in failure right after that.
         ended_at, end_message: when and how its trainer ended; UTC.
+        exit_code: of its trainer; None while it runs, or where nobody knows.
     """
 
     index: int
@@ -79,6 +80,7 @@ class Pod:
     launch_failed: bool = False
     ended_at: datetime | None = None
     end_message: str = ""
+    exit_code: int | None = None
 
     @property
     def ended(self) -> bool:

@@ -20,6 +20,8 @@ from elasticjob_operator.core.actions import (
     WriteBounds,
     WriteNodes,
 )
+from elasticjob_operator.core.agent_view import undecided_until
+from elasticjob_operator.core.backends import is_steered, keeps_store
 from elasticjob_operator.core.bounds import bounds_of, marks
 from elasticjob_operator.core.census import Census, gives_up_at, take_census
 from elasticjob_operator.core.launches import (
@@ -36,11 +38,13 @@ from elasticjob_operator.core.lifecycle import (
     expires_at,
     failed_by_deadline,
     next_phase,
+    suspended_at,
 )
 from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import NodeState, Observed, Pod
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.sizes import WantedSize, wanted_size
+from elasticjob_operator.core.store_host import stale_store, with_store
 from elasticjob_operator.core.victims import DeleteReason, surplus
 from elasticjob_operator.model.enums import CleanPodPolicy, Phase
 from elasticjob_operator.model.job import ElasticJob
@@ -91,7 +95,9 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
         return _ending(job, observed, phase, StopReason.SUSPENDED)
     if deadline_exceeded(job, now):
         return _ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
-    if observed.rendezvous.suspended:
+    if observed.rendezvous.suspended or (
+        not is_steered(job) and job.status.phase is Phase.SUSPENDED
+    ):
         return _resuming(job, observed, phase, now)
     return _active(job, observed, phase, now)
 
@@ -103,7 +109,8 @@ def _ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReaso
     """
     view = observed.rendezvous
     actions: list[Action] = []
-    if observed.bounds is not None and view.readable and view.outcome is None:
+    entered = is_steered(job) and observed.bounds is not None
+    if entered and view.readable and view.outcome is None:
         actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
     everything = reason is not StopReason.DEADLINE_EXCEEDED
     actions += [
@@ -151,7 +158,8 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
 
     Pods on a machine that is cut off are not waited for: their lease is gone, so is their work.
     """
-    remaining = [pod for pod in _in_order(observed) if pod.node_state is not NodeState.NOT_READY]
+    old = [pod for pod in _in_order(observed) if not _is_fresh(job, pod)]
+    remaining = [pod for pod in old if pod.node_state is not NodeState.NOT_READY]
     if remaining:
         actions = [
             DeletePod(pod.name, pod.uid, DeleteReason.SUSPENDED)
@@ -159,8 +167,22 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
             if not pod.terminating
         ]
         return Plan(tuple(actions), phase, wanted_size(job.spec))
+    if not is_steered(job) and (not observed.pods or len(old) < len(observed.pods)):
+        # Its incarnation is that of the pods; where there are none, one that never was.
+        return _active(job, observed, phase, now)
     fresh = Observed(observed.pods, incarnation=observed.incarnation + 1, refusal=observed.refusal)
     return _active(job, fresh, phase, now)
+
+
+def _is_fresh(job: ElasticJob, pod: Pod) -> bool:
+    """Whether a pod was made since the suspension, by a pass whose status was not written.
+
+    Where the rendezvous itself says that it was suspended, a new incarnation has its own.
+    """
+    since = suspended_at(job)
+    if is_steered(job) or since is None or pod.terminating:
+        return False
+    return pod.created_at >= since
 
 
 def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
@@ -168,16 +190,21 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     census = take_census(job, observed, now)
     failures = launch_failures(census.failed, view)
     able = sum(pod.launcher_since is not None for pod in census.counted)
-    if reason := hopeless(failures, view, able, job.spec.min_nodes):
+    reason = hopeless(failures, view, able, job.spec.min_nodes) if is_steered(job) else None
+    if reason is not None:
         return _failing(observed, phase, size, reason)
     held = held_until(failures)
     if held is not None and held <= now:
         held = None
+    steered = is_steered(job)
+    if not steered:
+        held = _latest(held, undecided_until(job, observed.pods, now))
     missing = size.nodes - len(census.counted)
     given_up = frozenset(pod.uid for pod in census.given_up)
     victims: list[tuple[Pod, DeleteReason]] = []
-    if not view.finishing and view.readable:
-        victims = surplus(census.counted, view, -missing, given_up)
+    if not view.finishing and (view.readable or not steered):
+        able_to_go = [pod for pod in census.counted if not keeps_store(job, pod.index)]
+        victims = surplus(able_to_go, view, -missing, given_up)
     elif view.finishing:
         # A newcomer could not enter; only a job that cannot go on below its minimum needs one.
         missing = min(missing, job.spec.min_nodes - len(census.counted))
@@ -190,16 +217,21 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     actions: list[Action] = []
     if job.spec.nodes is None:
         actions.append(WriteNodes(size.asked))
-    if view.readable and observed.bounds != bounds:
-        actions.append(WriteBounds(observed.incarnation, bounds))
-    actions += _gone_members(observed)
+    if steered:
+        if view.readable and observed.bounds != bounds:
+            actions.append(WriteBounds(observed.incarnation, bounds))
+        actions += _gone_members(observed)
     if held is None:
+        if not view.finishing:
+            missing = with_store(job, census, missing)
         actions += [
             CreatePod(index, pod_name(job.metadata.name, index), observed.incarnation)
             for index in islice(census.free_indices(), max(missing, 0))
         ]
     actions += [DeletePod(pod.name, pod.uid, reason) for pod, reason in victims]
     actions += _leftovers(census, view.readable)
+    if held is None:
+        actions += stale_store(job, census)
     wake_at = _earliest(held, _wake_at(job, observed, census, now))
     return Plan(tuple(actions), phase, size, bounds, wake_at)
 
@@ -267,6 +299,10 @@ def _wake_at(job: ElasticJob, observed: Observed, census: Census, now: datetime)
     patience = [gives_up_at(job, pod) for pod in census.counted]
     dues = [deadline(job), _refusal_gives_up_at(job, observed), *patience]
     return _earliest(*(due for due in dues if due is not None and due > now))
+
+
+def _latest(*moments: datetime | None) -> datetime | None:
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticjob_operator.core import clashes, names
 from elasticjob_operator.core.access import Access
+from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.children import owner_reference
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.raw import mapping, mappings
@@ -54,7 +55,13 @@ def pod(
     command = command_of(job)
     name = names.pod_name(job.metadata.name, index)
     around = _around(spec, own)
-    ours = agent(job, name, incarnation, settings, access, around)
+    if around.host_network and not is_steered(job):
+        raise TemplateRefused.at(
+            ("hostNetwork",),
+            f"must not be true with rendezvous.backend {job.spec.rendezvous.backend}: its agents "
+            "answer at fixed ports, which other pods on the machine may hold; or use backend etcd",
+        )
+    ours = agent(job, index, incarnation, settings, access, around)
     return {
         "apiVersion": "v1",
         "kind": "Pod",

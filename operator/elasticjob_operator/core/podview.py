@@ -74,6 +74,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and _failed_at_launch(status, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
         end_message=_end_message(raw, found, disrupted) if has_ended else "",
+        exit_code=(ended(found) or {}).get("exitCode"),
     )
 
 

@@ -10,16 +10,26 @@ from dataclasses import dataclass
 
 from elasticjob_operator.core import names
 from elasticjob_operator.core.access import CA, CERT, JOB_KEY, KEY, PASSWORD, USER, Access
+from elasticjob_operator.core.backends import (
+    STORE_PORT,
+    endpoints_of,
+    is_steered,
+    keeps_store,
+    told_bounds,
+)
 from elasticjob_operator.core.clashes import OWN_VARIABLES
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.workers import workers_per_node
+from elasticjob_operator.model.enums import Backend
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import job_prefix
 
 AGENT = ("python", "-m", "elasticjob_agent")
 HEALTH_PORT = 17946
 """Below the range that the kernel gives to connections, and no trainer's custom."""
 HEALTH_PORT_NAME = "elasticjob"
+STORE_PORT_NAME = "elasticjob-c10d"
 IMAGE_USER = 65532
 
 KEEP_ROUNDS = 10
@@ -81,7 +91,7 @@ def launcher(settings: PodSettings, around: Around) -> Json:
 
 def agent(
     job: ElasticJob,
-    name: str,
+    index: int,
     incarnation: int,
     settings: PodSettings,
     access: Access,
@@ -94,11 +104,12 @@ def agent(
         "command": list(AGENT),
         "restartPolicy": "Always",
         "env": [
-            *_identity(job, name, incarnation),
-            *_etcd(job, settings, access),
+            *_identity(job, names.pod_name(job.metadata.name, index), incarnation),
+            *_rendezvous(job, settings, access),
+            *_backend(job, index),
             *_tuning(job, around),
         ],
-        **_probed(around),
+        **_probed(around, keeps_store(job, index)),
         # Runs at once when the pod is deleted; SIGTERM comes only after the trainer's end.
         "lifecycle": {"preStop": {"exec": {"command": [*AGENT, "leave", "its pod is to end"]}}},
         **_confined(settings, around),
@@ -136,8 +147,8 @@ def _identity(job: ElasticJob, name: str, incarnation: int) -> list[Json]:
     ]
 
 
-def _etcd(job: ElasticJob, settings: PodSettings, access: Access) -> list[Json]:
-    endpoints = tuple(job.spec.rendezvous.endpoints) or settings.endpoints
+def _rendezvous(job: ElasticJob, settings: PodSettings, access: Access) -> list[Json]:
+    endpoints = endpoints_of(job, settings.endpoints)
     files = {
         "ETCD_CA_FILE": (CA, access.ca),
         "ETCD_CERT_FILE": (CERT, access.cert),
@@ -154,8 +165,22 @@ def _etcd(job: ElasticJob, settings: PodSettings, access: Access) -> list[Json]:
             if value is not None
         ),
     ]
-    if settings.server_name and not job.spec.rendezvous.endpoints:
+    if settings.server_name and endpoints == settings.endpoints:
         found.append(variable("ETCD_SERVER_NAME", settings.server_name))
+    return found
+
+
+def _backend(job: ElasticJob, index: int) -> list[Json]:
+    """What agents cannot read in a rendezvous that takes no word of the operator's."""
+    if is_steered(job):
+        return []
+    backend = job.spec.rendezvous.backend
+    found = [
+        variable("BACKEND", backend.value),
+        variable("BOUNDS", encode(told_bounds(job)).decode()),
+    ]
+    if backend is Backend.C10D:
+        found.append(variable("STORE_HOST", str(keeps_store(job, index)).lower()))
     return found
 
 
@@ -173,7 +198,7 @@ def _tuning(job: ElasticJob, around: Around) -> list[Json]:
     ]
 
 
-def _probed(around: Around) -> Json:
+def _probed(around: Around, keeps_store: bool) -> Json:
     """Ready: launcher and lease are there.
 
     There is no liveness probe: to restart a container the kubelet runs its preStop first, and a
@@ -182,8 +207,11 @@ def _probed(around: Around) -> Json:
     if around.host_network:
         ready = {"exec": {"command": [*AGENT, "ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}
         return {"readinessProbe": ready}
+    ports: list[Json] = [{"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT}]
+    if keeps_store:
+        ports.append({"name": STORE_PORT_NAME, "containerPort": STORE_PORT})
     return {
-        "ports": [{"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT}],
+        "ports": ports,
         "readinessProbe": {
             "httpGet": {"path": "/ready", "port": HEALTH_PORT_NAME},
             "periodSeconds": 2,

@@ -19,6 +19,7 @@ CONTAINERS: Location = ("template", "spec", "containers")
 INIT_CONTAINERS: Location = ("template", "spec", "initContainers")
 BACKEND: Location = ("rendezvous", "backend")
 ENDPOINTS: Location = ("rendezvous", "endpoints")
+NODE_INCREMENT: Location = ("nodeIncrement",)
 SECRET_NAME: Location = ("rendezvous", "secretName")
 JOIN_TIMEOUT: Location = ("rendezvous", "joinTimeoutSeconds")
 LAST_CALL: Location = ("rendezvous", "lastCallSeconds")
@@ -56,6 +57,7 @@ def _value(spec: Document, location: Location) -> Any:
 
 _DEFAULTS: dict[Location, Any] = {
     ("minNodes",): ElasticJobSpec.model_fields["min_nodes"].default,
+    NODE_INCREMENT: ElasticJobSpec.model_fields["node_increment"].default,
     BACKEND: Rendezvous.model_fields["backend"].default,
     JOIN_TIMEOUT: Rendezvous.model_fields["join_timeout_seconds"].default,
     LAST_CALL: Rendezvous.model_fields["last_call_seconds"].default,
@@ -125,6 +127,11 @@ def _one_c10d_endpoint(spec: Document) -> Iterable[Location]:
         yield ENDPOINTS
 
 
+def _sizes_are_known(spec: Document) -> Iterable[Location]:
+    if _value(spec, BACKEND) != Backend.ETCD and _value(spec, NODE_INCREMENT) != 1:
+        yield NODE_INCREMENT
+
+
 def _endpoints_are_unique(spec: Document) -> Iterable[Location]:
     endpoints: Sequence[str] = _value(spec, ENDPOINTS)
     for index, endpoint in enumerate(endpoints):
@@ -190,6 +197,12 @@ RULES: tuple[Rule, ...] = (
         "must hold at most one endpoint for backend c10d: its store is on one host",
         "self.rendezvous.backend != 'c10d' || self.rendezvous.endpoints.size() <= 1",
         _one_c10d_endpoint,
+    ),
+    Rule(
+        NODE_INCREMENT,
+        "must be 1 unless rendezvous.backend is etcd: the others know a least and a most alone",
+        "self.rendezvous.backend == 'etcd' || self.nodeIncrement == 1",
+        _sizes_are_known,
     ),
     Rule(
         ENDPOINTS,

@@ -66,7 +66,8 @@ class Rendezvous(SpecModel):
     backend: Backend = Backend.ETCD
     """Who keeps the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
     endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
-    """host:port of each server. Absent: the operator's etcd; for c10d the first node."""
+    """host:port of each server. Absent: the operator's etcd, and for c10d a store that the job's
+    first pod keeps. etcd-v2 needs them on a cluster, where the operator's etcd speaks v3 alone."""
     secret_name: ObjectName | None = None
     """Secret with ca.crt, tls.crt, tls.key, username and password for the endpoints."""
     join_timeout_seconds: PositiveSeconds = 600

@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,7 @@ from elasticjob_agent.api.spec import (
     WorkerState,
 )
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier
-from elasticjob_agent.core.following import Terms
+from elasticjob_agent.core.following import Following, Terms
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
 from elasticjob_rendezvous.core.events import Run
@@ -100,6 +101,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ours: HandlerRendezvous | None = None
         self._hands_now: Hands | None = None
+        self._stepped: Callable[[Following, Following], None] | None = None
 
     # -- for subclasses to say --------------------------------------------------------
 
@@ -222,7 +224,12 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         node = self._node() if self._shell is None else self._shell.settings
         terms = Terms(node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds)
         self._ours = HandlerRendezvous(
-            terms, spec.rdzv_handler, self, spec.monitor_interval, self._exit_barrier_timeout
+            terms,
+            spec.rdzv_handler,
+            self,
+            spec.monitor_interval,
+            self._exit_barrier_timeout,
+            self._stepped,
         )
         return self._ours
 

@@ -73,6 +73,7 @@ class HandlerRendezvous:
         handler: asked for everything but places.
         interval_seconds: between two looks at it.
         barrier_seconds: what the exit barrier may take.
+        stepped: is told of each step, the state before and after it.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class HandlerRendezvous:
         seeker: Seeker,
         interval_seconds: float,
         barrier_seconds: float,
+        stepped: Callable[[Following, Following], None] | None = None,
     ) -> None:
+        self._stepped = stepped
         self._state = Following(terms)
         self._handler = handler
         self._seeker = seeker
@@ -138,7 +141,10 @@ class HandlerRendezvous:
     # -- steps ----------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
-        self._state, orders = follow(self._state, event, time.monotonic())
+        before = self._state
+        self._state, orders = follow(before, event, time.monotonic())
+        if self._stepped is not None:
+            self._stepped(before, self._state)
         for order in orders:
             task = self._go(self._obey(order))
             match order:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from elasticjob_agent.agent import NodeSettings
@@ -19,6 +20,7 @@ from elasticjob_agent.api.failures import ProcessFailure
 from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.node import SHUTDOWN_SECONDS
 from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.model import StartCrew
 from elasticjob_agent.environment import start_workers
 from elasticjob_agent.hands import Hands, HandsError
@@ -61,6 +63,7 @@ class HandsElasticAgent(SimpleElasticAgent):
             StartCrew(roster, seat, worker_group.spec.max_restarts),
             self._blocking.hello,
             logs,
+            None,
             node.run_id,
             node.logs.max_bytes,
         )
@@ -107,8 +110,15 @@ class HandsElasticAgent(SimpleElasticAgent):
 class NodeElasticAgent(HandsElasticAgent):
     """The agent of a pod, and of `elasticjob agent`: its node and its hands are given."""
 
-    def __init__(self, spec: WorkerSpec, node: NodeSettings, hands: Hands) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        node: NodeSettings,
+        hands: Hands,
+        stepped: Callable[[Following, Following], None] | None = None,
+    ) -> None:
         super().__init__(spec)
+        self._stepped = stepped
         self._given_node = node
         self._given_hands = hands
 

@@ -15,6 +15,7 @@ from elasticjob_agent.core.model import (
     Release,
     State,
 )
+from elasticjob_agent.core.showing import shows_at
 from elasticjob_rendezvous.core.events import Finish, Left, Refused
 from elasticjob_rendezvous.core.records import Failure, OutcomeKind
 
@@ -27,7 +28,8 @@ RELEASE_SECONDS = 5.0
 def wake_at(state: State) -> float | None:
     """When to send `Timer`, in monotonic seconds; None when nothing is due."""
     leftovers = state.crew.leftovers_at if state.crew is not None else None
-    due = [at for at in (state.leave_by, state.release_by, leftovers) if at is not None]
+    times = (state.leave_by, state.release_by, leftovers, shows_at(state))
+    due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)
 
 

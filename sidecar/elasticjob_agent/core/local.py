@@ -10,6 +10,9 @@ from elasticjob_rendezvous.core.records import ECHOES, Failure
 def local_facts(state: State) -> Local:
     """The whole truth, to be told whenever it changed."""
     crew = state.crew
+    shown = state.shown if crew is not None and not crew.empty else None
+    if shown is not None and shown.round != state.round:
+        shown = None
     able = state.hello is not None and not state.gone and state.port > 0
     return Local(
         ready=able,
@@ -20,6 +23,9 @@ def local_facts(state: State) -> Local:
         leaving=state.leaving,
         master_port=state.port,
         start_ms=0 if crew is None else crew.start_ms,
+        first_step_ms=0 if crew is None else crew.first_step_ms,
+        step=-1 if shown is None else shown.step,
+        checkpoint_step=-1 if shown is None else shown.checkpoint_step,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.events import Directive, Finish, Left, Local, Refused
 from elasticjob_rendezvous.core.records import Failure, Roster, Seat
@@ -78,6 +79,8 @@ class Crew:
         failure: the first failure among them.
         ended_at: when the last of them ended, monotonic seconds.
         empty: no process of theirs is left.
+        progress: the latest word of each that said anything, by local rank.
+        first_step_ms: from their start to the first step of the slowest; 0 while unknown.
     """
 
     round: int
@@ -92,6 +95,8 @@ class Crew:
     failure: Failure | None = None
     ended_at: float | None = None
     empty: bool = False
+    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
+    first_step_ms: int = 0
 
     @property
     def leftovers_at(self) -> float | None:
@@ -116,6 +121,16 @@ class Crew:
             and self.failure is None
             and all(ended.exit.exit_code == 0 and ended.during is None for ended in self.exits)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the rendezvous was told of a round's training; `at` is monotonic seconds."""
+
+    round: int
+    step: int
+    checkpoint_step: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,7 @@ class State:
         leave_by, release_by: monotonic deadlines for going without an answer.
         ending: decided; the hands were released.
         told: the last `Local`.
+        shown: what it says of training, and since when: see `core.showing`.
         over: nothing follows.
     """
 
@@ -178,6 +194,7 @@ class State:
     release_by: float | None = None
     ending: Ending | None = None
     told: Local | None = None
+    shown: Shown | None = None
     over: bool = False
 
     @property
@@ -240,7 +257,19 @@ class Timer:
     """`step.wake_at` was reached."""
 
 
-Event = Directed | FromHands | LeaveAsked | PortHeld | Timer
+@dataclass(frozen=True, slots=True)
+class WorkersProgressed:
+    """Workers of a round said something new; `progress` holds all of them, by local rank.
+
+    `utc_ms` is when that was read.
+    """
+
+    round: int
+    progress: Mapping[int, WorkerProgress]
+    utc_ms: int
+
+
+Event = Directed | FromHands | LeaveAsked | PortHeld | Timer | WorkersProgressed
 
 
 # -- commands -----------------------------------------------------------------------

@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from elasticjob.layout import PROGRESS_FILE, REQUEST_FILE
 from elasticjob_rendezvous.core.records import Roster, Seat
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 THREADS = "OMP_NUM_THREADS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-PROGRESS_FILE = "ELASTICJOB_PROGRESS_FILE"
 ROUND = "ELASTICJOB_ROUND"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFiles:
-    """Paths of one worker's files; empty where there is no log folder."""
+    """Paths of one worker's files; empty where there are none."""
 
     error: str = ""
     progress: str = ""
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +78,5 @@ def worker_environment(
         env[ERROR_FILE] = files.error
     if files.progress:
         env[PROGRESS_FILE] = files.progress
+        env[REQUEST_FILE] = files.request
     return {name: str(value) for name, value in env.items()}

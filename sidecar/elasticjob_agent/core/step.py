@@ -27,9 +27,11 @@ from elasticjob_agent.core.model import (
     StopCrew,
     Tell,
     Timer,
+    WorkersProgressed,
 )
 from elasticjob_agent.core.notes import notes
 from elasticjob_agent.core.orders import wanted_order
+from elasticjob_agent.core.showing import progressed, showing
 from elasticjob_agent.hands import (
     HandsGone,
     Hello,
@@ -71,6 +73,8 @@ def absorb(state: State, event: Event, now: float) -> State:
             return replace(state, port=port)
         case Timer():
             return state
+        case WorkersProgressed():
+            return progressed(state, event, now)
         case _:
             assert_never(event)
 
@@ -139,6 +143,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     commands.extend(orders)
     state, orders = _starting(state, now)
     commands.extend(orders)
+    state = showing(state, now)
     local = local_facts(state)
     if local != state.told:
         state = replace(state, told=local)

@@ -48,7 +48,7 @@ class Launcher:
         self._settings = settings
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
-        self._env = worker_environment(environ)
+        self._env = worker_environment(environ, settings.library)
         self._workers = Workers(
             self._loop,
             self._output,

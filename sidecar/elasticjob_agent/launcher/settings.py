@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 SOCKET = "ELASTICJOB_SOCKET"
@@ -28,6 +29,7 @@ OWN_VARIABLES = (
     KEEP_FDS,
     TERMINATION_LOG,
 )
+LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 # sun_path holds 108 bytes, one of them the closing zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -43,7 +45,7 @@ class Settings(NamedTuple):
 
     `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
     `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none. Workers inherit
-    the descriptors `keep_fds`.
+    the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
     """
 
     argv: tuple[str, ...]
@@ -56,6 +58,7 @@ class Settings(NamedTuple):
     lifeline_pid: int
     termination_log: str
     keep_fds: tuple[int, ...] = ()
+    library: str = ""
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -88,13 +91,27 @@ def check_socket_path(path: str) -> None:
         )
 
 
-def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What workers inherit: everything but the launcher's own variables."""
-    return {name: value for name, value in environ.items() if name not in OWN_VARIABLES}
+def worker_environment(environ: Mapping[str, str], library: str = "") -> dict[str, str]:
+    """What workers inherit: everything but the launcher's own variables.
+
+    `library` comes last on PYTHONPATH: a package of the user's of the same name wins.
+    """
+    found = {name: value for name, value in environ.items() if name not in OWN_VARIABLES}
+    if library:
+        before = found.get("PYTHONPATH")
+        found["PYTHONPATH"] = before + os.pathsep + library if before else library
+    return found
 
 
 def from_process() -> Settings:
-    return read_settings(sys.argv[1:], os.environ)
+    settings = read_settings(sys.argv[1:], os.environ)
+    return settings._replace(library=library_beside(sys.argv[0]))
+
+
+def library_beside(program: str) -> str:
+    """The folder with what a worker may import of ours, if it was installed beside us."""
+    folder = Path(program).absolute().parent / LIBRARY
+    return str(folder) if (folder / "elasticjob").is_dir() else ""
 
 
 def _command(arguments: Sequence[str], required: bool) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ class Local:
         master_port: a port held for the next round, fresh after each round.
         start_ms: how long the workers of `round` took to start.
         first_step_ms: how long all of them then took to their first step; 0 while unknown.
+        step: the last step that they told, told here now and then; -1 before the first.
+        checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
     """
 
     ready: bool = False
@@ -58,6 +60,8 @@ class Local:
     master_port: int = 0
     start_ms: int = 0
     first_step_ms: int = 0
+    step: int = -1
+    checkpoint_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class Own:
             sizes=self.config.bounds.sizes if self.config.bounds else "",
             stopped=bool(self.leaving) and local.workers is Workers.NONE,
             first_step_ms=local.first_step_ms if local.workers is Workers.RUNNING else 0,
+            step=local.step,
+            checkpoint_step=local.checkpoint_step,
         )
 
 

@@ -173,6 +173,9 @@ class Member:
         stopped: for `leaving`: no worker runs here any more.
         first_step_ms: for `running`: milliseconds from started workers to the first step
             that all of them have reported; 0 while unknown.
+        step: the last step of `round` that its workers told, brought up to date every few
+            seconds; -1 while there is none.
+        checkpoint_step: the last step that a checkpoint of this round contains, or -1.
     """
 
     id: str
@@ -195,6 +198,8 @@ class Member:
     sizes: str = ""
     stopped: bool = False
     first_step_ms: int = 0
+    step: int = -1
+    checkpoint_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ def test_the_error_file_of_an_earlier_run_is_not_this_runs(tmp_path: Path) -> No
 def test_workers_under_another_uid_are_let_in(tmp_path: Path) -> None:
     RunLogs(LogSettings(tmp_path / "run", shared=True)).prepare(1, slots=1, base_rank=0)
     assert (tmp_path / "run/round_1/0").stat().st_mode & 0o777 == 0o777
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o777, "for progress.json"
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
@@ -55,7 +54,6 @@ def test_without_a_folder_nothing_is_kept() -> None:
     logs.prepare(1, slots=1, base_rank=0)
     assert logs.worker(1, 0) is None
     assert logs.error_file(1, 0) is None
-    assert logs.progress_file() == ""
     assert logs.reports(1, 1) == {}
     assert logs.base_rank(1) is None
 

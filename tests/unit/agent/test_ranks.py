@@ -20,7 +20,7 @@ def environment(member: str, local_rank: int, inherited: frozenset[str] = frozen
     roster = seal(5, MEMBERS, restarts=1)
     seat = roster.seat(member)
     assert seat is not None
-    files = WorkerFiles("/logs/error.json", "/logs/progress.json")
+    files = WorkerFiles("/logs/error.json", "/logs/progress", "/logs/request")
     return worker_environment(roster, seat, local_rank, RUN, files, inherited)
 
 
@@ -45,7 +45,8 @@ def test_every_variable_of_a_worker() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "ELASTICJOB_ROUND": "5",
-        "ELASTICJOB_PROGRESS_FILE": "/logs/progress.json",
+        "ELASTICJOB_PROGRESS_FILE": "/logs/progress",
+        "ELASTICJOB_REQUEST_FILE": "/logs/request",
     }
 
 

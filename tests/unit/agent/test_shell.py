@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -13,6 +14,9 @@ from typing import Self
 import pytest
 
 from elasticjob_agent.agent import Agent
+from elasticjob_agent.core.follow import follow
+from elasticjob_agent.core.following import Following, Phase, Seen, Terms
+from elasticjob_agent.core.following import Told as ToldLocal
 from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.hands import (
     HandsError,
@@ -25,9 +29,20 @@ from elasticjob_agent.hands import (
     WorkerExited,
 )
 from elasticjob_agent.health import answering
+from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
-from elasticjob_rendezvous.core.events import Directive, Finish, Idle, Left, Local, Run, Workers
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
+from elasticjob_rendezvous.core import served
+from elasticjob_rendezvous.core.events import (
+    Directive,
+    Finish,
+    Identity,
+    Idle,
+    Left,
+    Local,
+    Run,
+    Workers,
+)
+from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
 from tests.unit.agent.builders import ME, roster
 
 HELLO = Hello(("python", "train.py"), 9, "python", "/", 5000, None, env_names=frozenset({"PATH"}))
@@ -221,6 +236,60 @@ async def probes_and_the_leave(settings: AgentSettings) -> None:
     assert not control.exists()
 
 
+def witness(job_key: bytes = b"") -> Witness:
+    who = Identity(ME, "node-1", "10.0.0.2", 0)
+    return Witness(who, "s", "/elasticjob/default/digits/0/", Bounds(1, 4), "c10d", job_key)
+
+
+def test_the_rendezvous_is_told_to_who_has_the_jobs_key(settings: AgentSettings) -> None:
+    asyncio.run(the_rendezvous_is_told(settings))
+
+
+async def the_rendezvous_is_told(settings: AgentSettings) -> None:
+    control, told = settings.control, witness(b"secret")
+    assert control is not None
+    agent = Agent(settings, Hands(), lambda _: Rendezvous())
+    before = Following(Terms(ME, "digits", 3, 7.0))
+    after, _ = follow(before, ToldLocal(Local(ready=True)), 0.0)
+    told.stepped(before, after)
+    async with asyncio.timeout(10), answering(agent, "127.0.0.1", None, control, told):
+        assert (await asked(control, "GET /rendezvous"))[0] == 403
+        now_ms = time.time_ns() // 1_000_000
+        wrong, right = served.headers(b"guess", now_ms), served.headers(b"secret", now_ms)
+        assert (await asked(control, "GET /rendezvous", wrong))[0] == 403
+        code, body = await asked(control, "GET /rendezvous", right)
+    assert (code, body["backend"], body["member"], body["state"]) == (200, "c10d", ME, "joinable")
+    answer = served.read(json.dumps(body).encode())
+    assert set(answer.records) == {"state/bounds", "state/round", f"members/{ME}/s"}
+
+
+def test_with_etcd_v3_there_is_nothing_to_tell(settings: AgentSettings) -> None:
+    async def ask() -> int:
+        agent = Agent(settings, Hands(), lambda _: Rendezvous())
+        assert settings.control is not None
+        async with asyncio.timeout(10), answering(agent, "127.0.0.1", None, settings.control):
+            return (await asked(settings.control, "GET /rendezvous"))[0]
+
+    assert asyncio.run(ask()) == 404
+
+
+def test_the_end_is_kept_until_it_was_read() -> None:
+    async def ends() -> None:
+        told = witness()
+        await told.end_read()  # nothing has ended
+        told.answer()
+        before = Following(Terms(ME, "digits", 3, 7.0), Phase.MEETING, number=1)
+        told.stepped(before, follow(before, Seen(met=True), 0.0)[0])
+        waiting = asyncio.create_task(told.end_read())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert b"succeeded" in told.answer()
+        async with asyncio.timeout(10):
+            await waiting
+
+    asyncio.run(ends())
+
+
 async def verb(control: Path, *words: str) -> tuple[int | None, str]:
     """What a process beside the agent ends with and says, as a probe or a preStop."""
     process = await asyncio.create_subprocess_exec(
@@ -232,9 +301,12 @@ async def verb(control: Path, *words: str) -> tuple[int | None, str]:
     return process.returncode, said.decode()
 
 
-async def asked(control: Path, request: str) -> tuple[int, dict[str, object]]:
+async def asked(
+    control: Path, request: str, headers: Mapping[str, str] | None = None
+) -> tuple[int, dict[str, object]]:
     reader, writer = await asyncio.open_unix_connection(control)
-    writer.write(f"{request} HTTP/1.1\r\n\r\n".encode())
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    writer.write(f"{request} HTTP/1.1\r\n{lines}\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return int(head.split()[1]), json.loads(body)

@@ -78,7 +78,10 @@ def test_the_launcher_is_installed_in_one_step_and_again(tmp_path: Path) -> None
     for _ in range(2):  # a kubelet may run init containers twice
         done = verb("install-launcher", str(target))
         assert (done.returncode, done.stderr) == (0, "")
-    assert list(tmp_path.iterdir()) == [target]
+    library = tmp_path / "python" / "elasticjob"
+    assert set(tmp_path.iterdir()) == {target, library.parent}
+    assert {path.name for path in library.iterdir()} == {"__init__.py", "layout.py", "train.py"}
+    assert (library / "train.py").stat().st_mode & 0o777 == 0o644
     assert target.stat().st_mode & 0o777 == 0o755
     assert zipfile.ZipFile(target).testzip() is None
     said = subprocess.run([sys.executable, str(target)], env={}, text=True, capture_output=True)

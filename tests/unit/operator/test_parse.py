@@ -146,6 +146,12 @@ INVALID: list[tuple[str, Any, str, str]] = [
 ]
 
 
+def test_only_v3_knows_legal_sizes() -> None:
+    with pytest.raises(InvalidManifest, match=r"spec\.nodeIncrement: must be 1 unless"):
+        parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "c10d"}))
+    parse_manifest(manifest(nodeIncrement=2, rendezvous={"backend": "etcd"}))
+
+
 @pytest.mark.parametrize(("path", "value", "problem", "message"), INVALID)
 def test_one_fault_gives_one_problem_at_its_path(
     path: str, value: Any, problem: str, message: str

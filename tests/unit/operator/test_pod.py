@@ -19,6 +19,8 @@ from elasticjob_operator.core.names import RESERVED_VOLUMES
 from elasticjob_operator.core.pod import PodSettings, TemplateRefused
 from elasticjob_operator.core.sidecar import KEEP_ROUNDS, LOGS_MIB, max_log_bytes
 from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.records import Bounds
 from tests.unit.operator.builders import job
 
 GOLDEN = Path(__file__).parent / "golden" / "pod.json"
@@ -180,6 +182,40 @@ def test_the_jobs_own_endpoints_win() -> None:
     told = env(agent(pods.pod(job_of(), 0, 0, settings, ACCESS)))
     assert told["ELASTICJOB_ENDPOINTS"] == "https://etcd:2379"
     assert told["ELASTICJOB_ETCD_SERVER_NAME"] == "etcd"
+
+
+def test_agents_of_a_c10d_job_are_told_who_keeps_the_store_and_the_bounds() -> None:
+    job = job_of(rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=6, nodes=3)
+    settings = PodSettings("sidecar:1", endpoints=("https://etcd:2379",), server_name="etcd")
+    access = Access(b"k", None, None, None)
+    keeper, other = (env(agent(pods.pod(job, index, 1, settings, access))) for index in (0, 5))
+    name = f"{job.metadata.name}-0.{job.metadata.name}.{job.metadata.namespace}.svc:29400"
+    assert keeper["ELASTICJOB_ENDPOINTS"] == other["ELASTICJOB_ENDPOINTS"] == name
+    assert (keeper["ELASTICJOB_STORE_HOST"], other["ELASTICJOB_STORE_HOST"]) == ("true", "false")
+    assert keeper["ELASTICJOB_BACKEND"] == "c10d"
+    assert not [name for name in keeper if name.startswith("ELASTICJOB_ETCD_")]
+    bounds = decode(Bounds, "ELASTICJOB_BOUNDS", keeper["ELASTICJOB_BOUNDS"].encode())
+    assert (bounds.min_nodes, bounds.max_nodes, bounds.expected) == (2, 6, None)
+    assert keeper["ELASTICJOB_BOUNDS"] == other["ELASTICJOB_BOUNDS"], "or they would not agree"
+    ports = [
+        port["containerPort"] for port in agent(pods.pod(job, 0, 1, settings, access))["ports"]
+    ]
+    assert ports == [17946, 29400]
+
+
+def test_a_store_or_an_etcd_elsewhere_is_named_and_no_pod_keeps_one() -> None:
+    for backend in ("c10d", "etcd-v2"):
+        job = job_of(rendezvous={"backend": backend, "endpoints": ["there:4001"]})
+        told = env(agent(pods.pod(job, 0, 1, SETTINGS, ACCESS)))
+        assert (told["ELASTICJOB_BACKEND"], told["ELASTICJOB_ENDPOINTS"]) == (backend, "there:4001")
+        assert told.get("ELASTICJOB_STORE_HOST", "false") == "false"
+    assert "ELASTICJOB_BACKEND" not in env(agent(made()))
+
+
+@pytest.mark.parametrize("backend", ["c10d", "etcd-v2"])
+def test_agents_that_must_be_asked_cannot_share_their_machines_ports(backend: str) -> None:
+    with pytest.raises(TemplateRefused, match=r"hostNetwork: must not be true .* backend etcd"):
+        made({"hostNetwork": True}, rendezvous={"backend": backend})
 
 
 def test_only_the_agent_has_the_secret() -> None:

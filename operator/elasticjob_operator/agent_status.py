@@ -1,0 +1,241 @@
+"""Asks the agents of jobs whose rendezvous is kept where the operator cannot look.
+
+About once a second, at once when a job is looked at, and only while it has pods that could answer.
+What the agents say is remembered as long as they go on saying it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from elasticjob_operator.core.mirrored import Records, records, rendezvous_view
+from elasticjob_operator.core.sidecar import HEALTH_PORT
+from elasticjob_rendezvous.core.codec import MalformedRecord
+from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.served import PATH, Served, headers, merged, read
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 1.0
+LEAST_PERIOD_SECONDS = 0.2
+"""However often a job is looked at."""
+PODS_A_SECOND = 100
+"""Of one job: a large one is asked more seldom."""
+ASK_SECONDS = 2.0
+SILENCE_SECONDS = 5.0
+"""An agent that has said nothing for so long is not believed any more."""
+MOST_AT_ONCE = 64
+MOST_BYTES = 4 * 1024 * 1024
+NO_ANSWER = (
+    OSError,
+    TimeoutError,
+    ValueError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+)
+"""What `ask` and what is done with an answer may raise."""
+
+Changed = Callable[[str, str], None]
+"""Called with namespace and uid of a job of which the agents say something new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One to ask: its pod's uid and address."""
+
+    member: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whom to ask of one incarnation of a job, and the key by which they know who asks."""
+
+    prefix: str
+    job_key: bytes
+    agents: tuple[Agent, ...]
+
+
+@dataclass(slots=True)
+class _Followed:
+    namespace: str
+    uid: str
+    asked: Asked
+    since: float
+    due: float
+    began: float = float("-inf")
+    busy: bool = False
+    reports: dict[str, tuple[float, Served]] = field(default_factory=dict)
+    told: object = None
+
+
+class AgentStatus:
+    """What the agents of all such jobs say. `clock` is monotonic."""
+
+    def __init__(self, changed: Changed, clock: Callable[[], float] = time.monotonic) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._jobs: dict[str, _Followed] = {}
+        self._news = asyncio.Event()
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def follow(self, namespace: str, uid: str, asked: Asked) -> None:
+        """Ask these from now on, and soon; nobody where there is none."""
+        now = self._clock()
+        job = self._jobs.get(uid)
+        if job is None or job.asked.prefix != asked.prefix:
+            job = self._jobs[uid] = _Followed(namespace, uid, asked, since=now, due=now)
+        job.asked = asked
+        job.due = min(job.due, max(now, job.began + LEAST_PERIOD_SECONDS))
+        self._news.set()
+
+    def forget(self, uid: str) -> None:
+        """The job is gone."""
+        self._jobs.pop(uid, None)
+
+    def records(self, uid: str, pods: Collection[str]) -> Records | None:
+        """What the agents say, of members whose pods (uids) exist; None while none says a word."""
+        job = self._jobs.get(uid)
+        if job is None:
+            return None
+        job.reports = {member: said for member, said in job.reports.items() if member in pods}
+        return self._merged(job, pods)
+
+    def is_settling(self, uid: str) -> bool:
+        """Whether its agents have not been heard yet, but were not asked for long either."""
+        job = self._jobs.get(uid)
+        if job is None or not job.asked.agents or self._believed(job):
+            return False
+        return self._clock() - job.since < SILENCE_SECONDS
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._news.clear()
+                now = self._clock()
+                for job in self._jobs.values():
+                    if job.asked.agents and job.due <= now and not job.busy:
+                        job.busy, job.began, job.due = True, now, now + _period_seconds(job)
+                        tasks.create_task(self._ask_all(job))
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Until somebody is due, or there is somebody new to ask."""
+        waiting = [job.due for job in self._jobs.values() if job.asked.agents and not job.busy]
+        seconds = max(min(waiting) - self._clock(), 0.0) if waiting else None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _ask_all(self, job: _Followed) -> None:
+        asked = job.asked
+        try:
+            await asyncio.gather(*(self._ask(job, agent, asked.job_key) for agent in asked.agents))
+        finally:
+            job.busy = False
+            self._news.set()
+        if self._jobs.get(job.uid) is job:
+            self._tell(job)
+
+    async def _ask(self, job: _Followed, agent: Agent, job_key: bytes) -> None:
+        async with self._slots:
+            try:
+                body = await ask(agent.address, HEALTH_PORT, job_key)
+                said = read(body)
+            except NO_ANSWER as error:
+                log.debug("agent %s of job %s says nothing: %s", agent.member, job.uid, error)
+                return
+        if said.member == agent.member:  # else the address is another pod's already
+            job.reports[agent.member] = self._clock(), said
+
+    def _tell(self, job: _Followed) -> None:
+        """Wake whoever looks at the job if it would see something else."""
+        found = self._merged(job, {agent.member for agent in job.asked.agents})
+        view = None if found is None else rendezvous_view(found)
+        if view != job.told:
+            job.told = view
+            self._changed(job.namespace, job.uid)
+
+    def _merged(self, job: _Followed, pods: Collection[str]) -> Records | None:
+        present = [said for said in self._believed(job) if said.member in pods]
+        prefix = job.asked.prefix
+        return records(prefix, merged(prefix, present, pods)) if present else None
+
+    def _believed(self, job: _Followed) -> list[Served]:
+        """What was said lately; the last word of an agent that ended with its job stays."""
+        now = self._clock()
+        return [
+            said
+            for at, said in job.reports.values()
+            if said.state == RoundState.CLOSED or now - at < SILENCE_SECONDS
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """The rendezvous of one job as its agents tell it: what `Etcd` is for one that the operator
+    takes part in. The Secret of such a job holds what its author gave, and the agents' key."""
+
+    status: AgentStatus
+    namespace: str
+    uid: str
+    users: None = None
+    ca: None = None
+    own: bool = False
+
+    def is_settling(self, now: float) -> bool:
+        return self.status.is_settling(self.uid)
+
+    def follow(self, asked: Asked) -> None:
+        self.status.follow(self.namespace, self.uid, asked)
+
+    def records(self, pods: Collection[str]) -> Records | None:
+        return self.status.records(self.uid, pods)
+
+
+async def ask(address: str, port: int, job_key: bytes) -> bytes:
+    """One agent's answer. Raises one of `NO_ANSWER` when there is none, or another one."""
+    async with asyncio.timeout(ASK_SECONDS):
+        reader, writer = await asyncio.open_connection(address, port)
+        try:
+            writer.write(_question(address, port, job_key))
+            head = await reader.readuntil(b"\r\n\r\n")
+            line = head.partition(b"\r\n")[0].split(b" ", 2)
+            if line[1:2] != [b"200"]:
+                raise MalformedRecord(PATH, f"it answers {b' '.join(line[1:]).decode('latin-1')}")
+            return await _body(reader)
+        finally:
+            writer.close()
+
+
+def _question(address: str, port: int, job_key: bytes) -> bytes:
+    host = f"[{address}]" if ":" in address else address
+    lines = {
+        "Host": f"{host}:{port}",
+        **headers(job_key, time.time_ns() // 1_000_000),
+        "Connection": "close",
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"GET {PATH} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
+
+
+async def _body(reader: asyncio.StreamReader) -> bytes:
+    """All until the agent closes the connection."""
+    parts, room = [], MOST_BYTES
+    while part := await reader.read(65536):
+        room -= len(part)
+        if room < 0:
+            raise MalformedRecord(PATH, f"its answer is longer than {MOST_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _period_seconds(job: _Followed) -> float:
+    return max(PERIOD_SECONDS, len(job.asked.agents) / PODS_A_SECOND)

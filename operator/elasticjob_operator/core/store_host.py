@@ -1,0 +1,55 @@
+"""The pod that keeps the store of a c10d job: there is one at a time, and always the same name.
+
+Others find it by that name. While its predecessor's object is there it cannot be made, so one place
+is kept free for it.
+"""
+
+from __future__ import annotations
+
+from elasticjob_operator.core.actions import DeletePod
+from elasticjob_operator.core.backends import STORE_INDEX, keeps_store
+from elasticjob_operator.core.census import Census
+from elasticjob_operator.core.names import pod_name
+from elasticjob_operator.core.observed import NodeState, Observed, Pod
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.job import ElasticJob
+
+
+def with_store(job: ElasticJob, census: Census, missing: int) -> int:
+    """How many pods to make so that the store's pod is among them, or can be later.
+
+    Where all places are taken it is made on top; another is then one too many.
+    """
+    if not keeps_store(job, STORE_INDEX) or _keeper(census) is not None:
+        return missing
+    return missing - 1 if STORE_INDEX in census.indices else max(missing, 1)
+
+
+def stale_store(job: ElasticJob, census: Census) -> list[DeletePod]:
+    """The store's pod that has failed, to be deleted at once: its name is needed."""
+    if not keeps_store(job, STORE_INDEX):
+        return []
+    return [
+        DeletePod(pod.name, pod.uid, DeleteReason.REPLACED)
+        for pod in census.failed
+        if pod.index == STORE_INDEX
+    ]
+
+
+def without_store(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...]) -> str:
+    """Why there is no store at present, for people; empty when nothing stands in the way."""
+    if not keeps_store(job, STORE_INDEX) or any(pod.index == STORE_INDEX for pod in counted):
+        return ""
+    name = pod_name(job.metadata.name, STORE_INDEX)
+    if STORE_INDEX in observed.foreign:
+        return f"{name}, which is to keep the store, cannot be made: another's pod has its name"
+    for pod in observed.pods:
+        if pod.index == STORE_INDEX:
+            lost = pod.node_state is NodeState.NOT_READY
+            where = f"; its machine {pod.node} is not ready" if lost else ""
+            return f"a new {name}, which keeps the store, is made once the old one is gone{where}"
+    return ""
+
+
+def _keeper(census: Census) -> Pod | None:
+    return next((pod for pod in census.counted if pod.index == STORE_INDEX), None)

@@ -1,0 +1,216 @@
+"""Tell ElasticJob how training goes, and save together before a planned stop.
+
+    from elasticjob import train
+
+    train.on_leave(lambda: save(step))          # or should_checkpoint() in the loop
+    for step in range(first, steps):
+        ...
+        train.progress(step, loss=loss)
+
+Everything is optional, and does nothing where no agent of ElasticJob started the script. All
+ranks must call `progress` and `should_checkpoint` equally often, at the same places of their
+loops: that is how they agree on one step. See docs/training.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import time
+from typing import TYPE_CHECKING
+
+from elasticjob import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["checkpointed", "on_leave", "progress", "should_checkpoint"]
+
+_HOLD_SECONDS = 0.002
+_MODE = 0o644
+
+
+def progress(step: int, **metrics: float) -> None:
+    """Say that `step` is done; costs microseconds. Metrics must be plain numbers, at most 8.
+
+    With `on_leave`, this is where its callbacks are called.
+    """
+    _link().progress(step, metrics)
+
+
+def checkpointed(step: int) -> None:
+    """Say that a checkpoint which contains `step` is complete: training could go on from it."""
+    _link().checkpointed(step)
+
+
+def should_checkpoint() -> bool:
+    """Whether to save a checkpoint now, for this round of workers is about to be stopped.
+
+    True at most once a round, on all ranks in the same call: saving may use collectives. While
+    the ranks agree, and after the checkpoint until the stop, the call waits.
+    """
+    return _link().should_checkpoint()
+
+
+def on_leave(callback: Callable[[], object]) -> None:
+    """Have `callback` called once before this round of workers is stopped in good order.
+
+    It is called by `progress`, in its thread, on all ranks at the same step. It should save.
+    """
+    _link().on_leave(callback)
+
+
+class Link:
+    """A worker's ends of the two files of `layout`; without them nothing has an effect."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._flags = self._points = self._at_ms = self._first_step_ms = self._checkpoints = 0
+        self._step = self._checkpoint_step = layout.NO_STEP
+        self._metrics: tuple[str, ...] = ()
+        self._values = [0.0] * layout.MAX_METRICS
+        self._names = layout.pack_names(())
+        self._callbacks: list[Callable[[], object]] = []
+        self._asks = False
+        self._deadline: float | None = None
+        self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content())
+        self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
+
+    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._told is None:
+            return
+        if metrics:
+            self._measure(metrics)
+        self._step = int(step)
+        self._at_ms = int(time.time() * 1000)
+        if not self._first_step_ms:
+            self._first_step_ms = self._at_ms
+        # One way to save is enough: with both, `should_checkpoint` decides.
+        if not self._callbacks or self._asks:
+            self._say()
+        elif self._point():
+            for callback in self._callbacks:
+                callback()
+
+    def checkpointed(self, step: int) -> None:
+        self._checkpoint_step = int(step)
+        self._checkpoints += 1
+        self._say()
+
+    def should_checkpoint(self) -> bool:
+        self._asks = True
+        return self._told is not None and self._point()
+
+    def on_leave(self, callback: Callable[[], object]) -> None:
+        self._callbacks.append(callback)
+        self._flags = layout.SAVES
+        self._say()
+
+    def _measure(self, metrics: Mapping[str, float]) -> None:
+        names = tuple(metrics)
+        if names != self._metrics:
+            self._metrics = names
+            self._names = layout.pack_names(names[: layout.MAX_METRICS])
+        values = [float(value) for value in metrics.values()]
+        self._values = (values + [0.0] * layout.MAX_METRICS)[: layout.MAX_METRICS]
+
+    def _say(self) -> None:
+        if self._told is not None:
+            self._told[:] = self._content()
+
+    def _content(self) -> bytes:
+        return layout.pack(
+            self._flags,
+            self._points,
+            self._step,
+            self._at_ms,
+            self._first_step_ms,
+            self._checkpoint_step,
+            self._checkpoints,
+            min(len(self._metrics), layout.MAX_METRICS),
+            self._values,
+            self._names,
+        )
+
+    def _point(self) -> bool:
+        """Pass one place at which all ranks can save; whether they do here.
+
+        The order matters: say which place this is, then look for a request. The agent writes a
+        request, then looks which place was passed last. So either we see the request, or it
+        chooses a later place.
+        """
+        self._points += 1
+        self._flags = layout.SAVES
+        self._say()
+        if self._asked is None or self._asked[0] == layout.BLANK:
+            return False
+        return self._held(self._points)
+
+    def _held(self, point: int) -> bool:
+        """Wait for the ranks to agree, and, after the place that they agreed on, for the stop.
+
+        Only for so long: when nobody comes to an end with us, training goes on.
+        """
+        while True:
+            request = self._request()
+            if request is None or point < request.point:
+                return False
+            if point == request.point:
+                return True
+            if self._deadline is None:
+                self._deadline = time.monotonic() + request.seconds
+            if time.monotonic() >= self._deadline:
+                return False
+            time.sleep(_HOLD_SECONDS)
+
+    def _request(self) -> layout.Request | None:
+        assert self._asked is not None
+        return layout.unpack_request(self._asked[: layout.REQUEST_BYTES])
+
+
+def _written(path: str, content: bytes) -> mmap.mmap | None:
+    """A new file with this content, in memory; None if it cannot be.
+
+    The content is written out first: a store into a page for which the disk has no room would
+    kill the process.
+    """
+    if not path:
+        return None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, _MODE)
+        try:
+            os.fchmod(descriptor, _MODE)  # the agent may be another user, whatever the umask
+            os.write(descriptor, content)
+            return mmap.mmap(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None
+
+
+def _read(path: str) -> mmap.mmap | None:
+    """The agent's file, in memory; None if it cannot be."""
+    if not path:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, layout.REQUEST_BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None
+
+
+_shared: Link | None = None
+
+
+def _link() -> Link:
+    """This process's link, made at its first use: a worker may be forked with us imported."""
+    global _shared
+    if _shared is None:
+        _shared = Link(os.environ)
+    return _shared

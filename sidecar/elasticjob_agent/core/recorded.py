@@ -1,0 +1,256 @@
+"""What an agent that follows a handler can tell of its job, as the records that v3 would hold.
+
+Such an agent is the only witness of its part: `recorded` notes what passes with each step of
+`core.follow`, and `records` says it in the form of `elasticjob_rendezvous.core.records`, which
+`elasticjob_rendezvous.core.served` then puts together with what the other agents say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from elasticjob_agent.core.following import Following, Phase
+from elasticjob_rendezvous.core.events import Finish, Identity, Local, Stop, Workers
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Done,
+    Failure,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+
+KEEP = 10
+"""So many rounds are told of."""
+START = Cause(CauseKind.START)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was noted so far.
+
+    Args:
+        number: the round that is open, final or closed, as far as we know; 0 before the first.
+        state: of that round.
+        cause: why it began.
+        since_ms: when it came into that state.
+        stopping_ms, seeking_ms: when the last round was over for us, and when nothing of it ran.
+        charged: rounds charged to the budget; numbers below 1 for those before we came.
+        outcome: how the job ended.
+    """
+
+    number: int = 0
+    state: RoundState = RoundState.JOINABLE
+    cause: Cause = START
+    since_ms: int = 0
+    stopping_ms: int | None = None
+    seeking_ms: int | None = None
+    charged: tuple[int, ...] = ()
+    outcome: Outcome | None = None
+    rosters: tuple[Roster, ...] = ()
+    histories: tuple[History, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    dones: tuple[Done, ...] = ()
+
+
+def recorded(
+    known: Recorded, before: Following, after: Following, who: Identity, utc_ms: int
+) -> Recorded:
+    """What is known after a step."""
+    known = _of_workers(known, after, who)
+    if after.phase is before.phase:
+        return known
+    match after.phase:
+        case Phase.STOPPING | Phase.JOINING:
+            return _between(known, before, after, utc_ms)
+        case Phase.SEATED:
+            return _seated(known, after, utc_ms)
+        case Phase.OVER:
+            return _over(known, after, who, utc_ms)
+    return known
+
+
+def _of_workers(known: Recorded, after: Following, who: Identity) -> Recorded:
+    local = after.local
+    failure = local.failure
+    if failure is not None and all(told.round != failure.round for told in known.failures):
+        known = replace(known, failures=(*known.failures, failure)[-KEEP:])
+    if local.done and all(told.round != local.round for told in known.dones):
+        done = Done(local.round, who.id, who.name)
+        known = replace(known, dones=(*known.dones, done)[-KEEP:])
+    last = known.histories[-1] if known.histories else None
+    if last is not None and local.start_ms and local.round == last.number and not last.start_ms:
+        last = replace(last, start_ms=local.start_ms)
+        known = replace(known, histories=(*known.histories[:-1], last))
+    return known
+
+
+def _between(known: Recorded, before: Following, after: Following, utc_ms: int) -> Recorded:
+    """The round is over: the next one is open."""
+    if known.state is not RoundState.JOINABLE or known.number == 0:
+        known = replace(
+            known,
+            number=after.number + 1,
+            state=RoundState.JOINABLE,
+            cause=_cause(before, after),
+            since_ms=utc_ms,
+            stopping_ms=utc_ms,
+        )
+    return replace(known, seeking_ms=utc_ms) if after.phase is Phase.JOINING else known
+
+
+def _cause(before: Following, after: Following) -> Cause:
+    failure = after.local.failure
+    if failure is not None and failure.round == after.number:
+        return Cause(CauseKind.FAILURE, (failure.name,), failure.message)
+    for directive in (after.directive, before.directive):
+        if isinstance(directive, Stop):
+            return directive.cause
+    return START if after.number == 0 else Cause(CauseKind.JOIN)
+
+
+def _seated(known: Recorded, after: Following, utc_ms: int) -> Recorded:
+    roster = getattr(after.directive, "roster", None)
+    if not isinstance(roster, Roster):
+        return known
+    history = History(
+        number=roster.number,
+        cause=known.cause,
+        nodes=len(roster.seats),
+        final_ms=utc_ms,
+        stop_ms=_took(known.stopping_ms, known.seeking_ms) if known.rosters else None,
+        join_ms=_took(known.seeking_ms, utc_ms),
+    )
+    new = max(0, after.restarts - len(known.charged))
+    last = known.rosters[-1].number if known.rosters else 0
+    return replace(
+        known,
+        number=roster.number,
+        state=RoundState.FINAL,
+        since_ms=utc_ms,
+        charged=(*known.charged, *(last - index for index in reversed(range(new)))),
+        rosters=(*known.rosters, roster)[-KEEP:],
+        histories=(*known.histories, history)[-KEEP:],
+    )
+
+
+def _took(began_ms: int | None, ended_ms: int | None) -> int | None:
+    return None if began_ms is None or ended_ms is None else max(0, ended_ms - began_ms)
+
+
+def _over(known: Recorded, after: Following, who: Identity, utc_ms: int) -> Recorded:
+    """Only an end that is the job's closes the round; that this node left is its own."""
+    if not isinstance(after.directive, Finish):
+        return known
+    outcome = after.directive.outcome
+    known = replace(
+        known,
+        number=max(1, known.number),
+        state=RoundState.CLOSED,
+        since_ms=utc_ms,
+        outcome=outcome,
+    )
+    failure = after.directive.failure
+    if outcome.kind is OutcomeKind.FAILED and failure is not None and failure.member == who.id:
+        return replace(known, charged=tuple(dict.fromkeys((*known.charged, failure.round))))
+    return known
+
+
+# -- records ------------------------------------------------------------------------
+
+
+def records(
+    known: Recorded, state: Following, who: Identity, session: str, prefix: str, bounds: Bounds
+) -> dict[str, object]:
+    """The records by their keys. Of other members, only that they have a seat is known."""
+    keys = Keys(prefix)
+    found: dict[str, object] = {keys.bounds: bounds}
+    if known.number:
+        found[keys.round] = _round(known)
+    member = _member(state, who, session)
+    if member is not None:
+        found[keys.session(who.id, session)] = member
+    for roster in known.rosters:
+        found[keys.roster(roster.number)] = _named(roster, who)
+    for history in known.histories:
+        found[keys.history(history.number)] = history
+    for failure in known.failures:
+        found[keys.failure(failure.round, who.id)] = failure
+    for done in known.dones:
+        found[keys.done(done.round, who.id)] = done
+    return found
+
+
+def _round(known: Recorded) -> Round:
+    roster = known.rosters[-1] if known.rosters else None
+    current = Round(
+        number=known.number,
+        state=known.state,
+        cause=known.cause,
+        charged=known.charged,
+        outcome=known.outcome,
+        since_ms=known.since_ms,
+    )
+    if roster is None:
+        return current
+    return replace(
+        current,
+        previous=roster.number if roster.number < known.number else 0,
+        nodes=len(roster.seats),
+        world_size=roster.world_size,
+        master_address=roster.master_address,
+        master_port=roster.master_port,
+    )
+
+
+def _named(roster: Roster, who: Identity) -> Roster:
+    """The roster with our seat as people know us; a handler's has no names."""
+    seats = tuple(
+        seat._replace(name=who.name, address=who.address, node=who.node)
+        if seat.id == who.id
+        else seat
+        for seat in roster.seats
+    )
+    return replace(roster, seats=seats)
+
+
+def _member(state: Following, who: Identity, session: str) -> Member | None:
+    """None before the launcher is there and after we have left."""
+    local = state.local
+    finished = isinstance(state.directive, Finish)
+    if state.phase is Phase.OUT or (state.phase is Phase.OVER and not finished):
+        return None
+    return Member(
+        id=who.id,
+        session=session,
+        name=who.name,
+        address=who.address,
+        agent_port=who.agent_port,
+        slots=who.slots,
+        role=who.role,
+        node=who.node,
+        state=_member_state(local),
+        round=local.round,
+        reason=local.leaving,
+        start_ms=local.start_ms,
+        stopped=bool(local.leaving) and local.workers is Workers.NONE,
+    )
+
+
+def _member_state(local: Local) -> MemberState:
+    if local.leaving:
+        return MemberState.LEAVING
+    match local.workers:
+        case Workers.STARTING | Workers.RUNNING:
+            return MemberState.RUNNING
+        case Workers.STOPPING:
+            return MemberState.STOPPING
+    return MemberState.DONE if local.done else MemberState.WAITING

@@ -1,0 +1,70 @@
+"""What of its workers' progress a node tells the rendezvous, and how often. Pure.
+
+Each word is a write to etcd that the coordinator reads, so the more nodes there are, the
+rarer each of them speaks; a new checkpoint is told sooner, for newcomers may wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_agent.core.model import Crew, Shown, State, WorkersProgressed
+from elasticjob_rendezvous.core.events import Run
+
+STEP_SECONDS = 5.0
+CHECKPOINT_SECONDS = 1.0
+SECONDS_A_SEAT = 0.05
+"""So all nodes together speak at most 20 times a second."""
+
+
+def progressed(state: State, event: WorkersProgressed, now: float) -> State:
+    """The crew after news of its own round."""
+    crew = state.crew
+    if crew is None or crew.round != event.round:
+        return state
+    crew = replace(crew, progress=event.progress)
+    return replace(state, crew=replace(crew, first_step_ms=_first_step_ms(crew, event, now)))
+
+
+def _first_step_ms(crew: Crew, event: WorkersProgressed, now: float) -> int:
+    """From their start to the first step of the slowest, once all have made one."""
+    if crew.first_step_ms or not crew.started or len(event.progress) < crew.slots:
+        return crew.first_step_ms
+    firsts = [worker.first_step_ms for worker in event.progress.values()]
+    known = [first for first in firsts if first is not None]
+    if len(known) < len(firsts):
+        return 0
+    since_began = (now - crew.began) * 1000 - (event.utc_ms - max(known))
+    return max(1, round(since_began) - crew.start_ms)
+
+
+def showing(state: State, now: float) -> State:
+    """The state with what is to be shown brought up to date, if it is time."""
+    due = shows_at(state)
+    return state if due is None or now < due else replace(state, shown=_latest(state, now))
+
+
+def shows_at(state: State) -> float | None:
+    """When something new is to be told; None when there is nothing new."""
+    shown, latest = state.shown, _latest(state, 0.0)
+    if latest is None or (shown is not None and replace(shown, at=0.0) == latest):
+        return None
+    if shown is None or shown.round != latest.round:
+        return 0.0
+    saved = latest.checkpoint_step != shown.checkpoint_step
+    return shown.at + max(
+        CHECKPOINT_SECONDS if saved else STEP_SECONDS, SECONDS_A_SEAT * _seats(state)
+    )
+
+
+def _latest(state: State, now: float) -> Shown | None:
+    crew = state.crew
+    if crew is None or crew.empty or not crew.progress:
+        return None
+    workers = crew.progress.values()
+    step = max(worker.step for worker in workers)
+    return Shown(crew.round, step, max(worker.checkpoint_step for worker in workers), now)
+
+
+def _seats(state: State) -> int:
+    return len(state.directive.roster.seats) if isinstance(state.directive, Run) else 1

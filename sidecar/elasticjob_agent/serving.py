@@ -1,0 +1,102 @@
+"""What an agent without etcd v3 serves of its job at `GET /rendezvous`.
+
+Keeps what `core.recorded` notes, in one place that the health server may ask, and stays a
+moment at the end so that how the job ended is read. The form: `elasticjob_rendezvous.core.served`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from elasticjob_agent.core.following import Following
+from elasticjob_agent.core.recorded import Recorded, recorded, records
+from elasticjob_rendezvous.core.events import Identity
+from elasticjob_rendezvous.core.records import Bounds, RoundState
+from elasticjob_rendezvous.core.served import Served, proven, served, written
+
+STAY_SECONDS = 10.0
+"""How long the end waits to be read, where somebody has been reading."""
+READING_SECONDS = 30.0
+"""Who asked so lately will ask again."""
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A kubelet's SIGTERM, which follows the trainer's end, does not cut the last words short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+class Witness:
+    """Tells of one agent's part in its job.
+
+    Args:
+        job_key: what readers must have; empty lets everybody read.
+    """
+
+    def __init__(
+        self,
+        who: Identity,
+        session: str,
+        prefix: str,
+        bounds: Bounds,
+        backend: str,
+        job_key: bytes = b"",
+    ) -> None:
+        self._who = who
+        self._session = session
+        self._prefix = prefix
+        self._bounds = bounds
+        self._backend = backend
+        self._job_key = job_key
+        self._known = Recorded()
+        self._state: Following | None = None
+        self._asked_at = float("-inf")
+        self._end_read = asyncio.Event()
+
+    def stepped(self, before: Following, after: Following) -> None:
+        """Take in a step of the agent's rendezvous."""
+        now_ms = time.time_ns() // 1_000_000
+        self._known = recorded(self._known, before, after, self._who, now_ms)
+        self._state = after
+
+    def may_read(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request, by its headers, comes from who has the job's key."""
+        return proven(self._job_key, headers, time.time_ns() // 1_000_000)
+
+    def answer(self) -> bytes:
+        """The body of the answer."""
+        self._asked_at = time.monotonic()
+        if self._known.state is RoundState.CLOSED:
+            self._end_read.set()
+        return json.dumps(written(self._told())).encode()
+
+    async def end_read(self) -> None:
+        """Wait until the job's end was read, if it ended and if anybody reads."""
+        reading = time.monotonic() - self._asked_at < READING_SECONDS
+        if self._known.state is not RoundState.CLOSED or not reading:
+            return
+        with contextlib.suppress(TimeoutError), _undisturbed():
+            async with asyncio.timeout(STAY_SECONDS):
+                await self._end_read.wait()
+
+    def _told(self) -> Served:
+        state, who = self._state, self._who
+        if state is None:
+            return Served(self._backend, who.id, {})
+        found = records(self._known, state, who, self._session, self._prefix, self._bounds)
+        word = str(self._known.state) if self._known.number else ""
+        return served(self._prefix, self._backend, who.id, found, word)

@@ -1,0 +1,248 @@
+"""A rendezvous that no etcd v3 keeps, as its agents serve it and a reader puts it together.
+
+With the backends `etcd-v2` and `c10d` the records of a job are nowhere. Every agent makes
+those that it can tell of, and serves them at `GET /rendezvous` of its health port:
+
+    {"backend": "c10d", "member": "<id>", "state": "final",
+     "records": [{"key": "state/round", "value": {…}}, …]}
+
+Keys are those of `core.keys` without the job's prefix, values are the records of
+`core.records` in their stored form. `member` is who serves; `state` is the backend's own
+word for its rendezvous, which may be one that `RoundState` lacks (`setup`).
+
+Owns the form of that answer, its proof, and how the answers of all agents become one set
+of records. Each agent writes its own answer; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import KeyValue
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    History,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+)
+
+PATH = "/rendezvous"
+TIME_HEADER = "X-ElasticJob-Time"
+PROOF_HEADER = "X-ElasticJob-Proof"
+FRESH_SECONDS = 300
+"""How far the reader's clock may be off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One agent's answer. Keys are without the job's prefix, values are stored forms."""
+
+    backend: str
+    member: str
+    records: Mapping[str, bytes]
+    state: str = ""
+
+
+# -- proof --------------------------------------------------------------------------
+
+
+def proof(job_key: bytes, at_ms: int) -> str:
+    """What a reader sends in `PROOF_HEADER`, with `at_ms` (Unix time) in `TIME_HEADER`."""
+    return hmac.new(job_key, f"rendezvous {at_ms}".encode(), "sha256").hexdigest()
+
+
+def headers(job_key: bytes, at_ms: int) -> dict[str, str]:
+    """The headers of a request; none where the job has no key."""
+    if not job_key:
+        return {}
+    return {TIME_HEADER: str(at_ms), PROOF_HEADER: proof(job_key, at_ms)}
+
+
+def proven(job_key: bytes, given: Mapping[str, str], now_ms: int) -> bool:
+    """Whether a request comes from who has the job's key. `given` has names in lower case."""
+    if not job_key:
+        return True
+    told, at = given.get(PROOF_HEADER.lower(), ""), given.get(TIME_HEADER.lower(), "")
+    if not (at.isascii() and at.isdigit() and len(at) < 16):
+        return False
+    if abs(now_ms - int(at)) > FRESH_SECONDS * 1000:
+        return False
+    return hmac.compare_digest(proof(job_key, int(at)).encode(), told.encode())
+
+
+# -- form ---------------------------------------------------------------------------
+
+
+def served(
+    prefix: str, backend: str, member: str, records: Mapping[str, object], state: str = ""
+) -> Served:
+    """An answer made of records by their full keys."""
+    told = {key.removeprefix(prefix): encode(record) for key, record in records.items()}
+    return Served(backend, member, told, state)
+
+
+def written(answer: Served) -> dict[str, object]:
+    """The answer as JSON."""
+    items = [{"key": key, "value": json.loads(value)} for key, value in answer.records.items()]
+    document = {"backend": answer.backend, "member": answer.member, "state": answer.state}
+    return {**document, "records": items}
+
+
+def read(body: bytes) -> Served:
+    """Read an answer. Raises `MalformedRecord`; records themselves are read by `merged`."""
+    try:
+        document = json.loads(body)
+        records = {
+            str(item["key"]): json.dumps(item["value"]).encode() for item in document["records"]
+        }
+        backend, member = str(document["backend"]), str(document["member"])
+        return Served(backend, member, records, str(document.get("state", "")))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise MalformedRecord(PATH, f"{type(error).__name__}: {error}") from error
+
+
+# -- many answers -------------------------------------------------------------------
+
+
+def merged(
+    prefix: str, answers: Iterable[Served], present: Collection[str] | None = None
+) -> tuple[KeyValue, ...]:
+    """One set of records of all answers, as if etcd had held them; `mirrored.records` reads it.
+
+    What an agent says of itself stands; of the round the newest word does; seats are put
+    together, since each agent may know only its own. Malformed records are passed on.
+
+    Args:
+        prefix: of the job, for the keys.
+        answers: the newest of each agent, those of ended ones too: how a job ended is known
+            from them.
+        present: whose members still are; None means all.
+    """
+    told = sorted(answers, key=lambda answer: answer.member)
+    found: dict[str, bytes] = {}
+    for answer in told:
+        for key, value in answer.records.items():
+            owner = _owner(key)
+            mine = owner == answer.member
+            if key.startswith("members/") and present is not None and owner not in present:
+                continue
+            if key not in found or mine:
+                found[key] = value
+            elif owner is None:
+                found[key] = _merged(key, found[key], value)
+    _name_the_master(found)
+    return tuple(
+        KeyValue(prefix + key, value, at, at) for at, (key, value) in enumerate(found.items(), 1)
+    )
+
+
+def _owner(key: str) -> str | None:
+    """The member that a record is about; None for those of the whole job."""
+    match key.split("/"):
+        case ["members", member, _] | ["failures" | "done", _, member]:
+            return member
+    return None
+
+
+def _merged(key: str, one: bytes, other: bytes) -> bytes:
+    """Of two words on the same thing, the newer or fuller one, or both in one."""
+    keys = Keys("/")
+    try:
+        if "/" + key == keys.round:
+            rounds = decode(Round, key, one), decode(Round, key, other)
+            return encode(_newer(*rounds))
+        match key.split("/"):
+            case ["roster", _]:
+                return encode(_seated(decode(Roster, key, one), decode(Roster, key, other)))
+            case ["history", _]:
+                return encode(_told(decode(History, key, one), decode(History, key, other)))
+    except MalformedRecord:
+        return one
+    return one
+
+
+_STATES = (RoundState.JOINABLE, RoundState.FROZEN, RoundState.FINAL, RoundState.CLOSED)
+_ENDS = (OutcomeKind.STOPPED, OutcomeKind.TIMED_OUT, OutcomeKind.SUCCEEDED, OutcomeKind.FAILED)
+_CAUSES = (
+    CauseKind.START,
+    CauseKind.JOIN,
+    CauseKind.SCALE_DOWN,
+    CauseKind.LEAVE,
+    CauseKind.LOSS,
+    CauseKind.DATA_LOST,
+    CauseKind.UNCONFIRMED,
+    CauseKind.MASTER_PORT,
+    CauseKind.FAILURE,
+)
+"""Who knows less says an earlier one: to a newcomer every round is a start."""
+
+
+def _newer(one: Round, other: Round) -> Round:
+    ended = one.state is RoundState.CLOSED and other.state is RoundState.CLOSED
+    older, newer = sorted((one, other), key=_how if ended else _age)
+    if older.number != newer.number:
+        return newer
+    cause = max(older.cause, newer.cause, key=_weight)
+    charged = max(older.charged, newer.charged, key=len)
+    name = newer.master_name or older.master_name
+    return replace(newer, cause=cause, charged=charged, master_name=name)
+
+
+def _age(found: Round) -> tuple[int, int]:
+    return found.number, _STATES.index(found.state)
+
+
+def _how(found: Round) -> tuple[int, int]:
+    """A failure that one agent knows of is the job's, whatever the others have seen of it."""
+    return -1 if found.outcome is None else _ENDS.index(found.outcome.kind), found.number
+
+
+def _weight(cause: Cause) -> tuple[int, int]:
+    known = cause.kind in _CAUSES  # others may be added to the enum
+    return _CAUSES.index(cause.kind) if known else len(_CAUSES), len(cause.members)
+
+
+def _seated(one: Roster, other: Roster) -> Roster:
+    """Seats without a member are those that the agent does not know."""
+    if len(one.seats) != len(other.seats):
+        return max(one, other, key=lambda roster: len(roster.seats))
+    seats = (
+        mine if mine.id else theirs for mine, theirs in zip(one.seats, other.seats, strict=True)
+    )
+    return replace(one, seats=tuple(seats), restarts=max(one.restarts, other.restarts))
+
+
+def _told(one: History, other: History) -> History:
+    def longest(a: int | None, b: int | None) -> int | None:
+        return max((ms for ms in (a, b) if ms is not None), default=None)
+
+    return replace(
+        one,
+        cause=max(one.cause, other.cause, key=_weight),
+        nodes=max(one.nodes, other.nodes),
+        final_ms=max(one.final_ms, other.final_ms),
+        detect_ms=longest(one.detect_ms, other.detect_ms),
+        stop_ms=longest(one.stop_ms, other.stop_ms),
+        join_ms=longest(one.join_ms, other.join_ms),
+        start_ms=longest(one.start_ms, other.start_ms),
+    )
+
+
+def _name_the_master(found: dict[str, bytes]) -> None:
+    """The pod of rank 0, which only its own agent knows by name."""
+    key = Keys("/").round.removeprefix("/")
+    try:
+        current = decode(Round, key, found[key])
+        roster = decode(Roster, "roster", found[f"roster/{current.number}"])
+    except (KeyError, MalformedRecord):
+        return
+    if not current.master_name and roster.seats and roster.seats[0].id:
+        found[key] = encode(replace(current, master_name=roster.seats[0].name))

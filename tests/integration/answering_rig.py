@@ -1,0 +1,155 @@
+"""Agents as the operator meets them: HTTP servers at the addresses of a job's pods."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import Any
+
+from elasticjob_operator.core.sidecar import HEALTH_PORT
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    Roster,
+    Round,
+    RoundState,
+    Seat,
+)
+from elasticjob_rendezvous.core.served import PATH, Served, proven, served, written
+from tests.integration.etcd_server import wait_until
+from tests.integration.operator_rig import SECONDS, Namespace
+
+_hosts = count(1)
+
+
+def address() -> str:
+    """One of this machine's that no other test has: all agents answer at the same port."""
+    number, pid = next(_hosts), os.getpid()
+    return f"127.{1 + pid % 250}.{(pid // 250 + number // 250) % 256}.{1 + number % 250}"
+
+
+@dataclass
+class FakeAgent:
+    """One agent. It answers `says` to whoever has the job's key."""
+
+    uid: str
+    job_key: bytes
+    address: str = field(default_factory=address)
+    says: Served = field(default_factory=lambda: Served("c10d", "", {}))
+    asked: int = 0
+
+    @contextmanager
+    def answering(self) -> Iterator[FakeAgent]:
+        agent = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                given = {name.lower(): value for name, value in self.headers.items()}
+                known = proven(agent.job_key, given, time.time_ns() // 1_000_000)
+                agent.asked += 1
+                self.send_response(200 if self.path == PATH and known else 403)
+                self.end_headers()
+                if known:
+                    self.wfile.write(json.dumps(written(agent.says)).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with ThreadingHTTPServer((self.address, HEALTH_PORT), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            try:
+                yield self
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+@dataclass
+class Gang:
+    """The agents of a job's pods, and what they say together."""
+
+    here: Namespace
+    agents: dict[str, FakeAgent] = field(default_factory=dict)
+    job: str = "job"
+    incarnation: int = 0
+
+    @property
+    def keys(self) -> Keys:
+        uid = self.here.job(self.job)["metadata"]["uid"]
+        return Keys(job_prefix(self.here.name, uid, self.incarnation))
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[FakeAgent]:
+        """The pod runs and is Ready, and its agent answers."""
+        raw = self.here.get("pods", name)
+        assert raw is not None
+        self.incarnation = int(raw["metadata"]["labels"]["elasticjob.dev/incarnation"])
+        with FakeAgent(raw["metadata"]["uid"], self._job_key()).answering() as agent:
+            self.agents[name] = agent
+            self.here.run_pod(name)
+            self.here.set_pod(name, podIP=agent.address, podIPs=[{"ip": agent.address}])
+            try:
+                yield agent
+            finally:
+                del self.agents[name]
+
+    def _job_key(self) -> bytes:
+        name = f"{self.job}-elasticjob"
+        wait_until(lambda: self.here.get("secrets", name) is not None, "the Secret", SECONDS)
+        secret = self.here.get("secrets", name)
+        assert secret is not None
+        return base64.b64decode(secret["data"]["job-key"])
+
+    def seal(self, number: int, kind: CauseKind = CauseKind.START) -> None:
+        """All of them are in a final round; each knows its own name alone."""
+        names = sorted(self.agents)
+        for rank, name in enumerate(names):
+            seats = tuple(
+                Seat(
+                    self.agents[other].uid if other == name else "",
+                    other if other == name else "",
+                    "10.0.0.1", 1, "default", place, place, place, len(names),
+                )
+                for place, other in enumerate(names)
+            )  # fmt: skip
+            roster = Roster(number, len(names), "10.0.0.1", 1234, seats)
+            found = Round(
+                number,
+                RoundState.FINAL,
+                Cause(kind),
+                nodes=len(names),
+                world_size=len(names),
+                master_name=names[0] if rank == 0 else "",
+                since_ms=1_000_000,
+            )
+            history = History(number, Cause(kind), len(names), join_ms=30)
+            self._say(name, MemberState.RUNNING, found, roster=roster, history=history)
+
+    def end(self, outcome: Outcome, **others: Any) -> None:
+        """The job is over, and all of them say so."""
+        for name in self.agents:
+            closed = Round(1, RoundState.CLOSED, Cause(CauseKind.START), outcome=outcome, **others)
+            self._say(name, MemberState.DONE, closed)
+
+    def _say(self, name: str, state: MemberState, found: Round, **others: Any) -> None:
+        agent, keys = self.agents[name], self.keys
+        member = Member(agent.uid, "s", name, "10.0.0.1", 0, state=state, round=found.number)
+        records: dict[str, object] = {keys.round: found, keys.session(agent.uid, "s"): member}
+        if others:
+            records[keys.roster(found.number)] = others["roster"]
+            records[keys.history(found.number)] = others["history"]
+        agent.says = served(keys.prefix, "c10d", agent.uid, records, found.state.value)

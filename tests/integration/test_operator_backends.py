@@ -1,0 +1,232 @@
+"""Jobs on torch's own backends: their agents alone know the rendezvous, and the test plays them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind
+from tests.integration.answering_rig import Gang
+from tests.integration.apiserver import ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+V2 = "http://etcd-v2:2379"
+C10D = {"backend": "c10d"}
+
+
+@pytest.fixture(scope="module")
+def operator(
+    tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, newest_etcd: EtcdServer
+) -> Iterator[Operator]:
+    folder = tmp_path_factory.mktemp("operator")
+    options = {"ELASTICJOB_ALLOWED_ENDPOINTS": V2}
+    replica = Operator(folder, api_server, newest_etcd, options=options)
+    try:
+        yield replica.start()
+    finally:
+        replica.close()
+
+
+@pytest.fixture
+def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
+    return Namespace(api_server, namespace)
+
+
+def told(here: Namespace, name: str) -> dict[str, str]:
+    """The environment of a pod's agent, as far as it is written out."""
+    raw = here.get("pods", name)
+    assert raw is not None
+    [agent] = [one for one in raw["spec"]["initContainers"] if one["name"] == "elasticjob-agent"]
+    return {one["name"]: one.get("value", "") for one in agent["env"]}
+
+
+def uid(here: Namespace, name: str) -> str:
+    raw = here.get("pods", name)
+    return "" if raw is None else str(raw["metadata"]["uid"])
+
+
+def ended(here: Namespace, name: str, code: int) -> None:
+    """The pod's trainer has ended with this code."""
+    end = {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": _now()}
+    status = {
+        "name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0,
+        "state": {"terminated": end},
+    }  # fmt: skip
+    phase = "Succeeded" if code == 0 else "Failed"
+    conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": _now()}]
+    here.set_pod(name, phase=phase, containerStatuses=[status], conditions=conditions)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def test_pods_of_a_c10d_job_find_the_store_by_name(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    here.await_pods("job-0", "job-1")
+    keeper, other = told(here, "job-0"), told(here, "job-1")
+    assert keeper["ELASTICJOB_ENDPOINTS"] == f"job-0.job.{here.name}.svc:29400"
+    assert other["ELASTICJOB_ENDPOINTS"] == keeper["ELASTICJOB_ENDPOINTS"]
+    assert (keeper["ELASTICJOB_STORE_HOST"], other["ELASTICJOB_STORE_HOST"]) == ("true", "false")
+    assert keeper["ELASTICJOB_BOUNDS"] == other["ELASTICJOB_BOUNDS"]
+    here.await_status(phase="Pending", nodes=2)
+
+
+def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    here.await_pods("job-0", "job-1")
+    gang = Gang(here)
+    with gang.of("job-0"), gang.of("job-1"):
+        gang.seal(1)
+        here.await_status(phase="Running", readyNodes=2)
+        found = here.status()
+        assert {one["pod"]: one["rank"] for one in found["members"]} == {"job-0": 0, "job-1": 1}
+        shown = found["rendezvous"]
+        assert (shown["state"], shown["round"], shown["nodes"]) == ("final", 1, 2)
+        assert (shown["worldSize"], shown["master"]) == (2, "job-0")
+        gang.seal(2, CauseKind.FAILURE)
+        wait_until(lambda: here.status()["rendezvous"]["round"] == 2, "round 2", SECONDS)
+        assert [one["round"] for one in here.status()["rounds"]] == [1, 2]
+        gang.end(Outcome(OutcomeKind.SUCCEEDED))
+        here.await_status(phase="Succeeded")
+        here.await_condition("Finished", "AllWorkersSucceeded")
+
+
+def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Operator) -> None:
+    """Else anybody in the network would read the job's members and tracebacks."""
+    here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
+    here.await_pods("job-0")
+    gang = Gang(here)
+    with gang.of("job-0") as agent:
+        agent.job_key = b"another"
+        gang.seal(1)
+        wait_until(lambda: agent.asked > 2, "some questions", SECONDS)
+        here.await_status(readyNodes=1)
+        assert here.status()["phase"] == "Pending"
+        wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
+
+
+def test_the_stores_pod_comes_back_under_its_own_name_alone(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=3, rendezvous=C10D)
+    here.await_pods("job-0", "job-1", "job-2")
+    held = {"metadata": {"finalizers": ["test.dev/kubelet"]}}
+    here.server.patch(here.path("pods", "job-0"), held)
+    before = uid(here, "job-0")
+    here.server.request("DELETE", here.path("pods", "job-0"))
+    found = here.await_condition("PodsReady", "StoreMissing")
+    assert (
+        "a new job-0, which keeps the store, is made once the old one is gone" in found["message"]
+    )
+    here.remove_pod("job-2")
+    wait_until(lambda: "job-3" in here.pods() or "job-2" in here.pods(), "another pod", SECONDS)
+    assert len(here.pods()) == 3, "the place of the store's pod is kept"
+    assert uid(here, "job-0") == before
+    here.server.patch(here.path("pods", "job-0"), {"metadata": {"finalizers": None}})
+    wait_until(lambda: uid(here, "job-0") not in ("", before), "a new job-0", SECONDS)
+    assert told(here, "job-0")["ELASTICJOB_STORE_HOST"] == "true"
+
+
+def test_a_scale_down_spares_the_stores_pod(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=3, rendezvous=C10D)
+    here.await_pods("job-0", "job-1", "job-2")
+    for name in ("job-1", "job-2"):
+        here.run_pod(name)
+    here.await_status(readyNodes=2)
+    here.scale(1)
+    here.await_pods("job-0")
+
+
+def test_the_pods_ends_tell_how_the_job_ended(here: Namespace) -> None:
+    """Where nobody heard the agents' last word."""
+    here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    here.await_pods("job-0", "job-1")
+    gang = Gang(here)
+    with gang.of("job-0"), gang.of("job-1"):
+        gang.seal(1)
+        here.await_status(phase="Running")
+    ended(here, "job-0", 0)
+    ended(here, "job-1", 0)
+    here.await_status(phase="Succeeded")
+    assert here.status()["rendezvous"]["state"] == "closed"
+
+
+def test_agents_that_give_up_end_the_job_and_are_not_replaced(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    here.await_pods("job-0", "job-1")
+    pods = {uid(here, name) for name in ("job-0", "job-1")}
+    gang = Gang(here)
+    with gang.of("job-0"), gang.of("job-1"):
+        gang.seal(1)
+        here.await_status(phase="Running")
+        ended(here, "job-1", 1)
+        here.await_status(readyNodes=1)
+        ended(here, "job-0", 1)
+    here.await_status(phase="Failed")
+    assert here.condition("Failed")["reason"] == "WorkersFailed"
+    assert {uid(here, name) for name in here.pods()} == pods
+
+
+def test_a_resumed_job_has_another_incarnation(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
+    here.await_pods("job-0")
+    first = told(here, "job-0")["ELASTICJOB_PREFIX"]
+    here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    here.await_status(phase="Suspended", nodes=0)
+    here.await_pods()
+    here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    here.await_pods("job-0")
+    here.await_status(phase="Pending", nodes=1)
+    assert told(here, "job-0")["ELASTICJOB_PREFIX"] != first
+
+
+def test_etcd_v2_needs_endpoints_that_the_chart_allows(here: Namespace) -> None:
+    here.create_job(maxNodes=1, rendezvous={"backend": "etcd-v2"})
+    found = here.await_condition("PodsReady", "BackendUnavailable")
+    assert "spec.rendezvous.endpoints must name an etcd with the v2 API" in found["message"]
+    away: dict[str, Any] = {"backend": "etcd-v2", "endpoints": ["http://elsewhere:2379"]}
+    here.create_job("away", maxNodes=1, rendezvous=away)
+    here.await_condition("PodsReady", "EndpointNotAllowed", "away")
+    unknown = {"backend": "etcd-v2", "endpoints": [V2], "secretName": "none"}
+    here.create_job("secret", maxNodes=1, rendezvous=unknown)
+    found = here.await_condition("PodsReady", "EndpointNotAllowed", "secret")
+    assert "there must be a Secret none" in found["message"]
+    assert here.pods() == []
+    here.create_job("good", maxNodes=1, rendezvous={"backend": "etcd-v2", "endpoints": [V2]})
+    here.await_pods("good-0")
+    agent = told(here, "good-0")
+    assert (agent["ELASTICJOB_BACKEND"], agent["ELASTICJOB_ENDPOINTS"]) == ("etcd-v2", V2)
+    assert "ELASTICJOB_STORE_HOST" not in agent
+
+
+def test_an_operator_that_starts_says_nothing_before_it_has_asked(
+    here: Namespace, operator: Operator
+) -> None:
+    here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
+    here.await_pods("job-0", "job-1")
+    gang = Gang(here)
+    with ExitStack() as stack:
+        for name in ("job-0", "job-1"):
+            stack.enter_context(gang.of(name))
+        gang.seal(7)
+        here.await_status(phase="Running")
+        version = here.job()["metadata"]["resourceVersion"]
+        operator.stop()
+        operator.start()
+        questions = [agent.asked for agent in gang.agents.values()]
+        wait_until(
+            lambda: all(
+                agent.asked > before + 1
+                for agent, before in zip(gang.agents.values(), questions, strict=True)
+            ),
+            "questions",
+            SECONDS,
+        )
+        assert here.job()["metadata"]["resourceVersion"] == version, "the status was true all along"
+        gang.seal(8, CauseKind.JOIN)
+        wait_until(lambda: here.status()["rendezvous"]["round"] == 8, "round 8", SECONDS)
+        assert [one["round"] for one in here.status()["rounds"]] == [7, 8]

@@ -1,0 +1,116 @@
+"""What the workers say of their training: taken in, told on, and where it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.core.model import Tell, WorkersProgressed
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.showing import CHECKPOINT_SECONDS, STEP_SECONDS
+from elasticjob_agent.core.step import wake_at
+from elasticjob_agent.launcher.settings import LIBRARY, library_beside, worker_environment
+from elasticjob_agent.progress import ProgressFiles
+from tests.unit.agent.builders import Driven, running, stopped
+
+UTC_MS = 1_700_000_000_000
+
+
+def said(step: int, checkpoint: int = -1, number: int = 1, **first: int) -> WorkersProgressed:
+    """Both local ranks at one step; `first` gives the times of their first steps."""
+    one = WorkerProgress(step, UTC_MS, checkpoint, first_step_ms=first.get("one"))
+    other = WorkerProgress(step, UTC_MS, checkpoint, first_step_ms=first.get("other"))
+    return WorkersProgressed(number, {0: one, 1: other}, UTC_MS)
+
+
+def told(driven: Driven, event: WorkersProgressed, after: float = 0.1) -> tuple[int, int] | None:
+    """Step and checkpoint that the rendezvous is told on this event, if it is told anything."""
+    orders = driven.only(Tell, driven.feed(event, after))
+    return (orders[-1].local.step, orders[-1].local.checkpoint_step) if orders else None
+
+
+def test_the_first_word_is_told_at_once_and_later_ones_now_and_then() -> None:
+    driven = running()
+    assert told(driven, said(1)) == (1, -1)
+    assert told(driven, said(2), after=STEP_SECONDS / 2) is None
+    assert driven.state.crew is not None
+    assert driven.state.crew.progress[0].step == 2, "here everything is known"
+    assert wake_at(driven.state) == pytest.approx(driven.now + STEP_SECONDS / 2)
+    assert told(driven, said(3), after=STEP_SECONDS / 2) == (3, -1)
+
+
+def test_a_checkpoint_is_told_sooner() -> None:
+    driven = running()
+    told(driven, said(1))
+    assert told(driven, said(2, checkpoint=2), after=CHECKPOINT_SECONDS) == (2, 2)
+    assert told(driven, said(3, checkpoint=3), after=CHECKPOINT_SECONDS / 2) is None
+
+
+def test_what_an_older_round_says_is_nothing() -> None:
+    driven = running(number=2)
+    assert told(driven, said(9, number=1)) is None
+    assert driven.state.crew is not None
+    assert driven.state.crew.progress == {}
+
+
+def test_a_round_that_is_over_has_no_step() -> None:
+    driven = running()
+    told(driven, said(1))
+    orders = driven.only(Tell, driven.feed(stopped()))
+    assert (orders[-1].local.step, orders[-1].local.checkpoint_step) == (-1, -1)
+    assert wake_at(driven.state) is None
+
+
+def test_the_first_step_counts_from_the_start_once_all_have_made_it() -> None:
+    driven = running()
+    driven.feed(said(1, one=UTC_MS - 400), after=1.0)
+    assert driven.state.crew is not None
+    assert driven.state.crew.first_step_ms == 0
+    driven.feed(said(1, one=UTC_MS - 400, other=UTC_MS - 100), after=0.0)
+    assert driven.state.crew.first_step_ms == pytest.approx(900, abs=1)
+    assert driven.only(Tell)[-1].local.first_step_ms == driven.state.crew.first_step_ms
+    driven.feed(said(2, one=UTC_MS - 400, other=UTC_MS), after=1.0)
+    assert driven.state.crew.first_step_ms == pytest.approx(900, abs=1), "it is known once"
+
+
+# -- where it lies ------------------------------------------------------------------
+
+
+def test_another_user_may_write_below_the_folder(tmp_path: Path) -> None:
+    files = ProgressFiles(tmp_path, shared=True)
+    files.prepare(3, slots=2)
+    assert files.file(3, 1).parent.stat().st_mode & 0o777 == 0o777
+    assert files.request_file(3).stat().st_mode & 0o777 == 0o644
+
+
+def test_without_logs_there_is_a_folder_that_goes_with_the_agent() -> None:
+    files = ProgressFiles(None)
+    assert files.read(1, 1) == {}
+    for number in (1, 2):
+        files.prepare(number, slots=1)
+        files.file(number, 0).write_text('{"step": 4}')
+    assert files.read(1, 1) == {}, "nobody reads an older round"
+    assert files.read(2, 1)[0].step == 4
+    made = files.file(2, 0).parents[2]
+    assert made.is_dir()
+    files.close()
+    assert not made.exists()
+
+
+def test_what_an_earlier_run_said_is_not_this_ones(tmp_path: Path) -> None:
+    files = ProgressFiles(tmp_path)
+    files.prepare(1, slots=1)
+    files.file(1, 0).write_text('{"step": 4}')
+    files.prepare(1, slots=1)
+    assert files.read(1, 1) == {}
+
+
+def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) -> None:
+    assert library_beside(str(tmp_path / "launcher.pyz")) == ""
+    library = tmp_path / LIBRARY
+    (library / "elasticjob").mkdir(parents=True)
+    assert library_beside(str(tmp_path / "launcher.pyz")) == str(library)
+    assert worker_environment({"PYTHONPATH": "/mine"}, "/ours")["PYTHONPATH"] == "/mine:/ours"
+    assert worker_environment({}, "/ours") == {"PYTHONPATH": "/ours"}
+    assert worker_environment({}) == {}

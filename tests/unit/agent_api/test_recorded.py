@@ -1,0 +1,160 @@
+"""What an agent that follows a handler tells of its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elasticjob_agent.core.following import Departed, Event, Joined, Seen, Told
+from elasticjob_agent.core.recorded import Recorded, recorded, records
+from elasticjob_operator.core.mirrored import records as read_records
+from elasticjob_operator.core.mirrored import rendezvous_view
+from elasticjob_rendezvous.core.events import Identity, Workers
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    CauseKind,
+    FailureClass,
+    MemberState,
+    OutcomeKind,
+    RoundState,
+)
+from elasticjob_rendezvous.core.served import merged, served
+from tests.unit.agent_api.test_following import READY, Part, failure, roster
+
+PREFIX = "/elasticjob/default/uid/1/"
+KEYS = Keys(PREFIX)
+ME = Identity("me", "job-0", "10.0.0.7", 0, node="rack-a")
+
+
+class Teller:
+    """A part whose steps are noted; every event takes 100 ms."""
+
+    def __init__(self) -> None:
+        self.part, self.known, self.utc_ms = Part(), Recorded(), 0
+
+    def feed(self, event: Event) -> None:
+        before = self.part.state
+        self.part.feed(event)
+        self._note(before)
+
+    def tells(self, **facts: Any) -> None:
+        before = self.part.state
+        self.part.tells(**facts)
+        self._note(before)
+
+    def _note(self, before: Any) -> None:
+        self.utc_ms += 100
+        self.known = recorded(self.known, before, self.part.state, ME, self.utc_ms)
+
+    def runs(self, number: int, restarts: int = 0) -> None:
+        self.feed(Joined(roster(number, restarts)))
+        self.tells(workers=Workers.RUNNING, round=number, start_ms=30, failure=None, done=False)
+
+    def fails(self, kind: FailureClass = FailureClass.USER_ERROR) -> None:
+        number = self.part.state.number
+        self.tells(workers=Workers.NONE, failure=failure(number, kind))
+
+    def view(self) -> Any:
+        found = records(self.known, self.part.state, ME, "s", PREFIX, Bounds(1, 4))
+        answers = [served(PREFIX, "c10d", "me", found)]
+        return rendezvous_view(read_records(PREFIX, merged(PREFIX, answers)))
+
+
+def seeking() -> Teller:
+    told = Teller()
+    told.feed(Told(READY))
+    return told
+
+
+def test_before_the_launcher_nobody_is_there():
+    told = Teller()
+    view = told.view()
+    assert view.round == 0
+    assert view.members == ()
+
+
+def test_a_first_round_is_open_then_final():
+    told = seeking()
+    assert (told.view().state, told.view().round) == ("joinable", 1)
+    assert [m.state for m in told.view().members] == ["waiting"]
+    told.runs(1)
+    view = told.view()
+    assert (view.state, view.round, view.nodes, view.world_size) == ("final", 1, 1, 1)
+    assert view.master == "job-0"
+    assert [(m.pod, m.state, m.rank, m.node) for m in view.members] == [
+        ("job-0", "running", 0, "rack-a")
+    ]
+    assert [(r.round, r.cause, r.start_ms) for r in view.rounds] == [(1, "start", 30)]
+
+
+def test_a_failure_is_told_with_its_traceback_and_opens_the_next_round():
+    told = seeking()
+    told.runs(1)
+    told.fails()
+    view = told.view()
+    assert (view.state, view.round, view.cause.kind) == ("joinable", 2, "failure")
+    assert view.cause.members == ("node-1",)
+    told.runs(2, restarts=1)
+    view = told.view()
+    assert view.failures_charged == 1
+    assert view.first_failure.round == 1
+    assert view.first_failure.message == "it broke"
+    assert view.rounds[-1].cause == CauseKind.FAILURE
+    assert view.rounds[-1].join_ms == 100
+
+
+def test_a_round_that_ends_in_good_order_says_how_long_it_took():
+    told = seeking()
+    told.runs(1)
+    told.feed(Seen(waiting=1))
+    assert told.view().state == RoundState.JOINABLE
+    told.tells(workers=Workers.STOPPING)
+    assert told.view().members[0].state == MemberState.STOPPING
+    told.tells(workers=Workers.NONE)
+    told.runs(2)
+    last = told.view().rounds[-1]
+    assert (last.cause, last.stop_ms, last.join_ms) == ("join", 200, 100)
+
+
+def test_a_newcomer_counts_what_was_charged_before_it_came():
+    told = seeking()
+    told.runs(7, restarts=2)
+    assert told.view().failures_charged == 2
+    assert told.view().first_failure is None
+
+
+def test_a_spent_budget_closes_with_the_failure():
+    told = seeking()
+    told.runs(1)
+    told.fails()
+    told.runs(2, restarts=1)
+    told.fails()
+    told.runs(3, restarts=2)
+    told.fails(FailureClass.SIGNAL)
+    view = told.view()
+    assert view.state == RoundState.CLOSED
+    assert view.outcome.kind == OutcomeKind.FAILED
+    assert view.first_failure.round == 3
+    assert view.failures_charged == 3
+
+
+def test_success():
+    told = seeking()
+    told.runs(1)
+    told.tells(workers=Workers.NONE, done=True)
+    assert told.view().members[0].state == MemberState.DONE
+    assert told.view().state == RoundState.FINAL
+    told.feed(Seen(met=True))
+    assert told.view().outcome.kind == OutcomeKind.SUCCEEDED
+
+
+def test_who_left_is_gone_and_closes_nothing():
+    told = seeking()
+    told.runs(1)
+    told.tells(leaving="drained")
+    assert told.view().members[0].state == MemberState.LEAVING
+    told.tells(workers=Workers.NONE)
+    told.feed(Departed())
+    view = told.view()
+    assert view.members == ()
+    assert view.outcome is None

@@ -1,0 +1,161 @@
+"""Asking agents: real HTTP servers in this process, and a clock of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from elasticjob_operator import agent_status
+from elasticjob_operator.agent_status import NO_ANSWER, Agent, AgentStatus, Asked, ask
+from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, Round, RoundState
+from elasticjob_rendezvous.core.served import served, written
+
+PREFIX = job_prefix("team", "uid", 1)
+KEYS = Keys(PREFIX)
+SECONDS = 20.0
+
+
+def answer(member: str, number: int, state: RoundState = RoundState.FINAL) -> bytes:
+    records: dict[str, object] = {
+        KEYS.session(member, "s"): Member(member, "s", member, "10.0.0.1", 0, round=number),
+        KEYS.round: Round(number, state, Cause(CauseKind.START)),
+    }
+    return json.dumps(written(served(PREFIX, "c10d", member, records, state.value))).encode()
+
+
+@dataclass
+class Server:
+    """Answers each request with the bytes of `reply`; `heard` are the requests."""
+
+    reply: bytes
+    port: int = 0
+    heard: list[bytes] = field(default_factory=list)
+
+    def says(self, body: bytes, status: str = "200 OK") -> None:
+        self.reply = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+@asynccontextmanager
+async def serving(body: bytes, address: str = "127.0.0.1") -> AsyncIterator[Server]:
+    one = Server(b"")
+    one.says(body)
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        one.heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(one.reply)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answered, address, 0)
+    async with server:
+        one.port = server.sockets[0].getsockname()[1]
+        yield one
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(SECONDS):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_the_question_proves_who_asks() -> None:
+    async def scenario() -> None:
+        async with serving(b"{}") as server:
+            assert await ask("127.0.0.1", server.port, b"key") == b"{}"
+        [head] = server.heard
+        assert head.startswith(b"GET /rendezvous HTTP/1.1\r\n")
+        assert b"X-ElasticJob-Proof: " in head
+        assert b"X-ElasticJob-Time: " in head
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 403 Forbidden\r\n\r\n{}",
+        b"garbage\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
+        b"x" * 200_000,
+    ],
+    ids=["refused", "no HTTP", "hung up", "too long", "no end of a head"],
+)
+def test_another_answer_is_none(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_status, "MOST_BYTES", 4096)
+
+    async def scenario() -> None:
+        async with serving(b"") as server:
+            server.reply = reply
+            with pytest.raises(NO_ANSWER):
+                await ask("127.0.0.1", server.port, b"key")
+
+    run(scenario)
+
+
+def test_what_changes_wakes_and_what_ends_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
+    woken: list[tuple[str, str]] = []
+    pods = {"one"}
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        late = 0.0
+        status = AgentStatus(lambda *job: woken.append(job), lambda: loop.time() + late)
+        asking = asyncio.create_task(status.run())
+        async with serving(answer("one", 1)) as server:
+            monkeypatch.setattr(agent_status, "HEALTH_PORT", server.port)
+            asked = Asked(PREFIX, b"key", (Agent("one", "127.0.0.1"),))
+            assert status.records("uid", pods) is None
+            status.follow("team", "uid", asked)
+            assert status.is_settling("uid")
+            await until(lambda: len(woken) == 1)
+            assert not status.is_settling("uid")
+            assert rounds(status) == 1
+            questions = len(server.heard)
+            await until(lambda: len(server.heard) > questions + 3)
+            assert len(woken) == 1, "nothing has changed since"
+            server.says(answer("one", 2))
+            await until(lambda: len(woken) == 2)
+            assert rounds(status) == 2
+            server.says(answer("other", 9))
+            questions = len(server.heard)
+            await until(lambda: len(server.heard) > questions + 3)
+            assert rounds(status) == 2, "another pod has the address now: it says nothing of ours"
+            late = agent_status.SILENCE_SECONDS + 1
+            status.follow("team", "uid", asked)
+            await until(lambda: len(woken) == 3)
+            assert status.records("uid", pods) is None
+            assert not status.is_settling("uid")
+            server.says(answer("one", 3, RoundState.CLOSED))
+            await until(lambda: len(woken) == 4)
+        late += agent_status.SILENCE_SECONDS + 1
+        assert rounds(status) == 3, "the last word stays"
+        status.follow("team", "uid", Asked(PREFIX, b"key", ()))
+        assert status.records("uid", set()) is None, "as long as its pod"
+        status.forget("uid")
+        assert status.records("uid", pods) is None
+        asking.cancel()
+
+    def rounds(status: AgentStatus) -> int:
+        found = status.records("uid", pods)
+        assert found is not None
+        assert found.round is not None
+        return found.round.number
+
+    run(scenario)
+
+
+async def until(so: Callable[[], bool]) -> None:
+    """Polls; the scenario has the deadline."""
+    while not so():
+        await asyncio.sleep(0.005)

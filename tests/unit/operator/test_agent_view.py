@@ -1,0 +1,167 @@
+"""The rendezvous of jobs on torch's backends, from what their agents and pods tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.core.agent_view import agent_view, remembered, undecided_until
+from elasticjob_operator.core.mirrored import Records
+from elasticjob_operator.core.observed import NodeState, Pod, PodPhase
+from elasticjob_operator.core.plan import plan
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
+from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.records import OutcomeKind as Kind
+from tests.unit.operator.builders import NOW, ago, final_round, job, later, observed, pod, running
+
+C10D = {"backend": "c10d"}
+
+
+def c10d(status: Status | None = None, **spec: Any) -> ElasticJob:
+    return job(status, rendezvous=C10D, **spec)
+
+
+def view(*pods: Pod, found: Records | None = None, status: Status | None = None) -> RendezvousView:
+    return agent_view(c10d(status), pods, found, NOW)
+
+
+def records(number: int, state: RoundState = RoundState.FINAL, **facts: Any) -> Records:
+    cause = Cause(CauseKind.START)
+    member = Member("uid-0-0", "s", "job-0", "10.0.0.1", 0, state=MemberState.RUNNING, round=number)
+    return Records(
+        "/elasticjob/default/job-uid/1/",
+        round=Round(number, state, cause, nodes=1, **facts),
+        members=(member,),
+        histories={number: History(number, cause, 1)},
+    )
+
+
+def gave_up(index: int, seconds: float = 1, code: int | None = 1, **changes: Any) -> Pod:
+    ended = pod(index).failed(300).get()
+    return replace(
+        ended, launcher_since=None, exit_code=code, ended_at=ago(seconds), over=True, **changes
+    )
+
+
+def succeeded(index: int, seconds: float = 1) -> Pod:
+    done = pod(index).succeeded().get()
+    return replace(done, launcher_since=None, exit_code=0, ended_at=ago(seconds), over=True)
+
+
+def test_what_agents_say_is_what_is() -> None:
+    found = view(*running(2), found=records(3))
+    assert (found.state, found.round) == (RendezvousState.FINAL, 3)
+    assert [member.pod for member in found.members] == ["job-0"]
+
+
+def test_agents_that_do_not_answer_leave_it_unknown() -> None:
+    assert not view(*running(2)).readable
+    assert view(pod(0).pending().get()).readable, "nobody is there to answer"
+    assert view().state is RendezvousState.JOINABLE
+
+
+def test_rounds_that_only_earlier_agents_knew_are_kept() -> None:
+    before = next_status(c10d(), observed(*running(1)), final_round(2, 4), NOW)
+    before = before.model_copy(update={"rounds": _rounds(2, 3, 4)})
+    found = view(*running(1), found=records(4), status=before)
+    assert [one.round for one in found.rounds] == [2, 3, 4]
+    anew = view(*running(1), found=records(1), status=before)
+    assert [one.round for one in anew.rounds] == [1], "another gang counts from the start"
+
+
+def _rounds(*numbers: int) -> Any:
+    histories = {n: History(n, Cause(CauseKind.START), 1) for n in numbers}
+    base = replace(records(numbers[-1]), histories=histories)
+    shown = agent_view(c10d(), running(1), base, NOW)
+    return next_status(c10d(), observed(*running(1)), shown, NOW).rounds
+
+
+def test_a_status_is_read_back_as_it_was_written() -> None:
+    told = final_round(3, 5, failures_charged=2)
+    status = next_status(c10d(), observed(*running(3)), told, NOW)
+    again = next_status(c10d(), observed(*running(3)), remembered(status), NOW)
+    assert again == status
+
+
+def test_the_agents_last_word_is_the_end() -> None:
+    closed = records(3, RoundState.CLOSED, outcome=Outcome(Kind.FAILED, "budget"))
+    found = view(*running(1), found=closed)
+    assert found.outcome is not None
+    assert (found.outcome.kind, found.outcome.detail) == (OutcomeKind.FAILED, "budget")
+
+
+KILLED = 137
+
+
+@pytest.mark.parametrize(
+    ("pods", "outcome"),
+    [
+        ((succeeded(0), succeeded(1)), OutcomeKind.SUCCEEDED),
+        ((succeeded(0), pod(1).get()), None),
+        ((succeeded(0), replace(pod(1).get(), terminating=True)), None),
+        ((succeeded(0), pod(1).on(NodeState.NOT_READY).get()), OutcomeKind.SUCCEEDED),
+        ((gave_up(0, 50), succeeded(1), succeeded(2)), OutcomeKind.SUCCEEDED),
+        ((succeeded(0, 9), gave_up(1, 5)), OutcomeKind.FAILED),
+        ((gave_up(0), gave_up(1, code=3)), OutcomeKind.FAILED),
+        ((gave_up(0), pod(1).get()), None),
+        ((gave_up(0, code=KILLED), gave_up(1, code=None)), None),
+        ((gave_up(0, code=KILLED), gave_up(1)), OutcomeKind.FAILED),
+        ((gave_up(0, 60), pod(1).pending(30).get()), None),
+        ((gave_up(0, 10), pod(1).pending(30).get()), OutcomeKind.FAILED),
+        ((gave_up(0, terminating=True),), None),
+        ((pod(0).pending().get(),), None),
+        (tuple(pod(n).stillborn(n, "no python3").get() for n in range(5)), OutcomeKind.STOPPED),
+    ],
+    ids=[
+        "all well", "one trains on", "one is on its way out", "one is cut off",
+        "a failure before was survived", "a failure after was not", "all gave up", "one trains",
+        "killed, not given up", "the last one gave up", "replaced since", "given up since",
+        "told to go", "not started", "cannot start",
+    ],
+)  # fmt: skip
+def test_how_pods_end_tells_how_the_job_ended(
+    pods: tuple[Pod, ...], outcome: OutcomeKind | None
+) -> None:
+    found = view(*pods).outcome
+    assert (found.kind if found else None) is outcome
+
+
+def test_a_finished_job_keeps_what_its_status_shows() -> None:
+    status = next_status(c10d(), observed(*running(2)), final_round(2, 5), NOW)
+    status = status.model_copy(update={"phase": Phase.SUCCEEDED})
+    found = view(succeeded(0), status=status)
+    assert (found.state, found.round) == (RendezvousState.CLOSED, 5)
+    assert next_status(c10d(status), observed(succeeded(0)), found, NOW).members == status.members
+
+
+def test_a_pod_that_gave_up_is_not_replaced_before_the_others_have_told() -> None:
+    given_up = gave_up(1, 1)
+    seen = observed(pod(0).get(), given_up, view=final_round(2))
+    planned = plan(c10d(minNodes=1, maxNodes=2), seen, NOW)
+    assert planned.actions == ()
+    assert planned.wake_at == later(14) == undecided_until(c10d(), (given_up,), NOW)
+    killed = observed(pod(0).get(), gave_up(1, code=KILLED), view=final_round(2))
+    [created] = plan(c10d(minNodes=1, maxNodes=2), killed, NOW).actions
+    assert created.name == "job-2"  # type: ignore[union-attr]
+
+
+def test_success_is_seen_in_the_pods_whose_agents_are_gone() -> None:
+    found = view(succeeded(0), pod(1).get(), found=None)
+    assert not found.readable
+    found = view(succeeded(1), pod(0).get(), found=records(1))
+    assert found.finishing
+    assert PodPhase.SUCCEEDED is succeeded(0).phase

@@ -1,0 +1,181 @@
+"""Answers of agents without etcd v3: their form, their proof, and one set of records of many."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.core.mirrored import records
+from elasticjob_rendezvous.core.codec import MalformedRecord
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Failure,
+    FailureClass,
+    History,
+    Member,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Roster,
+    Round,
+    RoundState,
+    Seat,
+)
+from elasticjob_rendezvous.core.served import (
+    FRESH_SECONDS,
+    Served,
+    headers,
+    merged,
+    proof,
+    proven,
+    read,
+    served,
+    written,
+)
+
+PREFIX = "/elasticjob/default/uid/1/"
+KEYS = Keys(PREFIX)
+KEY = b"the job's key"
+
+
+def seat(member: str, rank: int, known: bool = True) -> Seat:
+    who = (member, f"job-{rank}") if known else ("", f"node {rank}")
+    return Seat(*who, "10.0.0.1", 1, "default", rank, rank, rank, 2)
+
+
+def answer(member: str, *others: tuple[str, object], **options: str) -> Served:
+    found: dict[str, object] = {
+        KEYS.session(member, "s"): Member(member, "s", f"job-{member}", "10.0.0.1", 0)
+    }
+    return served(PREFIX, "c10d", member, {**found, **dict(others)}, **options)
+
+
+def final(number: int, cause: CauseKind = CauseKind.START, **facts: object) -> tuple[str, Round]:
+    found = Round(number, RoundState.FINAL, Cause(cause), nodes=2, world_size=2)
+    return KEYS.round, replace(found, **facts)  # type: ignore[arg-type]
+
+
+def together(*answers: Served, present: tuple[str, ...] | None = None):
+    return records(PREFIX, merged(PREFIX, answers, present))
+
+
+def test_an_answer_survives_the_way():
+    told = answer("a", final(3), state="final")
+    assert read(json.dumps(written(told)).encode()) == replace(
+        told, records={key: json.dumps(json.loads(v)).encode() for key, v in told.records.items()}
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"backend": "c10d"}', b'{"records": [{}]}', b"1"])
+def test_what_is_no_answer_is_named(body: bytes):
+    with pytest.raises(MalformedRecord):
+        read(body)
+
+
+class TestProof:
+    def given(self, at_ms: int, told: str | None = None) -> dict[str, str]:
+        pairs = headers(KEY, at_ms)
+        if told is not None:
+            pairs = dict(zip(pairs, (str(at_ms), told), strict=True))
+        return {name.lower(): value for name, value in pairs.items()}
+
+    def test_who_has_the_key_may_read(self):
+        assert proven(KEY, self.given(1_000_000), 1_000_500)
+
+    def test_the_form_of_the_proof(self):
+        assert headers(b"k", 7) == {
+            "X-ElasticJob-Time": "7",
+            "X-ElasticJob-Proof": proof(b"k", 7),
+        }
+        assert len(proof(b"k", 7)) == 64
+
+    def test_a_job_without_a_key_is_open(self):
+        assert proven(b"", {}, 5)
+        assert headers(b"", 5) == {}
+
+    def test_others_may_not(self):
+        now = 10_000_000
+        late = now - FRESH_SECONDS * 1000 - 1
+        assert not proven(KEY, {}, now)
+        assert not proven(KEY, self.given(now, proof(b"another", now)), now)
+        assert not proven(KEY, self.given(now, proof(KEY, now + 1)), now)
+        assert not proven(KEY, self.given(late), now)
+        assert not proven(KEY, self.given(now, "é" * 64), now)
+        assert not proven(KEY, {**self.given(now), "x-elasticjob-time": "soon"}, now)
+
+
+class TestMerged:
+    def test_the_newest_round_wins(self):
+        found = together(answer("a", final(4)), answer("b", final(5)), answer("c", final(2)))
+        assert found.round is not None
+        assert found.round.number == 5
+        assert [member.id for member in found.members] == ["a", "b", "c"]
+
+    def test_own_words_stand(self):
+        other = Member("a", "s", "job-a", "10.0.0.1", 0, state=MemberState.RUNNING)
+        told = answer("b", (KEYS.session("a", "s"), other))
+        for answers in ((told, answer("a")), (answer("a"), told)):
+            found = together(*answers)
+            assert {m.id: m.state for m in found.members}["a"] is MemberState.WAITING
+
+    def test_who_is_gone_is_no_member_but_what_it_saw_stands(self):
+        failure = Failure(3, "a", "job-a", 0, 0, FailureClass.USER_ERROR, 1, 1)
+        gone = answer("a", final(3), (KEYS.failure(3, "a"), failure))
+        found = together(gone, answer("b", final(2)), present=("b",))
+        assert [member.id for member in found.members] == ["b"]
+        assert found.failures == (failure,)
+        assert found.round is not None
+        assert found.round.number == 3
+
+    def test_seats_are_put_together(self):
+        def told(member: str, rank: int) -> Served:
+            seats = tuple(seat(m, r, m == member) for r, m in enumerate("ab"))
+            return answer(
+                member, final(3), (KEYS.roster(3), Roster(3, 2, "10.0.0.1", 29400, seats))
+            )
+
+        found = together(told("b", 1), told("a", 0))
+        assert [(s.id, s.name) for s in found.rosters[3].seats] == [("a", "job-0"), ("b", "job-1")]
+        assert found.round is not None
+        assert found.round.master_name == "job-0"
+
+    def test_who_knows_why_is_believed(self):
+        one = History(3, Cause(CauseKind.START), 2, final_ms=10)
+        other = History(3, Cause(CauseKind.FAILURE, ("job-b",)), 2, final_ms=12, start_ms=4)
+        found = together(
+            answer("a", final(3), (KEYS.history(3), one)),
+            answer("b", final(3, CauseKind.FAILURE), (KEYS.history(3), other)),
+        )
+        assert found.histories[3] == other
+        assert found.round is not None
+        assert found.round.cause.kind is CauseKind.FAILURE
+
+    def test_a_failure_is_the_jobs_end_whatever_the_others_saw(self):
+        def closed(number: int, kind: OutcomeKind) -> tuple[str, Round]:
+            return final(number, state=RoundState.CLOSED, outcome=Outcome(kind, str(kind)))
+
+        for order in ("ab", "ba"):
+            ends = {
+                order[0]: closed(3, OutcomeKind.FAILED),
+                order[1]: closed(4, OutcomeKind.STOPPED),
+            }
+            found = together(*(answer(member, end) for member, end in ends.items()))
+            assert found.round is not None
+            assert found.round.outcome == Outcome(OutcomeKind.FAILED, "failed")
+
+    def test_one_closed_answer_does_not_end_a_newer_round(self):
+        end = final(3, state=RoundState.CLOSED, outcome=Outcome(OutcomeKind.SUCCEEDED))
+        found = together(answer("a", end), answer("b", final(4)))
+        assert found.round is not None
+        assert found.round.state is RoundState.FINAL
+
+    def test_nonsense_of_one_agent_hides_no_other(self):
+        bad = Served("c10d", "z", {"state/round": b'{"number": "x"}', "roster/3": b"[]"})
+        found = together(answer("a", final(3)), bad)
+        assert found.round is not None
+        assert found.round.number == 3
+        assert found.malformed

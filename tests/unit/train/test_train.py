@@ -1,0 +1,288 @@
+"""What a training script says, and what an agent reads of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from elasticjob import layout
+from elasticjob.train import Link
+from elasticjob_agent.core.progress import WorkerProgress, worker_progress
+from elasticjob_agent.progress import ProgressFiles, read_progress
+
+SIDECAR = Path(layout.__file__).parents[1]
+
+
+class Desk:
+    """One worker's link, and the agent's side of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = ProgressFiles(folder)
+        self.files.prepare(1, slots=1)
+        self.link = self.worker()
+
+    def worker(self) -> Link:
+        return Link(
+            {
+                layout.PROGRESS_FILE: str(self.files.file(1, 0)),
+                layout.REQUEST_FILE: str(self.files.request_file(1)),
+            }
+        )
+
+    @property
+    def read(self) -> WorkerProgress:
+        return self.files.read(1, 1)[0]
+
+    def ask(self, point: int = 0, seconds: float = 30.0) -> None:
+        self.files.ask(1, layout.Request(point, seconds))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_nothing_is_told_before_the_first_step(desk: Desk) -> None:
+    assert desk.read == WorkerProgress()
+
+
+def test_steps_metrics_and_checkpoints_are_read_as_they_were_told(desk: Desk) -> None:
+    desk.link.progress(7, {"loss": 0.5, "accuracy": 0.875})
+    first = desk.read
+    desk.link.checkpointed(8)
+    desk.link.progress(9, {})
+    found = desk.read
+    assert (found.step, found.checkpoint_step, found.checkpoints) == (9, 8, 1)
+    assert found.metrics == {"loss": 0.5, "accuracy": 0.875}, "they stay until they are told anew"
+    assert found.first_step_ms == first.at_ms <= found.at_ms
+    assert not found.saves
+
+
+def test_more_metrics_than_there_is_room_for_are_left_out(desk: Desk) -> None:
+    desk.link.progress(1, {f"m{n}" + "x" * 40: float(n) for n in range(20)})
+    assert list(desk.read.metrics.values()) == [float(n) for n in range(layout.MAX_METRICS)]
+    assert all(len(name) <= layout.NAME_BYTES for name in desk.read.metrics)
+
+
+def test_metrics_that_change_their_names_are_told_by_their_new_ones(desk: Desk) -> None:
+    desk.link.progress(1, {"loss": 1.0, "speed": 2.0})
+    desk.link.progress(2, {"accuracy": 3.0})
+    assert desk.read.metrics == {"accuracy": 3.0}
+
+
+def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
+    """While another thread writes as fast as it can."""
+    over = threading.Event()
+
+    def write() -> None:
+        step = 0
+        while not over.is_set():
+            desk.link.progress(step, {"a": float(step), "b": float(-step)})
+            step += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = [found for _ in range(2000) if (found := read_progress(desk.files.file(1, 0)))]
+    finally:
+        over.set()
+        writer.join()
+    told = [found for found in seen if found.metrics]
+    assert told
+    assert all(found.metrics == {"a": found.step, "b": -found.step} for found in told)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {layout.PROGRESS_FILE: "/nowhere/progress", layout.REQUEST_FILE: "/nowhere/r"}]
+)
+def test_without_an_agent_nothing_happens(environ: dict[str, str]) -> None:
+    link = Link(environ)
+    called: list[int] = []
+    link.on_leave(lambda: called.append(1))
+    link.progress(1, {"loss": 1.0})
+    link.checkpointed(1)
+    assert not link.should_checkpoint()
+    assert called == []
+
+
+def test_a_link_where_a_foreign_file_was_replaces_it(desk: Desk) -> None:
+    path = desk.files.file(1, 0)
+    path.unlink()
+    path.write_text("a file that is shorter than a record: a store beyond it would be fatal")
+    desk.worker().progress(3, {})
+    assert desk.read.step == 3
+
+
+# -- saving together ----------------------------------------------------------------
+
+
+def test_who_looks_for_a_request_has_asked_to_save(desk: Desk) -> None:
+    assert not desk.link.should_checkpoint()
+    assert desk.read.saves
+    assert desk.read.points == 1
+
+
+def test_all_save_at_the_place_that_was_agreed_on(desk: Desk) -> None:
+    assert not desk.link.should_checkpoint()
+    desk.ask(point=3)
+    assert [desk.link.should_checkpoint() for _ in range(2)] == [False, True]
+
+
+def test_a_worker_waits_until_the_place_is_agreed_on(desk: Desk) -> None:
+    desk.ask()
+    answers: list[bool] = []
+    worker = threading.Thread(target=lambda: answers.append(desk.link.should_checkpoint()))
+    worker.start()
+    worker.join(0.1)
+    assert worker.is_alive()
+    assert desk.read.points == 1, "the agent must see where it waits"
+    desk.ask(point=1)
+    worker.join(10)
+    assert answers == [True]
+
+
+def test_after_its_checkpoint_a_worker_waits_for_the_stop_but_not_for_ever(desk: Desk) -> None:
+    desk.ask(point=1, seconds=0.2)
+    assert desk.link.should_checkpoint()
+    desk.link.checkpointed(4)
+    assert not desk.link.should_checkpoint(), "training goes on when nobody comes to stop it"
+    assert (desk.read.points, desk.read.checkpoint_step) == (2, 4)
+
+
+def test_a_callback_is_called_by_progress_at_the_agreed_place(desk: Desk) -> None:
+    called: list[int] = []
+    step = 0
+    desk.link.on_leave(lambda: called.append(step))
+    assert desk.read.saves
+    desk.ask(point=2)
+    for step in (1, 2):
+        desk.link.progress(step, {})
+    assert called == [2]
+
+
+def test_a_script_that_asks_itself_gets_no_callback_beside(desk: Desk) -> None:
+    called: list[int] = []
+    desk.link.on_leave(lambda: called.append(1))
+    assert not desk.link.should_checkpoint()
+    desk.ask(point=2)
+    desk.link.progress(1, {})
+    assert desk.link.should_checkpoint()
+    assert called == []
+
+
+def test_a_request_is_text_with_its_fields_in_place() -> None:
+    hold = layout.pack_request(layout.Request(0, 25.0))
+    at = layout.pack_request(layout.Request(12, 25.0))
+    assert hold.split() == [b"checkpoint", b"hold", b"0" * 20, b"00025.000"]
+    assert at.split() == [b"checkpoint", b"at", b"0" * 18 + b"12", b"00025.000"]
+    assert layout.unpack_request(at) == (12, 25.0)
+    blank = layout.pack_request(None)
+    assert len(hold) == len(at) == len(blank) == layout.REQUEST_BYTES
+    assert layout.unpack_request(blank) is None
+    assert blank[0] == layout.BLANK
+    parts = sorted(layout.WRITE_ORDER)
+    assert [start for start, _ in parts] + [layout.REQUEST_BYTES] == [0] + [end for _, end in parts]
+
+
+@pytest.mark.parametrize("written", range(1, len(layout.WRITE_ORDER)))
+@pytest.mark.parametrize("before", [None, layout.Request(0, 20.0)], ids=["blank", "hold"])
+def test_a_request_that_is_being_written_is_never_misread(
+    written: int, before: layout.Request | None
+) -> None:
+    """What stands there between two writes is the old request or none, or a mere `hold`."""
+    content = bytearray(layout.pack_request(before))
+    new = layout.pack_request(layout.Request(77, 25.0))
+    for start, end in layout.WRITE_ORDER[:written]:
+        content[start:end] = new[start:end]
+    found = layout.unpack_request(bytes(content))
+    assert found is None or found.point in (0, 77)
+    if before is None:
+        assert content[0] == layout.BLANK
+
+
+# -- text ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "step", "checkpoint", "saves", "metrics"),
+    [
+        ('{"step": 7, "loss": 0.5}', 7, -1, False, {"loss": 0.5}),
+        ('{"step": 7, "checkpoint": 5, "saves": true}', 7, 5, True, {}),
+        ('{"checkpoint": 5}', -1, 5, False, {}),
+        ('{"step": -3, "checkpoint": "x", "saves": 1, "loss": "low"}', -1, -1, False, {"saves": 1}),
+        ('{"step": true, "loss": 1e999, "big": ' + "9" * 400 + "}", -1, -1, False, {}),
+    ],
+)
+def test_a_script_without_the_library_writes_json(
+    text: str, step: int, checkpoint: int, saves: bool, metrics: dict[str, float]
+) -> None:
+    found = worker_progress(text.encode(), written_ms=99)
+    assert found is not None
+    assert (found.step, found.checkpoint_step, found.saves) == (step, checkpoint, saves)
+    assert found.metrics == metrics
+    assert found.at_ms == (99 if step >= 0 else 0)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"{" * 100_000, b"EJP1", b"EJP1" + b"\1" * 400, b"\xff\xfe"]
+)
+def test_what_is_no_progress_file_says_nothing(content: bytes) -> None:
+    assert worker_progress(content, 0) is None
+
+
+@pytest.mark.timeout(10)
+def test_no_trap_in_the_place_of_a_progress_file_holds_the_agent_up(tmp_path: Path) -> None:
+    pipe, link, huge = tmp_path / "pipe", tmp_path / "link", tmp_path / "huge"
+    os.mkfifo(pipe)
+    (tmp_path / "true").write_text('{"step": 1}')
+    link.symlink_to(tmp_path / "true")
+    huge.write_bytes(b'{"step": 1, "x": "' + b"x" * 100_000 + b'"}')
+    for path in (pipe, link, huge, tmp_path, tmp_path / "missing"):
+        assert read_progress(path) is None
+    assert read_progress(tmp_path / "true") is not None
+
+
+# -- where it is used ---------------------------------------------------------------
+
+
+def test_a_script_uses_the_module(desk: Desk) -> None:
+    script = (
+        "from elasticjob import train\n"
+        "train.on_leave(print)\n"
+        "train.progress(5, loss=0.25)\n"
+        "train.checkpointed(5)\n"
+        "train.should_checkpoint()\n"
+    )
+    env = {
+        "PYTHONPATH": str(SIDECAR),
+        layout.PROGRESS_FILE: str(desk.files.file(1, 0)),
+        layout.REQUEST_FILE: str(desk.files.request_file(1)),
+    }
+    subprocess.run([sys.executable, "-W", "error", "-c", script], env=env, check=True, umask=0o077)
+    assert (desk.read.step, desk.read.checkpoint_step) == (5, 5)
+    assert desk.files.file(1, 0).stat().st_mode & 0o777 == 0o644, "the agent is another user"
+
+
+def test_the_library_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from elasticjob import train; print(len(sys.modules)); print(*sys.modules)"
+    )
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.append({str(SIDECAR)!r}); {script}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ran.stdout.split())
+    assert not loaded & {"json", "typing_extensions", "asyncio", "socket", "elasticjob_agent"}
