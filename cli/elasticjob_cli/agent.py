@@ -81,6 +81,20 @@ def agent(
         str,
         typer.Option("--name", help="This node's name: natural order of names gives the ranks."),
     ] = "",
+    warm_start: Annotated[
+        str,
+        typer.Option(
+            "--warm-start", metavar="auto|off",
+            help="Fork workers from an interpreter that has loaded what they load.",
+        ),
+    ] = "auto",
+    warm_start_modules: Annotated[
+        str,
+        typer.Option(
+            "--warm-start-modules", metavar="MODULE[,MODULE]",
+            help="Load these in it too, beside those that are found.",
+        ),
+    ] = "",
     no_python: Annotated[
         bool,
         typer.Option("--no-python", "--no_python", help="SCRIPT is a program of its own."),
@@ -111,6 +125,8 @@ def agent(
         no_python=no_python,
         module=module,
         command=tuple(command or ()),
+        warm_start=warm_start,
+        warm_start_modules=warm_start_modules,
     )
     try:
         plain = plain_agent(options)

@@ -30,6 +30,7 @@ from elasticjob_agent.core.model import (
     LeaveAsked,
     Note,
     PortHeld,
+    PrepareCrew,
     Release,
     StartCrew,
     State,
@@ -38,7 +39,7 @@ from elasticjob_agent.core.model import (
     Timer,
 )
 from elasticjob_agent.core.step import step, wake_at
-from elasticjob_agent.environment import start_workers
+from elasticjob_agent.environment import prepare_workers, start_workers
 from elasticjob_agent.hands import (
     Hands,
     HandsError,
@@ -52,7 +53,7 @@ from elasticjob_agent.hands import (
 from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.ports import PortHolder
 from elasticjob_agent.progress import ProgressFiles, follow
-from elasticjob_agent.settings import LogSettings
+from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_rendezvous.core.events import Directive, Local
 
 log = logging.getLogger("elasticjob.agent")
@@ -83,6 +84,8 @@ class NodeSettings(Protocol):
     def stop_grace_seconds(self) -> float: ...
     @property
     def announce(self) -> bool: ...
+    @property
+    def warm_start(self) -> WarmStart | None: ...
 
 
 class Rendezvous(Protocol):
@@ -170,6 +173,7 @@ class Agent:
             slots=settings.slots,
             stop_grace_seconds=settings.stop_grace_seconds,
             run_id=settings.run_id,
+            warm_start=settings.warm_start is not None,
         )
         self.progress = Progress(State(facts), time.monotonic())
 
@@ -252,6 +256,8 @@ class Agent:
         match command:
             case StartCrew():
                 await self._start(command, state)
+            case PrepareCrew():
+                await self._prepare(state)
             case StopCrew(number, grace_seconds):
                 await self._tell_hands("stop", self._hands.stop(number, grace_seconds))
             case HoldPort():
@@ -271,6 +277,15 @@ class Agent:
                 raise AssertionError("the loop takes this one")
             case _:
                 assert_never(command)
+
+    async def _prepare(self, state: State) -> None:
+        settings = self._settings
+        assert state.hello is not None
+        assert settings.warm_start is not None
+        order = prepare_workers(
+            state.hello, settings.slots, settings.warm_start.modules, self._logs.memory_file()
+        )
+        await self._tell_hands("prepare", self._hands.prepare(order))
 
     async def _start(self, command: StartCrew, state: State) -> None:
         number, seat = command.roster.number, command.seat

@@ -15,6 +15,8 @@ from elasticjob_agent.hands import (
     Hello,
     LauncherSignalled,
     LogTrouble,
+    Prepared,
+    PrepareWorkers,
     Started,
     StartRefused,
     StartWorkers,
@@ -81,6 +83,17 @@ class Channel:
         finally:
             self._writer.close()
 
+    async def prepare(self, command: PrepareWorkers) -> None:
+        await self.send(
+            {
+                "type": "prepare",
+                "argv": list(command.argv),
+                "env": dict(command.env),
+                "modules": list(command.modules),
+                "memory": command.memory,
+            }
+        )
+
     async def start(self, command: StartWorkers) -> None:
         workers = [
             {
@@ -142,7 +155,14 @@ def event(message: dict[str, Any]) -> HandsEvent:
         case "hello":
             return _hello(message)
         case "started":
-            return Started(int(message["round"]), _pids(message["pids"]))
+            return Started(
+                int(message["round"]),
+                _pids(message["pids"]),
+                bool(message.get("warm", False)),
+                str(message.get("cold_reason", "")),
+            )
+        case "standby":
+            return Prepared(bool(message["ready"]), str(message["reason"]))
         case "start_refused":
             return StartRefused(int(message["round"]), str(message["message"]))
         case "worker_exited":
@@ -173,6 +193,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         pids=_pids(message["pids"]),
         exits=tuple(_exited(exit_) for exit_ in message["exits"]),
         env_names=frozenset(message["env_names"]),
+        warms=bool(message.get("warms", False)),
     )
 
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from elasticjob_agent.core.model import StartCrew
-from elasticjob_agent.core.ranks import Run, WorkerFiles, worker_environment
-from elasticjob_agent.hands import Hello, StartWorkers, WorkerStart
+from elasticjob_agent.core.ranks import (
+    Run,
+    WorkerFiles,
+    shared_environment,
+    worker_environment,
+)
+from elasticjob_agent.hands import Hello, PrepareWorkers, StartWorkers, WorkerStart
 from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.progress import ProgressFiles
+
+
+def prepare_workers(
+    hello: Hello, slots: int, modules: tuple[str, ...], memory: str
+) -> PrepareWorkers:
+    """What this node's workers have in common in all rounds."""
+    env = shared_environment(slots, hello.env_names)
+    return PrepareWorkers(hello.argv, env, modules, memory)
 
 
 def start_workers(

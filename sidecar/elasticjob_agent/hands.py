@@ -44,6 +44,20 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareWorkers:
+    """Have an interpreter ready from which workers of this command are forked.
+
+    `env` is what is the same for all of them; `modules` are loaded besides those that are found;
+    what is learned is kept in the file `memory`, if it is not empty.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    modules: tuple[str, ...] = ()
+    memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker ended: by exit code or by signal, never both.
 
@@ -71,7 +85,7 @@ class Hello:
     `running` is the round whose process groups are not empty, if any; `pids` are its workers that
     still run, by local rank; `exits` are all exits of the round started last (running or not), so
     an agent that comes back learns what it missed. `env_names` are the variables that the base
-    environment sets.
+    environment sets. `warms`: it knows `prepare`.
     """
 
     argv: tuple[str, ...]
@@ -83,14 +97,28 @@ class Hello:
     pids: Mapping[int, int] = field(default_factory=dict)
     exits: tuple[WorkerExited, ...] = ()
     env_names: frozenset[str] = frozenset()
+    warms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `prepare` asked for is there, or was given up for a reason: then workers start cold."""
+
+    ready: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The round's workers run. One that could not be started has no pid; its exit follows."""
+    """The round's workers run. One that could not be started has no pid; its exit follows.
+
+    `warm`: all were forked from the interpreter that was prepared; else `cold_reason` says why not.
+    """
 
     round: int
     pids: Mapping[int, int]
+    warm: bool = False
+    cold_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +163,7 @@ class LogTrouble:
 
 HandsEvent: TypeAlias = (
     Hello
+    | Prepared
     | Started
     | StartRefused
     | WorkerExited
@@ -154,6 +183,10 @@ class Hands(Protocol):
         To be iterated once, by one task and without a timeout: a cancelled wait ends the events
         and the connection.
         """
+        ...
+
+    async def prepare(self, command: PrepareWorkers) -> None:
+        """Load beforehand what workers will load; `Prepared` follows. Only if `Hello.warms`."""
         ...
 
     async def start(self, command: StartWorkers) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from elasticjob_agent.channel import Attach, Channel
-from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, StartWorkers
+from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, PrepareWorkers, StartWorkers
 from elasticjob_agent.launcher import settings
 from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES
 
@@ -69,6 +69,9 @@ class LocalHands:
         self._channel = None
         if not self._released:
             yield HandsGone(f"the launcher below this agent ended: {await self._ending()}")
+
+    async def prepare(self, command: PrepareWorkers) -> None:
+        await self._running().prepare(command)
 
     async def start(self, command: StartWorkers) -> None:
         await self._running().start(command)

@@ -29,6 +29,10 @@ class RunLogs:
         self._keep = settings.keep_rounds
         self._shared = settings.shared
 
+    def memory_file(self) -> str:
+        """Where the launcher keeps what it learned to preload."""
+        return "" if self._folder is None else str(self._folder / "preload.json")
+
     def worker(self, round_: int, local_rank: int) -> Path | None:
         """The folder of one worker."""
         return None if self._folder is None else self._round(round_) / str(local_rank)

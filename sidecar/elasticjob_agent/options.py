@@ -22,6 +22,7 @@ from elasticjob_agent.settings import (
     endpoints_of,
     told_termination_log,
     visible_devices,
+    warm_start_of,
 )
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
@@ -53,6 +54,8 @@ class Options:
     no_python: bool
     module: bool
     command: tuple[str, ...]
+    warm_start: str = "auto"
+    warm_start_modules: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ def plain_agent(options: Options) -> PlainAgent:
         bind_address=address if loopback else everywhere,
         termination_log=told_termination_log(),
         announce=False,  # the command does, once
+        warm_start=warm_start_of(options.warm_start, options.warm_start_modules, "--warm-start"),
     )
     return PlainAgent(settings, command, conf.connect_timeout)
 

@@ -7,7 +7,7 @@ import errno
 from collections.abc import AsyncIterator
 
 from elasticjob_agent.channel import Attach, Channel, streams
-from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, StartWorkers
+from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, PrepareWorkers, StartWorkers
 
 __all__ = ["Attach", "LauncherHands"]
 
@@ -41,6 +41,9 @@ class LauncherHands:
                 return
             channel = await self._next_connection()
         yield HandsGone(f"the launcher at {self._socket_path} is gone")
+
+    async def prepare(self, command: PrepareWorkers) -> None:
+        await self._connected().prepare(command)
 
     async def start(self, command: StartWorkers) -> None:
         await self._connected().start(command)

@@ -24,6 +24,8 @@ for `control`, which must be light.
 | `ELASTICJOB_BIND_ADDRESS` | where the agent listens for its peers | 0.0.0.0 |
 | `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
 | `ELASTICJOB_HEALTH_PORT` | TCP port for probes; empty opens none | empty |
+| `ELASTICJOB_WARM_START` | Auto: fork workers from a preloaded interpreter; Off | Auto |
+| `ELASTICJOB_WARM_START_MODULES` | modules to preload beside those that are found | none |
 | `ELASTICJOB_TERMINATION_LOG` | where the end is explained | /dev/termination-log |
 """
 
@@ -75,11 +77,19 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmStart:
+    """Fork workers from a preloaded interpreter, with these modules beside those that are found."""
+
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Everything one agent is told.
 
     `bounds` is None where an operator writes them. `announce`: the launcher
-    prints the outcome and leaves its own termination message.
+    prints the outcome and leaves its own termination message. `warm_start` None
+    starts every worker afresh.
     """
 
     prefix: str
@@ -102,6 +112,7 @@ class AgentSettings:
     health_port: int | None = None
     termination_log: Path | None = None
     announce: bool = True
+    warm_start: WarmStart | None = None
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
@@ -156,6 +167,18 @@ def endpoints_of(text: str, source: str) -> tuple[str, ...]:
     return found
 
 
+def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
+    """What was chosen: Auto or Off, and modules separated by commas. `source` names the choice."""
+    known = {"auto": True, "off": False}
+    if choice.lower() not in known:
+        raise SettingsError(f"{source} must be Auto or Off, got {choice!r}")
+    names = tuple(part.strip() for part in modules.split(",") if part.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise SettingsError(f"{source} modules must be names of Python modules, got {name!r}")
+    return WarmStart(names) if known[choice.lower()] else None
+
+
 def _read(environ: Mapping[str, str]) -> AgentSettings:
     prefix = _required(environ, "ELASTICJOB_PREFIX")
     shape = _PREFIX.fullmatch(prefix)
@@ -192,6 +215,11 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         control=Path(control) if control else None,
         health_port=_whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,
         termination_log=_termination_log(environ),
+        warm_start=warm_start_of(
+            environ.get("ELASTICJOB_WARM_START") or "Auto",
+            environ.get("ELASTICJOB_WARM_START_MODULES", ""),
+            "ELASTICJOB_WARM_START",
+        ),
     )
 
 

@@ -80,6 +80,8 @@ class PodPrograms:
             "ELASTICJOB_SOCKET": str(files.socket),
             "ELASTICJOB_LOG_DIR": str(files.worker_logs),
             "ELASTICJOB_STOP_GRACE_SECONDS": str(recovery.stop_grace_seconds),
+            "ELASTICJOB_WARM_START": recovery.warm_start.value,
+            "ELASTICJOB_WARM_START_MODULES": ",".join(recovery.warm_start_modules),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
         }
         # -P: the folder it starts in must not be able to shadow a module.

@@ -192,6 +192,8 @@ def _tuning(job: ElasticJob, around: Around) -> list[Json]:
         variable("MAX_LOG_BYTES", max_log_bytes(workers_per_node(job))),
         variable("KEEP_ROUNDS", KEEP_ROUNDS),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
+        variable("WARM_START", job.spec.recovery.warm_start.value),
+        variable("WARM_START_MODULES", ",".join(job.spec.recovery.warm_start_modules)),
         # Always said, though none is opened where it is empty: a Service called
         # elasticjob-health would make the kubelet say something else.
         variable("HEALTH_PORT", "" if around.host_network else HEALTH_PORT),

@@ -19,6 +19,7 @@ from elasticjob_agent.hands import (
     HandsEvent,
     HandsGone,
     Hello,
+    PrepareWorkers,
     Started,
     StartWorkers,
     Stopped,
@@ -61,6 +62,9 @@ class MethodHands:
             yield said
             if isinstance(said, HandsGone):
                 return
+
+    async def prepare(self, command: PrepareWorkers) -> None:
+        """Not asked for: this hello does not offer it."""
 
     async def start(self, command: StartWorkers) -> None:
         self.result = None

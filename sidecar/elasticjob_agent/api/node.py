@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_agent.settings import LogSettings
+from elasticjob_agent.settings import LogSettings, WarmStart
 
 SHUTDOWN_SECONDS = 30
 NO_LOGS = LogSettings()
@@ -23,3 +23,4 @@ class Node:
     logs: LogSettings = NO_LOGS
     stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
     announce: bool = False
+    warm_start: WarmStart | None = None

@@ -31,7 +31,7 @@ def after(
             if crew.started:
                 return crew
             start_ms = max(1, round((now - crew.began) * 1000))
-            return replace(crew, started=True, start_ms=start_ms)
+            return replace(crew, started=True, start_ms=start_ms, cold_reason=event.cold_reason)
         case WorkerExited():
             return _after_exit(crew, event, reports, facts, now)
         case StartRefused(_, message):

@@ -28,7 +28,13 @@ RELEASE_SECONDS = 5.0
 def wake_at(state: State) -> float | None:
     """When to send `Timer`, in monotonic seconds; None when nothing is due."""
     leftovers = state.crew.leftovers_at if state.crew is not None else None
-    times = (state.leave_by, state.release_by, leftovers, shows_at(state))
+    times = (
+        state.leave_by,
+        state.release_by,
+        state.prepare_by,
+        leftovers,
+        shows_at(state),
+    )
     due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)
 

@@ -14,6 +14,7 @@ def local_facts(state: State) -> Local:
     if shown is not None and shown.round != state.round:
         shown = None
     able = state.hello is not None and not state.gone and state.port > 0
+    able = able and state.prepare_by is None
     return Local(
         ready=able,
         workers=_workers(state),

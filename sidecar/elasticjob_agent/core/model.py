@@ -73,6 +73,7 @@ class Crew:
         began: when they were ordered, monotonic seconds.
         started: the hands said that they run.
         start_ms: how long that took.
+        cold_reason: why they were started afresh; empty where they were forked.
         exits: of those that ended, in order of arrival.
         reports: the error files found, by local rank.
         order: how they are being ended, if they are.
@@ -89,6 +90,7 @@ class Crew:
     began: float
     started: bool = False
     start_ms: int = 0
+    cold_reason: str = ""
     exits: tuple[Ended, ...] = ()
     reports: Mapping[int, bytes] = field(default_factory=dict)
     order: StopOrder | None = None
@@ -142,6 +144,7 @@ class Facts:
         slots: workers to run.
         stop_grace_seconds: what workers get when this node leaves by itself.
         run_id: the job, for messages.
+        warm_start: workers are to be forked from a preloaded interpreter, where they can be.
     """
 
     member: str
@@ -150,6 +153,7 @@ class Facts:
     slots: int
     stop_grace_seconds: float
     run_id: str
+    warm_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,8 @@ class State:
         crew: the last round of workers that ran here, running or not.
         ran: the highest round before that of which a worker ran here.
         port: the port held for the next round, 0 before there is one.
+        prepare_by: until when this node waits for its preloaded interpreter before it takes
+            part; None when it does not wait.
         leaving: why this node goes; empty when it stays.
         hurried: somebody asked a second time: no more grace.
         leave_by, release_by: monotonic deadlines for going without an answer.
@@ -188,6 +194,7 @@ class State:
     crew: Crew | None = None
     ran: int = 0
     port: int = 0
+    prepare_by: float | None = None
     leaving: str = ""
     hurried: bool = False
     leave_by: float | None = None
@@ -285,6 +292,11 @@ class StartCrew:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareCrew:
+    """Have the hands load beforehand what workers will load."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopCrew:
     """End a round's workers: at once with no grace, else SIGTERM, grace, SIGKILL."""
 
@@ -327,4 +339,4 @@ class Note:
     warning: bool = False
 
 
-Command = StartCrew | StopCrew | HoldPort | Tell | Release | Exit | Note
+Command = StartCrew | PrepareCrew | StopCrew | HoldPort | Tell | Release | Exit | Note

@@ -14,7 +14,7 @@ from elasticjob_agent.core.model import (
     Note,
     State,
 )
-from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, WorkerExited
+from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, Prepared, WorkerExited
 from elasticjob_rendezvous.core.events import Directive, Idle, Stop
 from elasticjob_rendezvous.core.records import Cause
 
@@ -54,6 +54,8 @@ def _hands(before: State, after: State, heard: object) -> Iterator[Note]:
             yield Note(f"took over round {after.crew.round}: its workers {state}{which}")
         case HandsGone(reason) if before.ending is None:
             yield Note(f"the launcher is gone: {reason}", warning=not before.leaving)
+        case Prepared(ready, reason):
+            yield Note("workers will start warm" if ready else f"workers will start cold: {reason}")
         case LogTrouble(message):
             yield Note(f"worker logs are incomplete: {message}", warning=True)
         case WorkerExited() if after.crew is not None:
@@ -75,7 +77,10 @@ def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
         last = "" if after.base_rank is None else f"-{after.base_rank + after.slots - 1}"
         yield Note(f"round {after.round}: starting ranks {after.base_rank}{last}")
     if after.started and known is not None and not known.started:
-        yield Note(f"round {after.round}: {after.slots} workers run after {after.start_ms} ms")
+        how = f"cold: {after.cold_reason}" if after.cold_reason else "warm"
+        yield Note(
+            f"round {after.round}: {after.slots} workers run after {after.start_ms} ms, {how}"
+        )
     if after.failure is not None and (known is None or known.failure != after.failure):
         failure = after.failure
         yield Note(

@@ -35,6 +35,17 @@ class Run:
     max_restarts: int
 
 
+def shared_environment(slots: int, inherited: Collection[str]) -> dict[str, str]:
+    """What is the same for all of a node's workers in all rounds, see `worker_environment`."""
+    # Each round has a store of its own at a port of its own, served by rank 0.
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if ASYNC_ERRORS not in inherited:
+        env[ASYNC_ERRORS] = "1"
+    if slots > 1 and THREADS not in inherited:
+        env[THREADS] = "1"  # several workers with a thread for each core slow each other down
+    return env
+
+
 def worker_environment(
     roster: Roster,
     seat: Seat,
@@ -65,15 +76,10 @@ def worker_environment(
         "TORCHELASTIC_RESTART_COUNT": roster.restarts,
         "TORCHELASTIC_MAX_RESTARTS": run.max_restarts,
         "TORCHELASTIC_RUN_ID": run.run_id,
-        # Each round has a store of its own at a port of its own, served by rank 0.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         ROUND: roster.number,
+        **shared_environment(seat.slots, inherited),
     }
-    if ASYNC_ERRORS not in inherited:
-        env[ASYNC_ERRORS] = "1"
-    if seat.slots > 1 and THREADS not in inherited:
-        env[THREADS] = "1"  # several workers with a thread for each core slow each other down
     if files.error:
         env[ERROR_FILE] = files.error
     if files.progress:

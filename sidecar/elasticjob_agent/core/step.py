@@ -22,6 +22,7 @@ from elasticjob_agent.core.model import (
     HoldPort,
     LeaveAsked,
     PortHeld,
+    PrepareCrew,
     StartCrew,
     State,
     StopCrew,
@@ -37,6 +38,7 @@ from elasticjob_agent.hands import (
     Hello,
     LauncherSignalled,
     LogTrouble,
+    Prepared,
     Started,
     StartRefused,
     Stopped,
@@ -45,6 +47,9 @@ from elasticjob_agent.hands import (
 from elasticjob_rendezvous.core.events import Run, Stop
 
 __all__ = ["step", "wake_at"]
+
+PREPARE_SECONDS = 75.0
+"""How long a new node waits for its preloaded interpreter; the launcher gives up before that."""
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
@@ -108,12 +113,16 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
     match event:
         case Hello():
             ran = state.ran if crew is None or not crew.started else state.round
+            if state.hello is None:
+                state = replace(state, prepare_by=_prepare_by(state, event, now))
             crew = crews.after_hello(crew, heard, event, facts, now)
             return replace(state, hello=event, crew=crew, ran=ran)
         case Started() | WorkerExited() | StartRefused() | Stopped():
             if crew is None or crew.round != event.round:
                 return state
             return replace(state, crew=crews.after(crew, event, heard.reports, facts, now))
+        case Prepared():
+            return replace(state, prepare_by=None)
         case LauncherSignalled():
             return _leaving(state, "its launcher was told to end")
         case HandsGone(reason):
@@ -124,6 +133,15 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
             return state
         case _:
             assert_never(event)
+
+
+def _prepare_by(state: State, hello: Hello, now: float) -> float | None:
+    """A node that is new takes part only when it can start quickly: the others wait for it.
+
+    One that has run workers is waited for already.
+    """
+    fresh = hello.running is None and not hello.exits and state.round == 0
+    return now + PREPARE_SECONDS if fresh and hello.warms and state.facts.warm_start else None
 
 
 def _leaving(state: State, reason: str) -> State:
@@ -139,6 +157,10 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     commands: list[Command] = []
     if isinstance(heard, Hello) and state.port == 0:
         commands.append(HoldPort())
+    if isinstance(heard, Hello) and heard.warms and state.facts.warm_start:
+        commands.append(PrepareCrew())
+    if state.prepare_by is not None and now >= state.prepare_by:
+        state = replace(state, prepare_by=None)
     state, orders = _stopping(state, now, again=isinstance(heard, Hello))
     commands.extend(orders)
     state, orders = _starting(state, now)

@@ -21,10 +21,12 @@ from .connection import Connection
 from .loop import Loop, Timer
 from .output import Output
 from .probe import ProbeServer, answer, newer_round
-from .requests import Attach, Release, Signal, Start, Stop, request
+from .requests import Attach, Prepare, Release, Signal, Start, Stop, request
 from .server import AgentServer
 from .settings import Settings, worker_environment
 from .spawn import become_subreaper, spawn
+from .standby import Standby
+from .starting import Starter
 from .wire import MAX_MESSAGE_BYTES, WireError
 from .workers import Workers
 
@@ -49,13 +51,11 @@ class Launcher:
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
         self._env = worker_environment(environ, settings.library)
-        self._workers = Workers(
-            self._loop,
-            self._output,
-            self._env,
-            self._tell,
-            start or partial(spawn, keep_fds=settings.keep_fds),
-        )
+        # A `start` of somebody's own is no command that could be preloaded for.
+        self._standby = None if start is not None else self._new_standby()
+        cold = start or partial(spawn, keep_fds=settings.keep_fds)
+        starter = Starter(cold, self._standby)
+        self._workers = Workers(self._loop, self._output, self._env, self._tell, starter)
         self._cwd = str(Path.cwd())
         self._attach = Attach("", "", b"", settings.orphan_seconds)
         self._agent: Connection | None = None
@@ -66,6 +66,11 @@ class Launcher:
         self._log_trouble: str | None = None
         self._server: AgentServer | None = None
         self._probe: ProbeServer | None = None
+
+    def _new_standby(self) -> Standby:
+        return Standby(
+            self._loop, self._output, self._env, self._settings.keep_fds, self._standby_settled
+        )
 
     def run(self) -> int:
         become_subreaper()
@@ -151,10 +156,16 @@ class Launcher:
             "pids": {str(rank): pid for rank, pid in self._workers.running_pids.items()},
             "exits": self._workers.exits,
             "env_names": sorted(self._env),
+            "warms": True,
         }
 
     def _obey(self, asked: Request) -> None:
-        if isinstance(asked, Start):
+        if isinstance(asked, Prepare):
+            if self._standby is not None and not self._ending:
+                self._standby.prepare(asked)
+            else:
+                self._standby_settled(False, "workers of this launcher are not started by command")
+        elif isinstance(asked, Start):
             if not self._ending:
                 self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
             else:
@@ -189,6 +200,9 @@ class Launcher:
             self._workers.stop(running, 0)
 
     # --- events
+
+    def _standby_settled(self, ready: bool, reason: str) -> None:
+        self._tell({"type": "standby", "ready": ready, "reason": reason})
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._agent is not None:

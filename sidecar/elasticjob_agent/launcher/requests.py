@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     # An expression that Python 3.8 cannot evaluate.
-    Request: TypeAlias = "Attach | Start | Stop | Signal | Release"
+    Request: TypeAlias = "Attach | Prepare | Start | Stop | Signal | Release"
 
 
 class Attach(NamedTuple):
@@ -20,6 +20,19 @@ class Attach(NamedTuple):
     session: str
     job_key: bytes
     orphan_seconds: float | None
+
+
+class Prepare(NamedTuple):
+    """Have a standby interpreter for workers of this command and environment.
+
+    `env` is laid over the launcher's own, as that of the workers will be. `modules` are preloaded
+    besides what is found; `memory` is the file where what was learned is kept, or empty.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    modules: tuple[str, ...]
+    memory: str
 
 
 class Start(NamedTuple):
@@ -50,6 +63,8 @@ def request(message: dict[str, Any]) -> Request:
     kind = message.get("type")
     if kind == "attach":
         return _attach(message)
+    if kind == "prepare":
+        return _prepare(message)
     if kind == "start":
         return _start(message)
     if kind == "stop":
@@ -83,18 +98,22 @@ def _start(message: dict[str, Any]) -> Start:
     )
 
 
+def _prepare(message: dict[str, Any]) -> Prepare:
+    return Prepare(
+        tuple(_texts(message, "argv")),
+        _env(message),
+        tuple(_texts(message, "modules")),
+        _text(message, "memory"),
+    )
+
+
 def _worker(worker: Any) -> dict[str, Any]:
     if not isinstance(worker, dict):
         raise WireError("each of workers must be an object")
-    argv, env = worker.get("argv"), worker.get("env")
-    if not isinstance(argv, list) or not all(isinstance(item, str) for item in argv):
-        raise WireError("argv must be a list of strings")
-    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise WireError("env must be an object whose values are strings")
     return {
         "local_rank": _int(worker, "local_rank"),
-        "argv": argv,
-        "env": env,
+        "argv": _texts(worker, "argv"),
+        "env": _env(worker),
         "log_dir": _text(worker, "log_dir"),
         "prefix": _text(worker, "prefix"),
         # An older agent does not name these.
@@ -107,6 +126,20 @@ def _text(message: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise WireError(f"{name} must be a string, got {value!r}")
     return value
+
+
+def _texts(message: dict[str, Any], name: str) -> list[str]:
+    value = message.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise WireError(f"{name} must be a list of strings")
+    return value
+
+
+def _env(message: dict[str, Any]) -> dict[str, str]:
+    env = message.get("env")
+    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+        raise WireError("env must be an object whose values are strings")
+    return env
 
 
 def _streams(message: dict[str, Any], name: str) -> list[int]:

@@ -17,11 +17,13 @@ from .children import group_exists, group_has_only_zombies, kill_group
 from .loop import Loop, Timer
 from .memory import MemoryGroup
 from .output import Output
+from .pipes import Pipes
 from .spawn import LaunchError
+from .starting import Plan, Starter
 from .stream import WorkerStream
 
 if TYPE_CHECKING:
-    from .spawn import Spawn, Spawned
+    from .spawn import Spawned
 
 # After SIGKILL, a dead group member whose parent left the group is not announced to us by SIGCHLD.
 RECHECK_SECONDS = 0.2
@@ -45,6 +47,7 @@ class Round:
         self.number = number
         self.workers: list[Worker] = []
         self.exits: list[dict[str, Any]] = []
+        self.begun = False
         self.gone = False
         self.terminated = False
         self.killed = False
@@ -53,7 +56,10 @@ class Round:
 
 
 class Workers:
-    """Starts and ends one round at a time; `emit` gets its events as messages of the protocol."""
+    """Starts and ends one round at a time; `emit` gets its events as messages of the protocol.
+
+    `starter` starts the processes; a round whose start it defers counts as running.
+    """
 
     def __init__(
         self,
@@ -61,13 +67,13 @@ class Workers:
         output: Output,
         base_env: Mapping[str, str],
         emit: Callable[[dict[str, Any]], None],
-        spawn: Spawn,
+        starter: Starter,
     ) -> None:
         self._loop = loop
         self._output = output
         self._base_env = base_env
         self._emit = emit
-        self._spawn = spawn
+        self._starter = starter
         self._memory = MemoryGroup()
         self._round: Round | None = None
 
@@ -94,14 +100,52 @@ class Workers:
         current = self._round = Round(number)
         self._memory = MemoryGroup()  # anew: this process may have been moved
         current.memory_kills = self._memory.kills()
-        failed = []
-        for spec in specs:
+        envs = [{**self._base_env, **spec["env"]} for spec in specs]
+        plans = [Plan(tuple(spec["argv"]), env) for spec, env in zip(specs, envs)]
+        self._starter.when_able(plans, lambda: self._start(current, specs, plans, max_log_bytes))
+
+    def _start(
+        self,
+        current: Round,
+        specs: list[dict[str, Any]],
+        plans: list[Plan],
+        max_log_bytes: int,
+    ) -> None:
+        if current.gone or current is not self._round:
+            return  # stopped before it began
+        current.begun = True
+        pipes: list[Pipes | LaunchError] = []
+        for _ in specs:
             try:
-                current.workers.append(self._started(spec, max_log_bytes))
+                pipes.append(Pipes())
             except LaunchError as error:
-                failed.append((spec["local_rank"], error))
+                pipes.append(error)
+        ready = [(plan, each) for plan, each in zip(plans, pipes) if isinstance(each, Pipes)]
+        how = self._starter.start([plan.to(each.write_fds) for plan, each in ready])
+        started = iter(how.processes)
+        failed = []
+        for spec, each in zip(specs, pipes):
+            result = next(started) if isinstance(each, Pipes) else each
+            if isinstance(each, Pipes):
+                each.close_write()
+            if not isinstance(each, Pipes) or isinstance(result, LaunchError):
+                assert isinstance(result, LaunchError)
+                failed.append((spec["local_rank"], result))
+                if isinstance(each, Pipes):
+                    each.close_read()
+            else:
+                streams = self._streams(spec, each.read_fds, max_log_bytes)
+                current.workers.append(Worker(spec["local_rank"], result, streams))
         pids = {str(w.local_rank): w.process.pid for w in current.workers}
-        self._emit({"type": "started", "round": number, "pids": pids})
+        self._emit(
+            {
+                "type": "started",
+                "round": current.number,
+                "pids": pids,
+                "warm": not how.cold_reason,
+                "cold_reason": how.cold_reason,
+            }
+        )
         for local_rank, why in failed:
             self._output.say(f"worker {local_rank}: {why.message}")
             self._record_exit(current, local_rank, 0, why.exit_code, None, why.message, "")
@@ -111,6 +155,8 @@ class Workers:
         current = self._round
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
+        elif not current.begun:
+            self._check_groups()
         elif grace_seconds <= 0:
             self._kill(current)
         else:
@@ -131,7 +177,9 @@ class Workers:
             if pid == 0:
                 break
             self._ended(pid, status)
-        self._check_groups()
+            self._starter.reaped(pid, status)
+        if self._round is not None and self._round.begun:
+            self._check_groups()
 
     def drain(self) -> None:
         """Forward what workers have written so far."""
@@ -140,25 +188,18 @@ class Workers:
                 stream.drain()
                 stream.close()
 
-    def _started(self, spec: dict[str, Any], max_log_bytes: int) -> Worker:
-        read_fds, write_fds = _pipes()
+    def _streams(
+        self, spec: dict[str, Any], read_fds: list[int], max_log_bytes: int
+    ) -> list[WorkerStream]:
         names = ("stdout.log", "stderr.log")
         log_dir = spec["log_dir"] if max_log_bytes > 0 else ""
         prefix = os.fsencode(spec["prefix"])
-        try:
-            env = {**self._base_env, **spec["env"]}
-            process = self._spawn(spec["argv"], env, write_fds[0], write_fds[1])
-        except LaunchError:
-            _close_all(read_fds)
-            raise
-        finally:
-            _close_all(write_fds)
         unlogged, silent = spec.get("unlogged", ()), spec.get("silent", ())
         paths = [
             Path(log_dir, name) if log_dir and number not in unlogged else None
             for number, name in enumerate(names, 1)
         ]
-        streams = [
+        return [
             WorkerStream(
                 self._loop,
                 self._output,
@@ -170,7 +211,6 @@ class Workers:
             )
             for number, (fd, path) in enumerate(zip(read_fds, paths), 1)
         ]
-        return Worker(spec["local_rank"], process, streams)
 
     def _terminate(self, current: Round, grace_seconds: float) -> None:
         if not current.terminated:
@@ -280,20 +320,3 @@ class Workers:
 def _empty(worker: Worker, zombies_count: bool) -> bool:
     group = worker.process.pid
     return not group_exists(group) or (not zombies_count and group_has_only_zombies(group))
-
-
-def _pipes() -> tuple[list[int], list[int]]:
-    """Read and write ends for two streams; raises LaunchError."""
-    pairs: list[tuple[int, int]] = []
-    try:
-        pairs.append(os.pipe())
-        pairs.append(os.pipe())
-    except OSError as error:
-        _close_all([fd for pair in pairs for fd in pair])
-        raise LaunchError(126, f"no pipes for the worker's output: {error}") from error
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

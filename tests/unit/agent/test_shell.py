@@ -23,6 +23,7 @@ from elasticjob_agent.hands import (
     HandsEvent,
     HandsGone,
     Hello,
+    PrepareWorkers,
     Started,
     StartWorkers,
     Stopped,
@@ -68,6 +69,9 @@ class Hands:
             yield event
             if isinstance(event, HandsGone):
                 return
+
+    async def prepare(self, command: PrepareWorkers) -> None:
+        raise AssertionError("this hello does not offer it")
 
     async def start(self, command: StartWorkers) -> None:
         if self._lose:

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from elasticjob_agent.launcher.settings import OWN_VARIABLES, read_settings
-from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings, from_environment
+from elasticjob_agent.settings import (
+    AgentSettings,
+    EtcdAccess,
+    LogSettings,
+    WarmStart,
+    from_environment,
+)
 from elasticjob_operator.core import names, pod
 from elasticjob_operator.core.access import Access, data_of
 from elasticjob_operator.core.pod import PodSettings
@@ -64,6 +70,7 @@ def test_the_agent_reads_all_that_it_is_told(tmp_path: Path) -> None:
         stop_grace_seconds=7.0,
         health_port=17946,
         termination_log=Path("/end"),
+        warm_start=WarmStart(),
     )
     assert str(found.logs.max_bytes) == variables["ELASTICJOB_MAX_LOG_BYTES"]
 

@@ -1,0 +1,95 @@
+"""A worker's first moments, in a fork of the standby: from the standby's state to its own.
+
+On return from `born` the process is what a cold start would have made of it, as far as it can be
+seen: its session, streams, environment, seeds and thread counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .fitness import bad_fork
+from .threadcounts import restore_thread_counts
+
+PR_SET_PDEATHSIG = 1
+_ADOPTION_SECONDS = 5.0
+_ADOPTION_POLL_SECONDS = 0.0002
+_CLAIM_BYTES = 128
+
+
+class Streams:
+    """Descriptors that came with the request; `tell` is where the launcher hears of the birth."""
+
+    def __init__(self, fds: Sequence[int]) -> None:
+        self.out, self.err, self.tell = fds
+
+    def close(self) -> None:
+        for fd in (self.out, self.err, self.tell):
+            os.close(fd)
+
+
+def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
+    """Become the worker, or end: the launcher then starts one afresh."""
+    os.setsid()
+    _adopted(launcher)
+    trouble = bad_fork()
+    os.dup2(streams.out, 1)
+    os.dup2(streams.err, 2)
+    try:
+        os.write(streams.tell, f"{os.getpid()} {trouble}".encode()[:_CLAIM_BYTES])
+    except OSError:
+        os._exit(1)  # the launcher has given this one up
+    streams.close()
+    if trouble:
+        os._exit(1)
+    os.environ.clear()
+    os.environ.update(env)
+    _fresh_seeds()
+    restore_thread_counts(env)
+    gc.enable()
+
+
+def _adopted(launcher: int) -> None:
+    """Wait until the launcher is our parent; then die when it dies."""
+    deadline = time.monotonic() + _ADOPTION_SECONDS
+    while os.getppid() != launcher:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(_ADOPTION_POLL_SECONDS)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+def _fresh_seeds() -> None:
+    """Python's own generator is seeded anew by the fork; these are not."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and "numpy.random" in sys.modules:
+        numpy.random.seed()
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        current = process.current_process()
+        with contextlib.suppress(AttributeError):
+            current.authkey = os.urandom(32)
+
+
+def show_as(words: Sequence[str]) -> None:
+    """Let `ps` show this command line: written over the one that the standby was started with."""
+    try:
+        with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
+            fields = stat.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
+        text = b"\0".join(os.fsencode(word) for word in words)
+        room = end - start
+        if room > 0:
+            ctypes.memmove(start, text[: room - 1].ljust(room, b"\0"), room)
+    except (OSError, ValueError, IndexError):
+        pass

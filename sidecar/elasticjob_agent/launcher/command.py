@@ -1,0 +1,139 @@
+"""What a worker's command line is, as far as a forked interpreter can take its place. Pure but for
+the look at a console script's first line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?t?d?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+# Options of Python that take an argument, joined to them or as the next word.
+_WITH_VALUE = "WX"
+_PLAIN = "bBdEIOPqRsSuv"
+_LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec"})
+_LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "busybox"})
+_FIRST_LINES_BYTES = 4096
+
+
+class Cold(Exception):
+    """Workers of this command are started afresh; the text says why."""
+
+
+class Program(NamedTuple):
+    """A Python program: `interpreter options (target | -m target) arguments`.
+
+    `command` is all of it as it was written, `env` what an `env` in front of it sets.
+    """
+
+    interpreter: str
+    options: tuple[str, ...]
+    module: bool
+    target: str
+    arguments: tuple[str, ...]
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def program(argv: Sequence[str], path: str) -> Program:
+    """The program that a command line runs; raises Cold. `path` is the workers' PATH."""
+    words, env = _without_env(list(argv))
+    if not words or not words[0]:
+        raise Cold("there is no command")
+    name = os.path.basename(words[0])  # noqa: PTH119
+    if name in _SHELLS:
+        raise Cold(f"the command is a shell ({words[0]}): give the Python command itself")
+    if name in _LAUNCHERS:
+        raise Cold(f"{name} starts the workers itself")
+    if _INTERPRETER.fullmatch(name):
+        return _python(words[0], words[1:], env)
+    return _console_script(words, env, path)
+
+
+def _without_env(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    if not words or os.path.basename(words[0]) != "env":  # noqa: PTH119
+        return words, {}
+    env = {}
+    rest = words[1:]
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        env[name] = value
+    if rest and rest[0].startswith("-"):
+        raise Cold(f"`env {rest[0]}` changes the environment in a way that is not followed")
+    return rest, env
+
+
+def _python(interpreter: str, words: Sequence[str], env: Mapping[str, str]) -> Program:
+    command = (interpreter, *words)
+    options = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word.startswith("--"):
+            if word != "--check-hash-based-pycs" or not rest:
+                raise Cold(f"Python's option {word} runs no program")
+            options += [word, rest.pop(0)]
+            continue
+        for place, letter in enumerate(word[1:], 1):
+            if letter in _PLAIN:
+                options.append(f"-{letter}")
+            elif letter in _WITH_VALUE:
+                value = word[place + 1 :] or (rest.pop(0) if rest else "")
+                options.append(f"-{letter}{value}")
+                break
+            elif letter == "m":
+                target = word[place + 1 :] or (rest.pop(0) if rest else "")
+                if not target:
+                    raise Cold("-m names no module")
+                if target in _LAUNCHER_MODULES:
+                    raise Cold(f"{target} starts the workers itself")
+                return Program(interpreter, tuple(options), True, target, tuple(rest), command, env)
+            else:
+                raise Cold(f"Python's option -{letter} needs an interpreter of its own")
+    if not rest or rest[0] == "-":
+        raise Cold("the program is read from standard input")
+    if rest[0].endswith((".pyc", ".pyo")):
+        raise Cold(f"{rest[0]} is compiled code: give the script itself")
+    return Program(interpreter, tuple(options), False, rest[0], tuple(rest[1:]), command, env)
+
+
+def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> Program:
+    """A file that begins with `#! python`, as pip writes for the programs of a package."""
+    found = words[0] if "/" in words[0] else shutil.which(words[0], path=path)
+    if found is None:
+        raise Cold(f"{words[0]} was not found")
+    try:
+        with Path(found).open("rb") as file:
+            head = file.read(_FIRST_LINES_BYTES)
+    except OSError as error:
+        raise Cold(f"{found} cannot be read: {error.strerror}") from error
+    interpreter = _interpreter_of(head)
+    if not interpreter:
+        raise Cold(f"{found} is no Python program")
+    return _python(interpreter[0], [*interpreter[1:], found, *words[1:]], env)
+
+
+def _interpreter_of(head: bytes) -> list[str]:
+    """The words of the first line, or of the line below it that pip writes when it is too long."""
+    lines = head.decode("utf-8", "replace").split("\n")
+    if not lines[0].startswith("#!"):
+        return []
+    # The kernel gives all that follows the interpreter as one word.
+    words = lines[0][2:].strip().split(None, 1)
+    name = os.path.basename(words[0]) if words else ""  # noqa: PTH119
+    if name == "env" and len(words) == 2:
+        words = words[1].split()
+        name = os.path.basename(words[0])  # noqa: PTH119
+    elif name == "sh" and len(lines) > 1:
+        match = re.match(r"'''exec' (\"[^\"]+\"|\S+) \"\$0\" \"\$@\"", lines[1])
+        words = [match.group(1).strip('"')] if match else []
+        name = os.path.basename(words[0]) if words else ""  # noqa: PTH119
+    return words if _INTERPRETER.fullmatch(name) else []

@@ -1,0 +1,60 @@
+"""Whether this process may still be forked: one thread, no CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+_CUDA = "libcuda.so"
+_CUDA_NOT_INITIALIZED = 3
+
+
+def threads() -> int:
+    """Of this process, the interpreter's and those of libraries."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def unfit_for_fork() -> str:
+    """Why a fork of this process would not work as a process of its own; empty when it would."""
+    count = threads()
+    if count > 1:
+        return f"it runs {count} threads"
+    if _cuda_initialized():
+        return "it initialised CUDA, which does not work in a fork"
+    return ""
+
+
+def bad_fork() -> str:
+    """In a fork: what torch says about the process that it came from."""
+    native = getattr(sys.modules.get("torch"), "_C", None)
+    for name in ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork"):
+        asked = getattr(native, name, None)
+        if asked is not None and asked():
+            return f"torch says that its accelerator cannot be used in this fork ({name})"
+    return ""
+
+
+def _cuda_initialized() -> bool:
+    """Asks the driver itself, if it was loaded: a call that answers without starting it."""
+    library = _mapped(_CUDA)
+    if not library:
+        return False
+    try:
+        driver = ctypes.CDLL(library)
+        count = ctypes.c_int()
+        return int(driver.cuDeviceGetCount(ctypes.byref(count))) != _CUDA_NOT_INITIALIZED
+    except (OSError, AttributeError):
+        return True
+
+
+def _mapped(name: str) -> str:
+    """The path of a loaded library."""
+    try:
+        with open("/proc/self/maps") as maps:  # noqa: PTH123
+            for line in maps:
+                if name in line:
+                    return line.split(None, 5)[5].strip()
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,57 @@
+"""What the standby has learned, kept beside the logs for a launcher that is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+MOST_NAMES = 4000  # in one packet to the standby
+
+
+class Learned:
+    """Modules that workers imported, in order, and those that must not be preloaded."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._key = ""
+        self.learned: list[str] = []
+        self.excluded: set[str] = set()
+
+    def read(self, key: str, argv: Sequence[str]) -> None:
+        """Take up what was kept for this command; anything unreadable counts as nothing."""
+        self._key = key
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(self._path.read_text())
+            if kept["program"] == key:
+                self.learned = [str(name) for name in kept["learned"]][:MOST_NAMES]
+                self.excluded = {str(name) for name in kept["excluded"]}
+
+    def learn(self, names: Iterable[str]) -> None:
+        known = set(self.learned)
+        fresh = [name for name in names if name not in known]
+        if fresh:
+            self.learned = [*self.learned, *fresh][:MOST_NAMES]
+            self._write()
+
+    def exclude(self, names: Iterable[str]) -> None:
+        self.excluded.update(names)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        kept = {
+            "program": self._key,
+            "learned": self.learned,
+            "excluded": sorted(self.excluded),
+        }
+        # A full or read-only disk costs the next launcher some time and nothing else.
+        with contextlib.suppress(OSError):
+            draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            draft.write_text(json.dumps(kept))
+            os.replace(draft, self._path)  # noqa: PTH105

@@ -1,0 +1,117 @@
+"""Running a program as `__main__` in an interpreter that was started for it before.
+
+The steps are those of `python script.py` and `python -m module`: what the program sees of
+`__main__`, `sys.argv` and `sys.path`, and what is printed when it fails, is the same.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import io
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Target(NamedTuple):
+    """What to run; `command` is the whole command line that a cold start would have had."""
+
+    module: bool
+    name: str
+    arguments: Sequence[str]
+    command: Sequence[str]
+
+    @property
+    def path(self) -> str:
+        """Of a script or folder: absolute from Python 3.9 on, but as it was written otherwise."""
+        if sys.version_info < (3, 9):
+            return self.name
+        return os.path.join(os.getcwd(), self.name)  # noqa: PTH109, PTH118
+
+    @property
+    def is_folder(self) -> bool:
+        """A folder or archive with a `__main__.py`."""
+        return not self.module and _importer(self.name) is not None
+
+
+def place(target: Target) -> None:
+    """Set `sys.argv` and the first entry of `sys.path` as Python does before it runs the target.
+
+    This interpreter was started with `-c`, so unless it was told to be safe its `sys.path` begins
+    with "".
+    """
+    sys.argv = ["-m" if target.module else target.name, *target.arguments]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = list(target.command)
+    if sys.path and sys.path[0] == "":
+        if target.module:
+            sys.path[0] = os.getcwd()  # noqa: PTH109
+        elif target.is_folder:
+            sys.path[0] = target.path
+        else:
+            sys.path[0] = os.path.dirname(os.path.realpath(target.name))  # noqa: PTH120
+    elif target.is_folder:
+        sys.path.insert(0, target.path)
+
+
+def run(target: Target) -> None:
+    """Run it to its end; raises what it raises."""
+    importlib.invalidate_caches()
+    if target.module:
+        _as_module(target.name, True)
+    elif target.is_folder:
+        _as_module("__main__", False)
+    else:
+        _as_script(target.path)
+
+
+def _as_module(name: str, alter_argv: bool) -> None:
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def _as_script(path: str) -> None:
+    main: Any = sys.modules["__main__"]
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(
+            f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+        )
+        raise SystemExit(2) from None
+    main.__file__ = path
+    main.__cached__ = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    exec(compile(source, path, "exec"), main.__dict__)
+
+
+def _importer(path: str) -> Any:
+    """What would import from this path; None for a plain file. As Python looks at its script."""
+    for hook in sys.path_hooks:
+        try:
+            return hook(path)
+        except ImportError:
+            continue
+    return None
+
+
+def show_only_the_program(error: BaseException) -> None:
+    """Leave out of the traceback what ran before the program's own first line."""
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    hook = sys.excepthook
+
+    def shown(kind: Any, value: Any, traceback: Any) -> None:
+        while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename, here):
+            traceback = traceback.tb_next
+        value.__traceback__ = traceback
+        hook(kind, value, traceback)
+
+    if not isinstance(error, SystemExit):
+        sys.excepthook = shown
+
+
+def _is_ours(filename: str, here: str) -> bool:
+    return filename == "<string>" or filename.startswith(here)

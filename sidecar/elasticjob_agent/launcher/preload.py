@@ -1,0 +1,171 @@
+"""Importing into the standby what workers will import, and nothing that must be theirs alone.
+
+What is imported here is shared by all workers to come, so it must not depend on who they are: the
+guard refuses modules of the user's own, and those that read a rank, or a variable that the user's
+program sets, while they are imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .fitness import threads, unfit_for_fork
+from .imports import Wanted
+from .ranks import is_rank
+
+# Loading these does something to see, or reads what is not there.
+NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
+
+
+class Refused(BaseException):
+    """This import must not happen in the standby. Not an Exception: libraries catch those."""
+
+
+class Guard:
+    """A finder in front of all others, and an ear at the environment, while modules are imported.
+
+    `refusals` are the items that were refused, with the reason; after one this process is not
+    clean any more: parts of the refused package stay loaded.
+    """
+
+    def __init__(self, sets: Collection[str], allowed: Collection[str]) -> None:
+        self._sets = frozenset(sets)
+        self._allowed = frozenset(name.partition(".")[0] for name in allowed)
+        self._places = _installed_places()
+        self.refusals: dict[str, str] = {}
+        self._item = ""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Within this block imports are guarded."""
+        environ: Any = os.environ
+        plain = environ._data
+        environ._data = _Heard(plain, self._heard)
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+            environ._data = plain
+
+    def load(self, wanted: Wanted) -> None:
+        """Import it, or note why not. What cannot be found is the program's own business."""
+        self._item = wanted.module
+        before = threads()
+        try:
+            # As the statement does, which also imports those names that are modules.
+            __import__(wanted.module, None, None, wanted.names or ("__name__",))
+        except Refused:
+            pass
+        except ImportError:
+            pass  # an optional one, perhaps; if not, the program says so itself
+        except BaseException as error:
+            self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
+        if threads() > before:
+            self._refuse("it starts threads")
+        elif wanted.module not in self.refusals:
+            trouble = unfit_for_fork()
+            if trouble:
+                self._refuse(trouble)
+
+    def lets_in(self, name: str) -> bool:
+        """Whether the package that this module is in is an installed one."""
+        top = name.partition(".")[0]
+        module = sys.modules.get(top)
+        try:
+            spec = importlib.util.find_spec(top) if module is None else module.__spec__
+        except (ImportError, ValueError, AttributeError):
+            return False
+        return spec is not None and self.installed(spec)
+
+    def installed(self, spec: Any) -> bool:
+        """Whether it belongs to Python or to an installed package, not to the user."""
+        if spec.origin in ("built-in", "frozen"):
+            return True
+        places = list(spec.submodule_search_locations or ())
+        if spec.origin and os.path.isabs(spec.origin):  # noqa: PTH117
+            places.append(spec.origin)
+        return all(self._is_installed(place) for place in places)  # none: made by a loaded package
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """As the other finders; what is the user's own is refused."""
+        if path is not None:
+            return None  # part of a package that was let in
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if finder is not self and find is not None else None
+            if spec is not None:
+                if name not in self._allowed and not self.installed(spec):
+                    self._refuse(f"it imports {name}, which is your own")
+                    raise Refused(name)
+                return spec
+        return None
+
+    def _is_installed(self, place: str) -> bool:
+        for each in (place, os.path.realpath(place)):
+            if any(each.startswith(folder) for folder in self._places):
+                return True
+        return False
+
+    def _heard(self, name: str, there: bool) -> None:
+        if name in self._sets:
+            self._refuse(f"it reads {name}, which your program sets")
+            raise Refused(name)
+        if is_rank(name) and not there:
+            self._refuse(f"it reads {name} when it is imported")
+            raise Refused(name)
+
+    def _refuse(self, reason: str) -> None:
+        self.refusals.setdefault(self._item, reason)
+
+
+class _Heard(dict):  # type: ignore[type-arg]
+    """The environment's own dictionary, which tells of each name that is looked up."""
+
+    def __init__(self, content: Any, heard: Any) -> None:
+        super().__init__(content)
+        self._content = content
+        self._told = heard
+
+    def __getitem__(self, key: Any) -> Any:
+        # A copy of the whole looks up only names that are there.
+        self._told(os.fsdecode(key), key in self)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self._content[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        del self._content[key]
+
+
+def is_excluded(name: str, excluded: Collection[str]) -> bool:
+    """Whether it, or a package it is in, is named."""
+    parts = name.split(".")
+    packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return parts[0] in NEVER or any(package in excluded for package in packages)
+
+
+def _installed_places() -> tuple[str, ...]:
+    """The folders of the standard library and of installed packages, each with its last slash."""
+    found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    if hasattr(site, "getsitepackages"):  # not where an old virtualenv replaced the module
+        found += site.getsitepackages()
+        if site.ENABLE_USER_SITE:
+            found.append(site.getusersitepackages())
+    # Debian's own packages.
+    found += [path for path in sys.path if os.path.basename(path) == "dist-packages"]  # noqa: PTH119
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    found += [os.path.join(sys.base_prefix, "lib", version)]  # noqa: PTH118
+    real = [os.path.realpath(path) for path in found if path]
+    places = (path.rstrip("/") + "/" for path in [*found, *real] if path)
+    return tuple(dict.fromkeys(places))

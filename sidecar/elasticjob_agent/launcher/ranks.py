@@ -1,0 +1,31 @@
+"""Which environment variables differ between the workers of a job, or between its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_RANKS = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME",
+        "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT",
+    }
+)  # fmt: skip
+# One device for each worker, where somebody asks for that. Read when a driver starts, not before.
+_DEVICES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+        "ZE_AFFINITY_MASK", "ASCEND_RT_VISIBLE_DEVICES",
+    }
+)  # fmt: skip
+_PREFIXES = ("TORCHELASTIC_", "ELASTICJOB_")
+
+
+def is_rank(name: str) -> bool:
+    """Whether it tells a worker who it is, or in which round."""
+    return name in _RANKS or name.startswith(_PREFIXES)
+
+
+def shared(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that is the same for all workers in all rounds."""
+    return {n: value for n, value in env.items() if not (is_rank(n) or n in _DEVICES)}

@@ -1,0 +1,197 @@
+"""The standby's own process: it preloads, then forks a worker whenever the launcher asks.
+
+It runs in the workers' interpreter, started with the options of their command. Requests and
+answers are JSON, one a packet, on a socket to the launcher. It never starts a thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import mainmodule
+from .birth import Streams, born, show_as
+from .fitness import unfit_for_fork
+from .imports import Source, Wanted, module_files, read
+from .learning import Listener, Page
+from .mainmodule import Target
+from .preload import Guard, is_excluded
+from .threadcounts import WHILE_PRELOADING
+
+PACKET_BYTES = 1 << 20
+FDS = 3
+MOST_NAMES = 4000
+
+
+class Standby:
+    """Serves the launcher on `sock` until that closes; `serve` returns only in a worker."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._launcher = os.getppid()
+        self._pages: list[Page] = []
+        self._heard: dict[str, None] = {}
+        self._tried: set[str] = set()
+        self._guard: Guard | None = None
+        self._excluded: frozenset[str] = frozenset()
+        self._target: Target | None = None
+
+    def serve(self) -> Callable[[], None]:
+        """In a worker: what runs the program."""
+        while True:
+            message, fds = self._received()
+            kind = message["do"]
+            if kind == "preload":
+                self._preload(message)
+            elif kind == "learn":
+                self._learn(message["workers"])
+            elif kind == "fork":
+                streams = Streams(fds)
+                if self._forked(message, streams):
+                    return self._run
+                streams.close()
+
+    # --- preloading
+
+    def _preload(self, asked: dict[str, Any]) -> None:
+        began = time.monotonic()
+        self._target = Target(
+            asked["module"], asked["target"], asked["arguments"], asked["command"]
+        )
+        mainmodule.place(self._target)
+        self._excluded = frozenset(asked["excluded"])
+        guard = Guard((), asked["modules"])
+        reading = read(self._entry(guard), sys.path, guard.installed)
+        wanted = [
+            *(Wanted(name) for name in asked["modules"]),
+            *(each for each in reading.wanted if not is_excluded(each.module, self._excluded)),
+            *self._known(asked["learned"], guard),
+        ]
+        self._guard = Guard(reading.sets, asked["modules"])
+        gc.disable()  # as much is made as is thrown away only by a collection, for nothing
+        self._import(wanted)
+        self._answer("ready", seconds=time.monotonic() - began)
+
+    def _entry(self, guard: Guard) -> list[Source]:
+        target = self._target
+        assert target is not None
+        if target.module:
+            return module_files(target.name, sys.path)
+        if target.is_folder:
+            return [Source(os.path.join(target.name, "__main__.py"))]  # noqa: PTH118
+        return [Source(target.name)]
+
+    def _learn(self, workers: int) -> None:
+        """Import what workers imported since; stop when the launcher wants something.
+
+        Only the last `workers` of them can still write.
+        """
+        for page in self._pages:
+            self._heard.update(dict.fromkeys(page.names()))
+        self._pages = self._pages[-workers:]
+        fresh = [name for name in self._heard if name not in self._tried][:MOST_NAMES]
+        assert self._guard is not None
+        self._import(self._known(fresh, self._guard), while_idle=True)
+        self._answer("learned", names=fresh)
+
+    def _known(self, names: Sequence[str], guard: Guard) -> list[Wanted]:
+        """Of modules that a worker imported, those that may be imported here."""
+        return [
+            Wanted(name)
+            for name in names
+            if not is_excluded(name, self._excluded) and guard.lets_in(name)
+        ]
+
+    def _import(self, wanted: list[Wanted], while_idle: bool = False) -> None:
+        """Raises SystemExit when this process is not to be forked any more, having said so."""
+        guard = self._guard
+        assert guard is not None
+        with guard.watching():
+            for each in wanted:
+                if while_idle and select.select([self._sock], [], [], 0)[0]:
+                    break
+                self._tried.add(each.module)
+                if each.module not in sys.modules or each.names:
+                    guard.load(each)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if guard.refusals:
+            self._send({"is": "unfit", "refused": guard.refusals, "reason": ""})
+            os._exit(0)
+        trouble = unfit_for_fork()
+        if trouble:
+            self._send({"is": "unfit", "refused": {}, "reason": trouble})
+            os._exit(0)
+        gc.collect()
+        gc.freeze()  # so that the workers' collections leave these pages shared
+
+    def _answer(self, kind: str, **more: Any) -> None:
+        self._send({"is": kind, "modules": len(sys.modules), **more})
+
+    # --- forking
+
+    def _forked(self, asked: dict[str, Any], streams: Streams) -> bool:
+        """True in the worker. The process between ends at once, so that the launcher adopts."""
+        page = Page()
+        self._pages.append(page)
+        trouble = unfit_for_fork()
+        if trouble:
+            os.write(streams.tell, f"0 {trouble}".encode())
+            return False
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return False
+        self._forked_again()
+        self._sock.close()
+        self._pages = [page]
+        sys.meta_path.insert(0, Listener(page))
+        born(streams, asked["env"], self._launcher)
+        show_as(asked["command"])
+        return True
+
+    def _forked_again(self) -> None:
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+
+    def _run(self) -> None:
+        assert self._target is not None
+        mainmodule.run(self._target)
+
+    # --- the socket
+
+    def _received(self) -> tuple[dict[str, Any], list[int]]:
+        fds = array("i")
+        room = socket.CMSG_SPACE(FDS * fds.itemsize)
+        data, controls, _, _ = self._sock.recvmsg(PACKET_BYTES, room)
+        if not data:
+            os._exit(0)  # the launcher is gone
+        for level, kind, content in controls:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        return json.loads(data), list(fds)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._sock.send(json.dumps(message).encode())
+        except OSError:
+            os._exit(0)
+
+
+def worker(fd: int) -> Callable[[], None]:
+    """Be the standby on that socket; returns, in each worker, what runs its program."""
+    os.environ.update(WHILE_PRELOADING)
+    sock = socket.socket(fileno=fd)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+    return Standby(sock).serve()

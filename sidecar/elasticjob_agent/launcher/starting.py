@@ -1,0 +1,92 @@
+"""How a round's worker processes come to be: forked from the standby, or started afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .spawn import LaunchError
+from .standby import Birth, Standby
+
+if TYPE_CHECKING:
+    from typing import Union
+
+    from .spawn import Spawn, Spawned
+
+    Result = Union[Spawned, LaunchError]
+
+
+class Plan(NamedTuple):
+    """One process to start."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    stdout_fd: int = -1
+    stderr_fd: int = -1
+
+    def to(self, fds: Sequence[int]) -> Plan:
+        return self._replace(stdout_fd=fds[0], stderr_fd=fds[1])
+
+
+class How(NamedTuple):
+    """What came of the plans, in their order; `cold_reason` is empty where all were forked."""
+
+    processes: list[Result]
+    cold_reason: str
+
+
+class Starter:
+    """Starts processes; `standby` None leaves only the cold start."""
+
+    def __init__(self, spawn: Spawn, standby: Standby | None) -> None:
+        self._spawn = spawn
+        self._standby = standby
+
+    def when_able(self, plans: Sequence[Plan], then: Callable[[], None]) -> None:
+        """Call back once there is nothing left to wait for: at once, unless the standby loads.
+
+        That is no loss: it loads what the workers would have to load themselves.
+        """
+        if self._standby is None or self._unsuited(plans):
+            then()
+        else:
+            self._standby.when_settled(then)
+
+    def start(self, plans: Sequence[Plan]) -> How:
+        reason = self._unsuited(plans)
+        if self._standby is None or reason:
+            how = How([self._cold(plan) for plan in plans], reason)
+            if self._standby is not None and len({plan.argv for plan in plans}) == 1:
+                self._standby.suit(plans[0].argv, plans[0].env)
+            return how
+        if self._standby.reason:
+            return How([self._cold(plan) for plan in plans], self._standby.reason)
+        births = [Birth(plan.env, plan.stdout_fd, plan.stderr_fd) for plan in plans]
+        processes: list[Result] = []
+        for plan, forked in zip(plans, self._standby.fork(births)):
+            if isinstance(forked, str):
+                reason = reason or forked
+                processes.append(self._cold(plan))
+            else:
+                processes.append(forked)
+        return How(processes, reason)
+
+    def reaped(self, pid: int, status: int) -> None:
+        if self._standby is not None:
+            self._standby.reaped(pid, status)
+
+    def _cold(self, plan: Plan) -> Result:
+        try:
+            return self._spawn(plan.argv, plan.env, plan.stdout_fd, plan.stderr_fd)
+        except LaunchError as error:
+            return error
+
+    def _unsuited(self, plans: Sequence[Plan]) -> str:
+        """Why the standby is not for these workers."""
+        if self._standby is None or not self._standby.asked_for:
+            return "warm start is off"
+        for plan in plans:
+            unlike = self._standby.unlike(plan.argv, plan.env)
+            if unlike:
+                return unlike
+        return ""

@@ -1,0 +1,113 @@
+"""What the tests of warm starts share: hands with a standby, and programs in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from elasticjob_agent.hands import (
+    Hello,
+    Prepared,
+    PrepareWorkers,
+    Started,
+    StartWorkers,
+    Stopped,
+    WorkerExited,
+    WorkerStart,
+)
+from elasticjob_agent.local import LocalHands
+from tests.integration.launcher_rig import until
+
+SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+class Warm:
+    """Hands whose standby was asked for, and their events."""
+
+    def __init__(self, hands: LocalHands, events: Any, folder: Path) -> None:
+        self.hands = hands
+        self.events = events
+        self.folder = folder
+        self.prepared = Prepared(False)
+        self._round = 0
+
+    async def prepare(self, *argv: str, **options: Any) -> Prepared:
+        options.setdefault("env", SHARED)
+        await self.hands.prepare(PrepareWorkers(argv, **options))
+        self.prepared = await until(self.events, Prepared)
+        return self.prepared
+
+    async def start(
+        self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None
+    ) -> Started:
+        self._round += 1
+        logs = self.folder / f"round-{self._round}"
+        workers = []
+        for rank in range(count):
+            (logs / str(rank)).mkdir(parents=True)
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+            files = {"TORCHELASTIC_ERROR_FILE": str(logs / str(rank) / "error.json")}
+            whole = {**SHARED, **ranks, **files, **(env or {})}
+            workers.append(WorkerStart(rank, argv, whole, str(logs / str(rank)), f"[{rank}] "))
+        await self.hands.start(StartWorkers(self._round, tuple(workers), 1 << 20))
+        return await until(self.events, Started, round=self._round)
+
+    async def ended(self, count: int = 1) -> dict[int, WorkerExited]:
+        found = [await until(self.events, WorkerExited) for _ in range(count)]
+        await until(self.events, Stopped, round=self._round)
+        return {exited.local_rank: exited for exited in found}
+
+    async def outcome(self, *argv: str, **env: str) -> tuple[Started, WorkerExited]:
+        started = await self.start(*argv, env=env)
+        return started, (await self.ended())[0]
+
+    def error_file(self, rank: int = 0) -> Path:
+        return self.folder / f"round-{self._round}" / str(rank) / "error.json"
+
+
+def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: float = 100.0) -> None:
+    """The scenario with hands that said hello; they are closed whatever happens."""
+
+    async def whole() -> None:
+        hands = LocalHands(("train",))
+        events = hands.events()
+        try:
+            assert (await until(events, Hello)).warms
+            async with asyncio.timeout(seconds):
+                await scenario(Warm(hands, events, folder))
+        finally:
+            await hands.aclose()
+
+    asyncio.run(whole())
+
+
+def said(folder: Path, number: int, rank: int = 0) -> str:
+    """What a worker wrote, once the launcher has ended: it writes logs in its own time."""
+    logs = folder / f"round-{number}" / str(rank)
+    return (logs / "stdout.log").read_text() + (logs / "stderr.log").read_text()
+
+
+def script(folder: Path, source: str, name: str = "train.py") -> str:
+    """A program in a folder of its own; its path."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+    return str(path)
+
+
+def console_script(folder: Path, source: str) -> str:
+    """As pip writes the programs of a package."""
+    path = Path(script(folder, f"#!{sys.executable}\n{source}", "train"))
+    path.chmod(0o755)
+    return str(path)
+
+
+def in_folder(folder: Path) -> Callable[[], None]:
+    """Work in that folder; gives the way back."""
+    before = Path.cwd()
+    os.chdir(folder)
+    return lambda: os.chdir(before)

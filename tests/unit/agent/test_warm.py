@@ -1,0 +1,98 @@
+"""When a node waits for its preloaded interpreter, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_agent.core.model import Event, FromHands, Note, PortHeld, PrepareCrew, Tell, Timer
+from elasticjob_agent.core.step import PREPARE_SECONDS, wake_at
+from elasticjob_agent.hands import Hello, Prepared, Started
+from tests.unit.agent.builders import FACTS, Driven, hello, run
+
+
+def warming() -> Driven:
+    driven = Driven()
+    driven.state = replace(driven.state, facts=replace(FACTS, warm_start=True))
+    return driven
+
+
+def able(heard: FromHands) -> FromHands:
+    """The same hello of hands that know how to prepare."""
+    assert isinstance(heard.event, Hello)
+    return replace(heard, event=replace(heard.event, warms=True))
+
+
+def is_ready(driven: Driven) -> bool:
+    return driven.only(Tell)[-1].local.ready
+
+
+def test_a_new_node_takes_part_once_it_can_start_warm() -> None:
+    driven = warming()
+    assert PrepareCrew() in driven.feed(able(hello()))
+    driven.feed(PortHeld(4000))
+    assert not is_ready(driven)
+    driven.feed(FromHands(Prepared(True)))
+    assert is_ready(driven)
+    assert "workers will start warm" in [note.text for note in driven.only(Note)]
+
+
+def test_a_standby_that_is_given_up_holds_nobody_up() -> None:
+    driven = warming()
+    driven.feed(able(hello()))
+    driven.feed(PortHeld(4000))
+    driven.feed(FromHands(Prepared(False, "the command is a shell")))
+    assert is_ready(driven)
+    assert "workers will start cold: the command is a shell" in [n.text for n in driven.only(Note)]
+
+
+def test_it_is_not_waited_for_for_ever() -> None:
+    driven = warming()
+    driven.feed(able(hello()))
+    driven.feed(PortHeld(4000))
+    due = wake_at(driven.state)
+    assert due == pytest.approx(driven.state.prepare_by)
+    driven.feed(Timer(), after=PREPARE_SECONDS + 0.1)
+    assert is_ready(driven)
+    assert wake_at(driven.state) is None
+
+
+@pytest.mark.parametrize(
+    "heard", [able(hello(running=2)), hello()], ids=["its workers run", "an older launcher"]
+)
+def test_who_has_workers_or_an_older_launcher_does_not_wait(heard: Event) -> None:
+    driven = warming()
+    driven.feed(heard)
+    driven.feed(PortHeld(4000))
+    assert is_ready(driven)
+
+
+def test_hands_that_come_back_are_asked_again_and_not_waited_for() -> None:
+    driven = warming()
+    driven.feed(able(hello()))
+    driven.feed(PortHeld(4000))
+    driven.feed(FromHands(Prepared(True)))
+    assert PrepareCrew() in driven.feed(able(hello()))
+    assert is_ready(driven)
+
+
+def test_without_warm_start_nothing_is_prepared() -> None:
+    driven = Driven()
+    assert PrepareCrew() not in driven.feed(able(hello()))
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Started(1, {0: 1, 1: 2}, True), ", warm"),
+        (Started(1, {0: 1, 1: 2}, False, "the command changed"), ", cold: the command changed"),
+    ],
+)
+def test_the_log_says_how_a_round_was_started(event: Started, words: str) -> None:
+    driven = Driven()
+    driven.feed(hello())
+    driven.feed(PortHeld(4000))
+    driven.feed(run(1))
+    driven.feed(FromHands(event))
+    assert any(note.text.endswith(words) for note in driven.only(Note))
