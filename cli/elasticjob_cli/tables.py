@@ -97,6 +97,10 @@ def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
     return aligned(rows)
 
 
+def _cell(value: int | None) -> str:
+    return NONE if value is None else str(value)
+
+
 def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every round of a run with its whole cause, and when it began."""
     rows: list[tuple[str, ...]] = [("AFTER", *ROUND_COLUMNS)]
@@ -165,16 +169,18 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
             "Rendezvous:",
             f"  State:    {rendezvous.state}",
             f"  Round:    {rendezvous.round}",
-            f"  Nodes:    {rendezvous.nodes}, {rendezvous.waiting} waiting",
+            f"  Nodes:    {rendezvous.nodes}, {rendezvous.waiting} waiting"
+            + (f" ({rendezvous.waiting_reason})" if rendezvous.waiting_reason else ""),
             f"  World:    {rendezvous.world_size}",
             f"  Master:   {rendezvous.master or NONE}",
         ]
     if status.members:
-        rows = [("POD", "RANK", "STATE", "ROUND")]
+        rows = [("POD", "RANK", "STATE", "ROUND", "STEP", "CHECKPOINT")]
         rows += [
-            (item.pod, NONE if item.rank is None else str(item.rank), item.state, str(item.round))
+            (item.pod, _cell(item.rank), item.state, str(item.round),
+             _cell(item.step), _cell(item.checkpoint_step))
             for item in status.members
-        ]
+        ]  # fmt: skip
         lines += ["Members:", *("  " + line for line in aligned(rows))]
     if status.rounds:
         title = "Rounds (times in milliseconds):"

@@ -14,7 +14,14 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
 
-from elasticjob_operator.core.mirrored import Records, closed, job_of, prefix_of, records
+from elasticjob_operator.core.mirrored import (
+    Records,
+    closed,
+    is_mere_progress,
+    job_of,
+    prefix_of,
+    records,
+)
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import (
@@ -40,6 +47,8 @@ Written = TypeVar("Written")
 LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 5.0
 ATTEMPTS = 5
+PROGRESS_SECONDS = 30.0
+"""How often the mere progress of a job's training is told as a change."""
 OPERATIONS_A_TXN = 100
 """etcd takes 128."""
 
@@ -58,6 +67,7 @@ class Mirror:
         self._incarnations: dict[tuple[str, str], set[int]] = {}
         self._known = False
         self._changed: dict[str, None] = {}
+        self._progress_told: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._advanced = asyncio.Condition()
         self._cluster_id = 0
@@ -167,11 +177,22 @@ class Mirror:
                 if not job:
                     self._drop(prefix)
             else:
+                before = job.get(event.key)
                 job[event.key] = event
+                if is_mere_progress(before, event) and not self._progress_is_due(prefix):
+                    continue
             self._tell(prefix)
         # Events of one revision may come in several batches of several watched ranges; here there
         # is one range, so a revision is complete.
         self._revision = max(self._revision, batch.revision)
+
+    def _progress_is_due(self, prefix: str) -> bool:
+        """Whether a job's progress was not told for a while: each look at a job costs requests."""
+        now = asyncio.get_running_loop().time()
+        due = now >= self._progress_told.get(prefix, now - PROGRESS_SECONDS) + PROGRESS_SECONDS
+        if due:
+            self._progress_told[prefix] = now
+        return due
 
     def _job(self, prefix: str) -> dict[str, KeyValue]:
         """The records of a job, which is remembered from now on."""
@@ -184,6 +205,7 @@ class Mirror:
 
     def _drop(self, prefix: str) -> None:
         del self._jobs[prefix]
+        self._progress_told.pop(prefix, None)
         if found := job_of(prefix):
             namespace, uid, incarnation = found
             others = self._incarnations[namespace, uid]

@@ -107,6 +107,7 @@ def plain_agent(options: Options) -> PlainAgent:
             confirm_seconds=conf.confirm,
             settle_seconds=conf.settle,
             stop_grace_seconds=conf.stop_grace,
+            scale_up_wait_seconds=conf.scale_up_wait,
         ),
         # Agents of one run may share the folder: each has a place of its own in it.
         logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),

@@ -58,8 +58,25 @@ class Gangs:
             self._abort(pod)
         elif self._cut(gang):
             self.world.at(CUT_NOTICED_SECONDS, self._check_cut, gang)
-        elif len(gang.running) == len(gang.seats) and self.world.plan.work_seconds is not None:
-            self.world.at(self.world.plan.work_seconds, self._finish, gang)
+        elif len(gang.running) == len(gang.seats):
+            self._train(gang)
+
+    def _train(self, gang: Gang) -> None:
+        """All are there: from now on the script makes its steps, saves, and ends one day."""
+        plan = self.world.plan
+        if plan.work_seconds is not None:
+            self.world.at(plan.work_seconds, self._finish, gang)
+        if plan.checkpoint_seconds is not None:
+            self.world.at(plan.checkpoint_seconds, self._save, gang)
+
+    def _save(self, gang: Gang) -> None:
+        """One of the gang saves for all; a machine that stands still holds everybody up."""
+        if gang.broken or gang.finishing or len(gang.running) != len(gang.seats):
+            return
+        assert self.world.plan.checkpoint_seconds is not None
+        self.world.at(self.world.plan.checkpoint_seconds, self._save, gang)
+        if not any(pod.frozen for pod in gang.running.values()):
+            gang.running[min(gang.running)].saved()
 
     def stopped(self, pod: Pod) -> None:
         """The pod's workers fail, end or are being ended: peers lose their collectives."""

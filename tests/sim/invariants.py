@@ -65,6 +65,9 @@ class Checker:
         self._bounds: list[tuple[float, Bounds]] = []
         self._frozen: tuple[int, int, frozenset[str]] | None = None
         self._done_at: dict[tuple[int, str], float] = {}
+        self._came_at: dict[str, float] = {}
+        self._saved_at: dict[int, float] = {}
+        self._checkpoints: dict[int, int] = {}
         self._round: Round | None = None
 
     def fail(self, invariant: str, detail: str) -> None:
@@ -146,6 +149,10 @@ class Checker:
         member = decode(Member, change.key, change.after.value)
         if member.confirmed:
             self._confirmed[id].add(member.confirmed)
+        self._came_at.setdefault(id, self.world.now)
+        if member.checkpoint_step > self._checkpoints.get(member.round, -1):
+            self._checkpoints[member.round] = member.checkpoint_step
+            self._saved_at[member.round] = self.world.now
 
     def _roster_changed(self, number: int, change: Change) -> None:
         if change.after is None:
@@ -294,6 +301,19 @@ class Checker:
                 legal_size(bounds, present + died) > before.nodes for bounds in self.recent_bounds()
             )
             self.need(grows, "surplus waits", f"{cause} reopened a round of {before.nodes}")
+            self._check_waited(before, cause)
+
+    def _check_waited(self, before: Round, cause: Cause) -> None:
+        """Newcomers that must wait did so, for a checkpoint or for their time.
+
+        It counts from the first of them, who may have gone again meanwhile.
+        """
+        wait = min(bounds.scale_up_wait_seconds for bounds in self.recent_bounds())
+        seated = {seat.id for seat in self.sealed[before.number].seats}
+        came = min((at for id, at in self._came_at.items() if id not in seated), default=0.0)
+        saved = self._saved_at.get(before.number, -1.0) > came
+        waited = self.world.now - came >= wait
+        self.need(saved or waited, "newcomers wait", f"{cause} after {self.world.now - came:.2f} s")
 
     def in_trouble(self) -> bool:
         """Whether something made news late a moment ago."""

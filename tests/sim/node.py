@@ -60,6 +60,7 @@ class Pod:
         self.done = False
         self.hung = False
         self.start_ms = 0
+        self.checkpoint_step = -1
         self.master_port = 0
         self.excused_until = 0.0
         self.outcome: Finish | None = None
@@ -90,6 +91,7 @@ class Pod:
             leaving=self.leaving,
             master_port=self.master_port,
             start_ms=self.start_ms,
+            checkpoint_step=self.checkpoint_step if self.phase is not Workers.NONE else -1,
         )
 
     def changed(self) -> None:
@@ -209,6 +211,7 @@ class Pod:
             return
         self.round, self.roster = roster.number, roster
         self.failure, self.done, self.hung = None, False, False
+        self.checkpoint_step = -1
         self.phase = Workers.STARTING
         self._stop_token += 1
         self.world.running.starts(self, roster)
@@ -253,6 +256,12 @@ class Pod:
             self.world.at(0.01, self._stopped, token)
             return
         self._workers_gone(self.failure)
+
+    def saved(self) -> None:
+        """Workers here completed a checkpoint."""
+        self.checkpoint_step += 1
+        self.world.note(self.name, "saved", self.checkpoint_step)
+        self.changed()
 
     # -- what workers do by themselves ----------------------------------------------
 

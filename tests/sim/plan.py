@@ -43,6 +43,7 @@ class Plan:
         quiet_at: from when on no fault happens.
         replaces: whether dead pods are replaced.
         orphan_seconds: how long a launcher lets workers live without an agent.
+        checkpoint_seconds: how often a gang that trains saves; None is never.
     """
 
     profile: str
@@ -61,6 +62,7 @@ class Plan:
     replaces: bool = True
     orphan_seconds: float = 30.0
     slow_seconds: float = 0.05
+    checkpoint_seconds: float | None = None
     strikes: tuple[Kind, ...] = ()
     strike_share: float = 0.0
     actions: tuple[Action, ...] = ()

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from elasticjob_rendezvous.core import census, coordinator, directing, finals, roster, verdicts
+from elasticjob_rendezvous.core import (
+    census,
+    coordinator,
+    directing,
+    finals,
+    newcomers,
+    roster,
+    verdicts,
+)
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Clock,
@@ -179,6 +187,25 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
 def surplus_opens_rounds() -> Iterator[EngineFactory]:
     """A member that has no place opens a round all the same."""
     with patch.object(finals, "legal_size", lambda bounds, available: available):
+        yield Engine
+
+
+@bug("scale")
+def newcomers_do_not_wait() -> Iterator[EngineFactory]:
+    """Newcomers interrupt a round whatever it has saved."""
+    with patch.object(finals, "must_wait", lambda *_: False):
+        yield Engine
+
+
+@bug("scale")
+def any_checkpoint_will_do() -> Iterator[EngineFactory]:
+    """A checkpoint that landed before the newcomers came lets them in."""
+
+    def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> bool:
+        saved = newcomers._checkpoint(view, seated) >= 0
+        return not saved and newcomers.must_wait(view, seated, bounds, *rest)
+
+    with patch.object(finals, "must_wait", planted):
         yield Engine
 
 

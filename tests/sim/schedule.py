@@ -14,7 +14,8 @@ Profile = Callable[[Random], Plan]
 
 def plan(seed: int) -> Plan:
     """The plan of one seed; its profile goes round with the seed."""
-    return PROFILES[profile(seed)](Random(f"plan {seed}"))
+    found = PROFILES[profile(seed)](Random(f"plan {seed}"))
+    return _saving(Random(f"saving {seed}"), found)
 
 
 def profile(seed: int) -> str:
@@ -36,6 +37,13 @@ def _bounds(rng: Random, most: int = 5) -> Bounds:
         settle_seconds=rng.choice((0.3, 1.0, 3.0)),
         stop_grace_seconds=rng.choice((0.5, 2.0, 4.0)),
     )
+
+
+def _saving(rng: Random, plan: Plan) -> Plan:
+    """The same run with scripts that save, and newcomers that may have to wait for it."""
+    wait_seconds = rng.choice((0.0, 0.0, 2.0, 6.0))
+    bounds = replace(plan.bounds, scale_up_wait_seconds=wait_seconds)
+    return replace(plan, bounds=bounds, checkpoint_seconds=rng.choice((None, 0.7, 3.0)))
 
 
 def _base(rng: Random, profile: str, most: int = 5) -> Plan:

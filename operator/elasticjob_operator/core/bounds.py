@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 from elasticjob_operator.core.observed import Observed, Pod
 from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.enums import ScaleUp
 from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.spec import Elasticity
 from elasticjob_rendezvous.core.records import Bounds, Mark
 
 TERMINATING = "Terminating"
@@ -31,8 +33,14 @@ def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark]
         confirm_seconds=float(spec.rendezvous.confirm_seconds),
         settle_seconds=float(spec.elasticity.settle_seconds),
         stop_grace_seconds=float(spec.recovery.stop_grace_seconds),
+        scale_up_wait_seconds=_scale_up_wait_seconds(spec.elasticity),
         marks=tuple(sorted(marks, key=lambda mark: mark.member)),
     )
+
+
+def _scale_up_wait_seconds(elasticity: Elasticity) -> float:
+    waits = elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT
+    return float(elasticity.scale_up_max_wait_seconds) if waits else 0.0
 
 
 def marks(

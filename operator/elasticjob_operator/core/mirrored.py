@@ -21,6 +21,7 @@ from elasticjob_rendezvous.core import verdicts
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import KeyValue
+from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
@@ -157,6 +158,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         round=current.number,
         nodes=current.nodes if sealed else len(current.ids),
         waiting=waiting,
+        waiting_reason=_waiting_reason(found, waiting),
         world_size=current.world_size if sealed else 0,
         master=(current.master_name or None) if sealed else None,
         cause=CauseView(current.cause.kind.value, current.cause.members, current.cause.detail),
@@ -168,6 +170,14 @@ def rendezvous_view(found: Records) -> RendezvousView:
         first_failure=_first_failure(found, current.charged),
         outcome=_outcome_view(current.outcome),
     )
+
+
+def _waiting_reason(found: Records, waiting: int) -> str:
+    """Why those who wait beside a final round are not in it."""
+    current, bounds = found.round, found.bounds
+    if current is None or bounds is None or current.state is not RoundState.FINAL:
+        return ""
+    return waiting_reason(bounds, current.nodes, waiting)
 
 
 def _moment(utc_ms: int) -> datetime | None:
@@ -193,7 +203,24 @@ def _member_view(member: Member, roster: Roster | None) -> MemberView:
         rank=seat.group_rank if seat else None,
         round=member.round,
         id=member.id,
+        step=None if member.step < 0 else member.step,
+        checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
     )
+
+
+def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
+    """Whether a member says nothing new but how far its training is: no reason to hurry."""
+    if (
+        before is None
+        or b'"step":' not in after.value
+        or before.create_revision != (after.create_revision)
+    ):
+        return False
+    try:
+        old, new = decode(Member, after.key, before.value), decode(Member, after.key, after.value)
+    except MalformedRecord:
+        return False
+    return replace(old, step=new.step, checkpoint_step=new.checkpoint_step) == new
 
 
 def _round_view(item: History) -> RoundView:

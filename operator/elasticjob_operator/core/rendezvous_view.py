@@ -52,7 +52,8 @@ class MemberView:
     """One member. `rank` is its place in the current round, None while it has none; `id` is the
     uid of its pod.
 
-    `state` is what its agent says: waiting, running, stopping, leaving or done.
+    `state` is what its agent says: waiting, running, stopping, leaving or done. `step` and
+    `checkpoint_step` are what its script told, if it does, some seconds ago.
     """
 
     pod: str
@@ -61,6 +62,8 @@ class MemberView:
     rank: int | None = None
     round: int = 0
     id: str = ""
+    step: int | None = None
+    checkpoint_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class RendezvousView:
         state: UNKNOWN when it cannot be read; the plan then writes nothing to it.
         round: number of the round; 0 before the first.
         nodes, world_size, master: of the round; master is the pod of rank 0.
-        waiting: members that wait for the next round.
+        waiting: members that wait for the next round; `waiting_reason` says why they must.
         since: UTC time of the last transition.
         members: in any order.
         rounds: oldest first; any number.
@@ -128,6 +131,7 @@ class RendezvousView:
     round: int = 0
     nodes: int = 0
     waiting: int = 0
+    waiting_reason: str = ""
     world_size: int = 0
     master: str | None = None
     cause: CauseView | None = None

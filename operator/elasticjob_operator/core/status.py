@@ -82,6 +82,7 @@ def _rendezvous(view: RendezvousView, before: Status) -> RendezvousStatus:
         round=view.round,
         nodes=view.nodes,
         waiting=view.waiting,
+        waiting_reason=view.waiting_reason or None,
         world_size=view.world_size,
         master=view.master,
         cause=_cause(view.cause),
@@ -118,6 +119,8 @@ def _member(member: MemberView) -> MemberStatus:
         rank=member.rank,
         state=member.state,
         round=member.round,
+        step=member.step,
+        checkpoint_step=member.checkpoint_step,
     )
 
 

@@ -61,6 +61,8 @@ class RendezvousStatus(StatusModel):
     """Nodes in the round."""
     waiting: int = 0
     """Nodes that wait for the next round."""
+    waiting_reason: str | None = None
+    """Why they wait, when it is not for a moment."""
     world_size: int = 0
     """Workers in the round."""
     master: str | None = None
@@ -84,6 +86,10 @@ class MemberStatus(StatusModel):
     """What its agent does: waiting, running, stopping, leaving or done."""
     round: int = 0
     """The round its workers belong to."""
+    step: int | None = None
+    """The last step that its workers told, up to a minute ago."""
+    checkpoint_step: int | None = None
+    """The last step of this round that a checkpoint contains."""
 
 
 class RoundStatus(StatusModel):

@@ -13,6 +13,7 @@ from elasticjob_rendezvous.core.events import (
     Stop,
     Workers,
 )
+from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,
@@ -65,7 +66,19 @@ def direct(facts: Facts) -> Directive:
         return Idle("registering")
     if _may_start(own, current):
         return Run(own.view.rosters[current.number], own.config.identity.id, facts.max_restarts)
-    return Idle(f"round {current.number} is {current.state}")
+    return Idle(_why_idle(facts, current))
+
+
+def _why_idle(facts: Facts, current: Round) -> str:
+    """What a member without workers waits for, for people."""
+    text = f"round {current.number} is {current.state}"
+    held = facts.bounds is not None and facts.bounds.scale_up_wait_seconds > 0
+    if not held or current.state is not RoundState.FINAL:
+        return text
+    assert facts.bounds is not None
+    # Whoever does not coordinate knows of itself alone.
+    why = waiting_reason(facts.bounds, current.nodes, 1)
+    return f"{text}: {why}" if why else text
 
 
 def _with_workers(facts: Facts, current: Round | None) -> Directive:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from elasticjob_rendezvous.core import absence, verdicts
 from elasticjob_rendezvous.core.counts import leave_cause
+from elasticjob_rendezvous.core.newcomers import must_wait, newcomers
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Bounds,
@@ -137,21 +138,14 @@ def _resize(
             return FinalLook(cause=Cause(CauseKind.SCALE_DOWN, (), detail))
         return FinalLook()
     timers.forget(("over", roster.number))
-    seated = {seat.id for seat in roster.seats}
-    new = [
-        versioned.record
-        for id, versioned in view.members().items()
-        if id not in seated
-        and id not in silent
-        and versioned.record.state is MemberState.WAITING
-        and bounds.marked(id) is None
-        and bounds.agrees(versioned.record)
-    ]
+    new = [member for member in newcomers(view, roster, bounds) if member.id not in silent]
     settling = ("settle", roster.number)
     if legal_size(bounds, size + len(new)) <= size:
         timers.forget(settling)
         return FinalLook()
     first = timers.since(settling)
+    if must_wait(view, roster, bounds, timers, first):
+        return FinalLook()
     if size + len(new) < bounds.wanted:
         settled = timers.passed(first + bounds.settle_seconds)
         if bounds.expected is None and not settled:

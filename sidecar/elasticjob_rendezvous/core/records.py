@@ -113,6 +113,8 @@ class Bounds:
 
     `expected` is how many members can come at present (the wanted size less
     what cannot run); None means unknown, which counts as `max_nodes`.
+    `scale_up_wait_seconds` is how long newcomers wait for a checkpoint before they
+    interrupt a round; 0 lets them at once.
     """
 
     min_nodes: int
@@ -126,6 +128,7 @@ class Bounds:
     confirm_seconds: float = 5.0
     settle_seconds: float = 3.0
     stop_grace_seconds: float = 10.0
+    scale_up_wait_seconds: float = 0.0
     marks: tuple[Mark, ...] = ()
 
     @property

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
-from elasticjob_operator.core.mirrored import closed, prefix_of, records, rendezvous_view
+from elasticjob_operator.core.mirrored import (
+    closed,
+    is_mere_progress,
+    prefix_of,
+    records,
+    rendezvous_view,
+)
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     InterruptionsView,
@@ -14,11 +23,12 @@ from elasticjob_operator.core.rendezvous_view import (
     RendezvousView,
     StopReason,
 )
+from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.kv import KeyValue
+from elasticjob_rendezvous.core.kv import KeyValue, RangeResult, WatchBatch
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
@@ -208,3 +218,89 @@ def test_closing_keeps_the_round_and_closes_once() -> None:
     assert view.suspended
     assert view.outcome is not None
     assert view.outcome.kind is OutcomeKind.STOPPED
+
+
+def told(name: str = "pod-0", **fields: object) -> KeyValue:
+    record = replace(member(name), **fields)  # type: ignore[arg-type]
+    return kv(KEYS.session(record.id, record.session), record)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "mere"),
+    [
+        (told(step=1), told(step=2), True),
+        (told(), told(step=2, checkpoint_step=2), True),
+        (told(step=1), told(step=2, state=MemberState.LEAVING), False),
+        (told(step=1), told(step=2, round=4), False),
+        (told(), told(round=4), False),
+        (None, told(step=2), False),
+        (told(step=1), replace(told(step=2), value=b'{"step":'), False),
+        (told(step=1), replace(told(step=2), create_revision=7), False),
+    ],
+)
+def test_mere_progress_is_told_from_news(
+    before: KeyValue | None, after: KeyValue, mere: bool
+) -> None:
+    assert is_mere_progress(before, after) is mere
+
+
+def test_steps_and_the_reason_to_wait_are_seen() -> None:
+    here = replace(member("pod-0"), step=120, checkpoint_step=100)
+    late = replace(member("pod-1", MemberState.WAITING), round=0)
+    current = Round(3, RoundState.FINAL, CAUSE, nodes=1)
+    bounds = stored.Bounds(1, 4, scale_up_wait_seconds=600.0)
+    view = rendezvous_view(
+        records(
+            PREFIX,
+            [
+                kv(KEYS.bounds, bounds),
+                kv(KEYS.round, current),
+                *(kv(KEYS.session(one.id, one.session), one) for one in (here, late)),
+            ],
+        )
+    )
+    assert view.waiting == 1
+    assert view.waiting_reason == "newcomers wait for the next checkpoint, for 600 s at most"
+    assert [(one.step, one.checkpoint_step) for one in view.members] == [(120, 100), (None, None)]
+
+
+class Scripted:
+    """An etcd that holds one member, whose later words come over the watch."""
+
+    def __init__(self, *values: KeyValue) -> None:
+        self._first, *self._later = values
+
+    async def watch(self, targets: object) -> AsyncIterator[WatchBatch]:
+        yield WatchBatch(1, ())
+        for value in self._later:
+            yield WatchBatch(value.mod_revision, (value,))
+        await asyncio.Event().wait()
+
+    async def range(self, target: object) -> RangeResult:
+        return RangeResult(1, 1, (self._first,))
+
+
+def test_progress_wakes_a_look_only_now_and_then() -> None:
+    asyncio.run(_a_member_progresses())
+
+
+async def _a_member_progresses() -> None:
+    words = [KeyValue(told().key, told(step=n).value, 1, n) for n in range(1, 40)]
+    news = KeyValue(told().key, told(step=40, state=MemberState.LEAVING).value, 1, 40)
+    mirror = Mirror(Scripted(*words, news))  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    async def look() -> None:
+        async for _ in mirror.changes():
+            found = mirror.records(PREFIX)
+            assert found is not None
+            seen.append(found.members[0].step)
+
+    tasks = [asyncio.create_task(mirror.run()), asyncio.create_task(look())]
+    async with asyncio.timeout(10):
+        while 40 not in seen:
+            await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(seen) <= 3, "the range, one word of progress, the news"

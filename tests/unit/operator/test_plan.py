@@ -90,7 +90,11 @@ def test_bounds_carry_the_policies_of_the_spec() -> None:
             "keepAliveSeconds": 12,
             "confirmSeconds": 13,
         },
-        elasticity={"settleSeconds": 14},
+        elasticity={
+            "settleSeconds": 14,
+            "scaleUp": "AfterCheckpoint",
+            "scaleUpMaxWaitSeconds": 120,
+        },
         recovery={"stopGraceSeconds": 15},
     )
     bounds = plan(a_job, observed(), NOW).bounds
@@ -100,6 +104,7 @@ def test_bounds_carry_the_policies_of_the_spec() -> None:
     assert (bounds.last_call_seconds, bounds.keep_alive_seconds) == (11, 12)
     assert (bounds.confirm_seconds, bounds.settle_seconds) == (13, 14)
     assert (bounds.stop_grace_seconds, bounds.marks) == (15, ())
+    assert bounds.scale_up_wait_seconds == 120
 
 
 def test_a_job_at_its_size_needs_nothing() -> None:

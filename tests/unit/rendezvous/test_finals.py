@@ -8,8 +8,16 @@ import pytest
 
 from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.finals import LEAVE_COALESCE_SECONDS, FinalLook, look_at_final
+from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, FailureClass, Mark, MemberState
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    FailureClass,
+    Mark,
+    MemberState,
+)
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
@@ -349,6 +357,58 @@ def test_a_newcomer_that_failed_to_confirm_is_no_reason_for_a_round() -> None:
     assert round.seen(60) is None
     round.silent = set()
     assert round.seen() == (CauseKind.JOIN, ("z",))
+
+
+def test_newcomers_wait_for_a_checkpoint_that_lands_after_they_came() -> None:
+    round = Round("ab", expected=3, scale_up_wait_seconds=600, settle_seconds=0)
+    round.job.change("a", checkpoint_step=10)
+    round.job.later(5).member("c")
+    assert round.seen() is None
+    assert round.seen(300) is None
+    round.job.change("a", step=19)
+    assert round.seen(1) is None, "a step is no checkpoint"
+    round.job.change("b", checkpoint_step=20)
+    assert round.seen(1) == (CauseKind.JOIN, ("c",))
+
+
+def test_newcomers_wait_no_longer_than_they_must() -> None:
+    round = Round("ab", expected=3, scale_up_wait_seconds=600)
+    round.job.member("c")
+    assert round.seen() is None
+    assert round.timers.wake == round.job.now + 600
+    assert round.seen(599) is None
+    assert round.seen(1) == (CauseKind.JOIN, ("c",))
+
+
+def test_a_checkpoint_of_another_round_lets_nobody_in() -> None:
+    round = Round("ab", expected=3, scale_up_wait_seconds=600, settle_seconds=0)
+    round.job.member("c")
+    assert round.seen() is None
+    round.job.change("a", round=0, checkpoint_step=99)
+    assert round.seen(1) is None
+
+
+def test_while_newcomers_wait_a_loss_opens_a_round_at_once() -> None:
+    round = Round("ab", expected=3, scale_up_wait_seconds=600)
+    round.job.member("c")
+    assert round.seen() is None
+    round.job.gone("b", proven=True)
+    assert round.seen(1) == (CauseKind.LOSS, ("b",))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "waiting", "said"),
+    [
+        ({"scale_up_wait_seconds": 600.0}, 1, "for 600 s at most"),
+        ({}, 1, ""),
+        ({"scale_up_wait_seconds": 600.0}, 0, ""),
+        ({"scale_up_wait_seconds": 600.0, "max_nodes": 2}, 1, "they are spare"),
+        ({"increment": 2, "min_nodes": 2}, 1, "does not grow by 1"),
+    ],
+)
+def test_who_waits_can_read_why(bounds: dict[str, Any], waiting: int, said: str) -> None:
+    reason = waiting_reason(Bounds(**{"min_nodes": 1, "max_nodes": 8, **bounds}), 2, waiting)
+    assert (said in reason) if said else reason == ""
 
 
 def test_from_the_first_done_on_newcomers_wait_for_ever() -> None:

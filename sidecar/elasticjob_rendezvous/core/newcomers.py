@@ -1,0 +1,59 @@
+"""Whether newcomers may interrupt a round yet, or wait for its next checkpoint. Pure."""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Roster
+from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import View
+
+
+def newcomers(view: View, roster: Roster, bounds: Bounds) -> list[Member]:
+    """Members without a seat that wait for one and may have it."""
+    seated = {seat.id for seat in roster.seats}
+    return [
+        versioned.record
+        for id, versioned in view.members().items()
+        if id not in seated
+        and versioned.record.state is MemberState.WAITING
+        and bounds.marked(id) is None
+        and bounds.agrees(versioned.record)
+    ]
+
+
+def must_wait(view: View, roster: Roster, bounds: Bounds, timers: Timers, since: float) -> bool:
+    """Whether newcomers that are there `since` wait on: no checkpoint landed after they came.
+
+    What members told of a checkpoint is compared with what they had told by then, on the
+    coordinator's clock: that of another machine decides nothing.
+    """
+    number = roster.number
+    landed = timers.since(("checkpoint", number, _checkpoint(view, roster)))
+    if bounds.scale_up_wait_seconds <= 0 or landed > since:
+        return False
+    return not timers.passed(since + bounds.scale_up_wait_seconds)
+
+
+def _checkpoint(view: View, roster: Roster) -> int:
+    """The newest checkpoint of the round that any of its members told."""
+    members = (view.member(seat.id) for seat in roster.seats)
+    return max(
+        (
+            member.record.checkpoint_step
+            for member in members
+            if member is not None and member.record.round == roster.number
+        ),
+        default=-1,
+    )
+
+
+def waiting_reason(bounds: Bounds, seats: int, waiting: int) -> str:
+    """Why the waiting of a final round of so many seats are kept waiting, for people."""
+    if waiting == 0:
+        return ""
+    if legal_size(bounds, seats + waiting) <= seats:
+        return f"the size of {seats} does not grow by {waiting}: they are spare"
+    if bounds.scale_up_wait_seconds > 0:
+        most = bounds.scale_up_wait_seconds
+        return f"newcomers wait for the next checkpoint, for {most:g} s at most"
+    return ""
