@@ -1,0 +1,87 @@
+"""An etcd with the v2 API in the cluster, as a user who needs one would run it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tests.cluster import archive
+from tests.cluster.archive import Image, tar_of
+from tests.cluster.cluster import Cluster
+from tests.cluster.places import ARCHIVES, CACHE, CONTROL_PLANE, NODE_ARCHIVES
+from tests.e2e.console import Json
+from tests.e2e.corner import Corner
+from tests.e2e.installation import is_ready
+
+VERSION = "3.5.35"
+"""The last line that has the v2 API."""
+IMAGE = f"gcr.io/etcd-development/etcd:v{VERSION}"
+NAMESPACE = "e2e-backends"
+ENDPOINT = f"http://etcd-v2.{NAMESPACE}.svc:2379"
+"""values.yaml allows it."""
+
+_ARCHIVE = "etcd-v2.tar"
+_LABELS = {"app": "etcd-v2"}
+_CONTROL = "node-role.kubernetes.io/control-plane"
+
+
+def start(cluster: Cluster, corner: Corner) -> str:
+    """Start it and wait until it is Ready; its endpoint."""
+    if cluster.engine is not None and cluster.engine.ours:
+        _give_to_control_plane(cluster)  # no registry has it there
+    corner.apply(_service(), _pod())
+    corner.until(lambda: is_ready(corner.find("pod", "etcd-v2") or {}), "etcd-v2 to be ready", 120)
+    return ENDPOINT
+
+
+def _give_to_control_plane(cluster: Cluster) -> None:
+    """Put the image, made of the programs that `make etcd` built, where the pod is to run."""
+    programs = CACHE / f"etcd-{VERSION}"
+    files: dict[str, Path | str] = {
+        f"usr/local/bin/{name}": programs / name for name in ("etcd", "etcdctl")
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        layer = tar_of(files, Path(scratch, "layer.tar"))
+        image = Image(IMAGE, (layer,), {"Cmd": ["/usr/local/bin/etcd"]})
+        archive.write(ARCHIVES / _ARCHIVE, [image])
+    script = f"ctr --namespace k8s.io images import {NODE_ARCHIVES}/{_ARCHIVE}"
+    cluster.exec_on_node(CONTROL_PLANE, "sh", "-c", script, timeout=120)
+    (ARCHIVES / _ARCHIVE).unlink()
+
+
+def _service() -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "etcd-v2"},
+        "spec": {"selector": _LABELS, "ports": [{"port": 2379}]},
+    }
+
+
+def _pod() -> Json:
+    """On the control plane, where no test takes the node away."""
+    container = {
+        "name": "etcd",
+        "image": IMAGE,
+        "command": [
+            "etcd",
+            "--enable-v2=true",
+            "--data-dir=/data",
+            "--listen-client-urls=http://0.0.0.0:2379",
+            f"--advertise-client-urls={ENDPOINT}",
+        ],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 2379}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "etcd-v2", "labels": _LABELS},
+        "spec": {
+            "nodeSelector": {_CONTROL: ""},
+            "tolerations": [{"key": _CONTROL, "operator": "Exists", "effect": "NoSchedule"}],
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }

@@ -1,0 +1,135 @@
+"""Real training on torch's own rendezvous backends: it is hurt on the way and succeeds, and its
+status says what is so, though the operator reads no etcd of it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.e2e import old_etcd
+from tests.e2e.console import Json
+from tests.e2e.corner import Corner, seconds
+from tests.e2e.manifests import digits, job
+from tests.e2e.recorder import Recorder
+from tests.e2e.report import Report
+
+pytestmark = pytest.mark.timeout(600, func_only=True)
+
+CHECKPOINT_STEPS = 5
+STEPS = 700
+"""At five a second: more than is trained while it is hurt."""
+RECOVERY_SECONDS = 90.0
+"""torch's backends know of a loss after keepAliveSeconds, and may have to wait for a pod's end."""
+STATUS_LAG_SECONDS = 2.0 + 1.0
+"""The agents are asked once a second; the status has its times in whole seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """One job that is hurt on the way."""
+
+    corner: Corner
+    report: Report
+    name: str
+
+    @property
+    def status(self) -> Json:
+        return self.corner.status(self.name)
+
+    def begun(self, rendezvous: Json) -> None:
+        options = ("--steps", STEPS, "--checkpoint-every", CHECKPOINT_STEPS)
+        self.corner.apply(
+            job(
+                self.name,
+                digits(*options),
+                nodes=2,
+                maxRestarts=5,
+                rendezvous={"lastCallSeconds": 5, **rendezvous},
+            )
+        )
+        self.corner.running(self.name, 2)
+        self.corner.advances(self.name, 2 * CHECKPOINT_STEPS)
+
+    def hurt(self, fault: str, act: Callable[[], object]) -> None:
+        """Do it; both nodes must train on in a later round, from the last checkpoint."""
+        before, reached = self.status["rendezvous"]["round"], self.corner.latest(self.name)
+        act()
+        found = self.corner.running(self.name, 2, after=before, within=RECOVERY_SECONDS)
+        step = self.corner.advances(self.name, reached, within=RECOVERY_SECONDS)
+        assert step > reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
+        self.report.add("backends", job=self.name, fault=fault, rounds=found["rounds"][-2:])
+
+    def delete(self, pod: str) -> None:
+        self.corner.kubectl("delete", "pod", pod, "--wait=false")
+
+    def others(self) -> list[str]:
+        """The pods but the first one."""
+        return sorted(set(self.corner.active(self.name)) - {f"{self.name}-0"})
+
+    def succeeded(self, recorder: Recorder) -> None:
+        """It comes to its end, and what its status showed on the way was never old."""
+        self.corner.in_phase(self.name, "Succeeded", within=300)
+        status = self.status
+        assert status["rendezvous"]["state"] == "closed"
+        assert status["restarts"] == 1, "of all that was done to it one thing was a failure"
+        assert status["firstFailure"]["signal"] == 9
+        told = "".join(self.corner.log(pod) for pod in self.corner.pods(self.name))
+        assert f"step {STEPS} " in told
+        lags = self._lags(recorder)
+        assert len(lags) >= 3, "as many rounds as it was hurt"
+        self.report.add("backendLags", job=self.name, seconds=[round(lag, 2) for lag in lags])
+        assert statistics.median(lags) < STATUS_LAG_SECONDS
+
+    def _lags(self, recorder: Recorder) -> list[float]:
+        """For each final round, the time from its agents' word to the first status with it."""
+        uid = self.corner.job(self.name)["metadata"]["uid"]
+        found: dict[int, float] = {}
+        for seen in recorder.statuses:
+            if seen.job == uid and seen.what["state"] == "final" and seen.what.get("since"):
+                lag = seen.at - seconds(seen.what["since"])
+                found.setdefault(seen.what["round"], lag)
+        return list(found.values())
+
+
+def test_c10d_without_any_etcd(corner: Corner, recorder: Recorder, report: Report) -> None:
+    training = Training(corner, report, "c10d")
+    training.begun({"backend": "c10d"})
+    assert training.status["rendezvous"]["worldSize"] == 2
+    training.hurt("worker killed", lambda: corner.kill_worker(training.others()[0]))
+    training.hurt("pod deleted", lambda: training.delete(training.others()[0]))
+    keeper = corner.pods("c10d")["c10d-0"]["metadata"]["uid"]
+    training.hurt("store's pod deleted", lambda: training.delete("c10d-0"))
+    assert corner.pods("c10d")["c10d-0"]["metadata"]["uid"] != keeper
+    training.succeeded(recorder)
+
+
+def test_etcd_v2_of_the_users_own(
+    corner: Corner, cluster: Cluster, recorder: Recorder, report: Report
+) -> None:
+    corner.apply(job("nowhere", rendezvous={"backend": "etcd-v2"}))
+    refused = corner.told("nowhere", "PodsReady", "False")
+    assert refused["reason"] == "BackendUnavailable"
+    corner.delete("nowhere", "--wait=false")
+    training = Training(corner, report, "v2")
+    training.begun({"backend": "etcd-v2", "endpoints": [old_etcd.start(cluster, corner)]})
+    training.hurt("worker killed", lambda: corner.kill_worker(training.others()[0]))
+    training.hurt("pod deleted", lambda: training.delete(training.others()[0]))
+    training.hurt("first pod deleted", lambda: training.delete("v2-0"))
+    training.succeeded(recorder)
+
+
+def test_a_suspended_job_is_resumed_as_another_gang(corner: Corner) -> None:
+    corner.apply(job("paused", nodes=2, rendezvous={"backend": "c10d", "lastCallSeconds": 5}))
+    corner.running("paused", 2)
+    corner.patch("paused", {"runPolicy": {"suspend": True}})
+    corner.in_phase("paused", "Suspended")
+    corner.without_pods("paused")
+    corner.patch("paused", {"runPolicy": {"suspend": False}})
+    corner.running("paused", 2)
+    corner.finish("paused")
+    corner.in_phase("paused", "Succeeded")
