@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,16 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_operator.agent_status import Agents, AgentStatus
+from elasticjob_operator.claim import Claims
 from elasticjob_operator.core.mirrored import Records, job_of
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.kube import SECRETS, Json, Kube, NotFound
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import Backend, ElasticJob
 from elasticjob_operator.settings import EtcdSettings
-from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.keys import cluster_key, job_prefix
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
 from elasticjob_rendezvous.etcd.users import Users
+
+log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 SETTLING_SECONDS = 5.0
@@ -53,6 +57,8 @@ class Etcd:
     ca_file: Path | str | None = None
     own: bool = True
     lost_at: float | None = None
+    stranger: str = ""
+    """The identity of another cluster, when it is that one's."""
 
     def is_settling(self, now: float) -> bool:
         """Whether it cannot be read, but only for so short a time that it is not worth telling."""
@@ -89,6 +95,7 @@ class Etcds:
     ) -> None:
         self._settings = settings
         self._kube = kube
+        self._claims = Claims(kube)
         self._tasks = tasks
         self._changed = changed
         self._stack = AsyncExitStack()
@@ -115,6 +122,7 @@ class Etcds:
         """
         wanted = job.spec.rendezvous
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
+            self._check_owner()
             return self.own
         self._check_endpoints(job)
         namespace, secret = job.metadata.namespace, wanted.secret_name
@@ -129,6 +137,27 @@ class Etcds:
             self._named[place] = self._start(self._foreign(list(wanted.endpoints), held))
             await self._named[place].mirror.reached(0, FIRST_READ_SECONDS)
         return self._named[place]
+
+    async def guard(self) -> None:
+        """See that the operator's own etcd serves our cluster alone, and nobody without a user.
+
+        Raises `EtcdError` or `KubeError`.
+        """
+        stranger = await self._claims.stranger(self.own.client)
+        if stranger and not self.own.stranger:
+            log.error("etcd belongs to another cluster, %s: no job of ours can use it", stranger)
+        self.own.stranger = stranger
+        if not stranger:
+            await self.own.guard()
+
+    def _check_owner(self) -> None:
+        if self.own.stranger:
+            raise Refused(
+                Obstacle.ANOTHERS_ETCD,
+                f"the operator's etcd holds the jobs of another cluster ({self.own.stranger}), and "
+                "each cluster needs its own; if that cluster is no more, delete etcd's key "
+                f"{cluster_key()}",
+            )
 
     def _check_endpoints(self, job: ElasticJob) -> None:
         wanted = job.spec.rendezvous

@@ -26,7 +26,7 @@ from elasticjob_operator.handlers import COALESCE_SECONDS, Handlers, registry
 from elasticjob_operator.handlers import settings as kopf_settings
 from elasticjob_operator.health import Health
 from elasticjob_operator.jobs import Jobs
-from elasticjob_operator.kube import ELASTICJOBS, Kube
+from elasticjob_operator.kube import ELASTICJOBS, Kube, KubeError
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.observe import Observer
@@ -74,8 +74,8 @@ class Active:
     async def _guard(self, etcds: Etcds) -> None:
         """No job needs etcd to be closed to strangers; but none is given a user before it is."""
         try:
-            await etcds.own.guard()
-        except EtcdError as error:
+            await etcds.guard()
+        except (EtcdError, KubeError) as error:
             log.error("etcd lets in whoever comes, and no job can start: %s", error)
 
     async def _serve(

@@ -15,6 +15,7 @@ from elasticjob_operator.apply import EXPECTED
 from elasticjob_operator.core.names import UID_LABEL
 from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.departures import close_departed, forget_departed
+from elasticjob_operator.etcd_access import forget_user, uids_with_users
 from elasticjob_operator.etcds import Etcd, Etcds
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import ELASTICJOBS, PODS, Json, Kind, Kube
@@ -85,7 +86,9 @@ class Sweep:
         self._count += 1
         # etcd first: a job that is made between the two is none that is gone.
         # In an etcd that a user named there may be jobs of others: only those that we saw go.
-        kept = {*self._etcds.own.mirror.jobs(), *self._jobs.departed}
+        own = self._etcds.own
+        kept = {*self._jobs.departed, *(() if own.stranger else own.mirror.jobs())}
+        users = await self._users_in_etcd()
         listed = await self._list(ELASTICJOBS)
         pods = await self._list(PODS, UID_LABEL)
         changed = self._delivered.compare(ELASTICJOBS, listed)
@@ -93,9 +96,10 @@ class Sweep:
         self._wake(listed, pods, changed, changed_pods)
         await self._nodes.drop_ghosts(self._kube)
         await self._clear_gone(kept, listed, pods)
+        await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
         for etcd in self._etcds.all():
             await self._check_mirror(etcd)
-        await self._etcds.own.guard()
+        await self._etcds.guard()
 
     def _wake(
         self, listed: list[Json], pods: list[Json], changed: set[str], changed_pods: set[str]
@@ -138,6 +142,26 @@ class Sweep:
                 await forget_departed(self._etcds, namespace, uid)
                 self._jobs.departed.discard((namespace, uid))
         self._gone = gone
+
+    async def _users_in_etcd(self) -> frozenset[str]:
+        """The jobs with a user in our etcd, now and then; asked before the jobs are listed."""
+        users = self._etcds.own.users
+        due = self._count % RESYNC_SWEEPS == 1 and None in self._namespaces
+        if users is None or not due or self._etcds.own.stranger:
+            return frozenset()
+        return await uids_with_users(users)
+
+    async def _clear_users(
+        self, uids: frozenset[str], listed: list[Json], pods: list[Json]
+    ) -> None:
+        """Remove users of jobs that were deleted, unseen by us, before they had a record."""
+        users = self._etcds.own.users
+        there = {raw["metadata"]["uid"] for raw in listed}
+        there |= {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
+        for uid in sorted(uids - there):
+            assert users is not None
+            log.info("clearing etcd of the user of a job that is gone: %s", uid)
+            await forget_user(users, uid)
 
     async def _check_mirror(self, etcd: Etcd) -> None:
         place = id(etcd)

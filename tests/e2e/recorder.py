@@ -141,6 +141,8 @@ class Recorder:
         for event in batch.get("Events") or ():
             pair = event["kv"]
             parts = base64.b64decode(pair["key"]).decode().split("/")
+            if len(parts) < 6:
+                continue  # no job's
             job, below = parts[3], parts[5:]
             value = base64.b64decode(pair.get("value") or "")
             content = json.loads(value) if value else {}

@@ -49,7 +49,6 @@ def give(server: ApiServer, found: Json) -> None:
 def operator(
     tmp_path_factory: pytest.TempPathFactory,
     server: ApiServer,
-    newest_etcd: EtcdServer,
     watched: list[str],
 ) -> Iterator[Operator]:
     options = {
@@ -58,11 +57,14 @@ def operator(
         "ELASTICJOB_LEASE_NAMESPACE": NAMESPACE,
     }
     folder = tmp_path_factory.mktemp("operator")
-    replica = Operator(folder, server, newest_etcd, options=options)
+    etcd = EtcdServer(folder / "etcd")  # which serves one cluster alone
+    replica = Operator(folder, server, etcd, options=options)
     try:
+        etcd.start()
         yield replica.start()
     finally:
         replica.close()
+        etcd.close()
 
 
 def test_they_are_enough_for_a_whole_life(server: ApiServer, operator: Operator) -> None:

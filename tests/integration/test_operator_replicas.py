@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.apiserver import ApiServer
+from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
@@ -119,9 +120,9 @@ def test_a_standby_replica_ends_when_told(start_operator: StartOperator) -> None
     assert second.stop() == 0
 
 
-def test_the_api_server_goes_away_and_comes_back(tmp_path: Path, newest_etcd: EtcdServer) -> None:
+def test_the_api_server_goes_away_and_comes_back(tmp_path: Path, start_etcd: StartEtcd) -> None:
     server = ApiServer(tmp_path / "apiserver")
-    operator = Operator(tmp_path, server, newest_etcd)
+    operator = Operator(tmp_path, server, start_etcd())  # it serves one cluster alone
     try:
         here = Namespace(server.start(), server.namespace("here"))
         operator.start()

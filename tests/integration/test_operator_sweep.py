@@ -7,20 +7,26 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+import pytest
+
+from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.delivered import Delivered
-from elasticjob_operator.etcds import Etcds
+from elasticjob_operator.etcd_access import access_for, uids_with_users
+from elasticjob_operator.etcds import Etcds, Refused
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import PODS, Kube
+from elasticjob_operator.model import parse_manifest
 from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_operator.sweep import Sweep
 from elasticjob_operator.wakeups import Wakeups
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.keys import Keys, job_prefix
+from elasticjob_rendezvous.core.keys import Keys, cluster_key, job_prefix
 from elasticjob_rendezvous.core.records import Bounds
 from tests.integration.apiserver import ApiServer
+from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer
-from tests.integration.kube_rig import pod
+from tests.integration.kube_rig import elasticjob, pod
 from tests.integration.operator_rig import Namespace
 
 UID = "00000000-0000-0000-0000-000000000001"
@@ -29,7 +35,7 @@ UID = "00000000-0000-0000-0000-000000000001"
 class Rig:
     """A sweep of one namespace, with what it works on."""
 
-    def __init__(self, kube: Kube, etcds: Etcds, namespace: str) -> None:
+    def __init__(self, kube: Kube, etcds: Etcds, namespace: str | None) -> None:
         self.woken: list[JobKey] = []
         self.etcds = etcds
         self.jobs = Jobs(time.monotonic, lambda: 0.0)
@@ -45,8 +51,9 @@ class Rig:
 def run(
     server: ApiServer,
     etcd: EtcdServer,
-    namespace: str,
+    namespace: str | None,
     scenario: Callable[[Rig], Awaitable[None]],
+    settings: EtcdSettings | None = None,
 ) -> None:
     async def main() -> None:
         async with (
@@ -54,7 +61,8 @@ def run(
             Kube.connect(server.kubeconfig()) as kube,
             asyncio.TaskGroup() as tasks,
         ):
-            etcds = Etcds(EtcdSettings((etcd.url,)), kube, tasks, lambda namespace, uid: None)
+            chosen = settings or EtcdSettings((etcd.url,))
+            etcds = Etcds(chosen, kube, tasks, lambda namespace, uid: None)
             assert await etcds.own.mirror.reached(0, 10)
             try:
                 await scenario(Rig(kube, etcds, namespace))
@@ -172,3 +180,72 @@ def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
         assert "mirror is dead" in rig.sweep.ailment()
 
     run(api_server, newest_etcd, namespace, scenario)
+
+
+def cluster_of(server: ApiServer) -> str:
+    return str(server.request("GET", "/api/v1/namespaces/kube-system")["metadata"]["uid"])
+
+
+def test_an_etcd_belongs_to_the_cluster_that_comes_first(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str
+) -> None:
+    etcd = start_etcd("3.6")
+    parsed = parse_manifest(elasticjob() | {"metadata": {"name": "job", "uid": UID}})
+
+    async def scenario(rig: Rig) -> None:
+        await rig.sweep.sweep()
+        assert etcd.ctl("get", "--print-value-only", cluster_key()).strip() == cluster_of(
+            api_server
+        )
+        assert (await rig.etcds.of(parsed)) is rig.etcds.own
+        await rig.sweep.sweep()
+        assert (await rig.etcds.of(parsed)) is rig.etcds.own
+
+    run(api_server, etcd, namespace, scenario)
+
+
+def test_the_etcd_of_another_cluster_is_neither_used_nor_cleared(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str
+) -> None:
+    etcd = start_etcd("3.6")
+    etcd.ctl("put", cluster_key(), "another")
+    keys = put_bounds(etcd, namespace)
+    parsed = parse_manifest(elasticjob() | {"metadata": {"name": "job", "uid": UID}})
+
+    async def scenario(rig: Rig) -> None:
+        await seen(rig, namespace)
+        await rig.etcds.guard()
+        for _ in range(3):
+            await rig.sweep.sweep()
+        assert etcd.ctl("get", keys.bounds)
+        assert not etcd.ctl("get", keys.round)
+        assert etcd.ctl("get", "--print-value-only", cluster_key()).strip() == "another"
+        with pytest.raises(Refused, match="the jobs of another cluster") as caught:
+            await rig.etcds.of(parsed)
+        assert caught.value.obstacle is Obstacle.ANOTHERS_ETCD
+        etcd.ctl("del", cluster_key())
+        await rig.sweep.sweep()
+        assert (await rig.etcds.of(parsed)) is rig.etcds.own, "what the message says helps"
+
+    run(api_server, etcd, namespace, scenario)
+
+
+def test_a_user_without_a_job_and_a_record_goes(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str
+) -> None:
+    """Its job was deleted while no operator was there to see it."""
+    etcd = start_etcd("3.6", arguments=("--bcrypt-cost=4",))
+    here = Namespace(api_server, namespace)
+    present = here.create_job(maxNodes=1)["metadata"]["uid"]
+    root = EtcdSettings((etcd.url,), user="root", password="secret", manage_users=True)
+
+    async def scenario(rig: Rig) -> None:
+        await rig.etcds.guard()
+        users = rig.etcds.own.users
+        assert users is not None
+        for uid in (UID, present):
+            await access_for(users, namespace, uid, None, None)
+        await rig.sweep.sweep()
+        assert await uids_with_users(users) == {present}
+
+    run(api_server, etcd, None, scenario, root)

@@ -39,6 +39,7 @@ class Obstacle(StrEnum):
     TEMPLATE_INVALID = "TemplateInvalid"
     ENDPOINT = "EndpointNotAllowed"
     BACKEND = "BackendUnavailable"
+    ANOTHERS_ETCD = "EtcdOfAnotherCluster"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ def job_prefix(namespace: str, uid: str, incarnation: int) -> str:
     return f"{job_folder(namespace, uid)}{incarnation}/"
 
 
+def cluster_key() -> str:
+    """Which Kubernetes cluster's operator keeps this etcd: below the folder of no job."""
+    return f"{ROOT}cluster"
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys under one prefix, which ends in a slash."""

@@ -34,11 +34,16 @@ once more, so that no right comes or goes unnoticed.
   verbs: [create, patch]
 {{- end }}
 
-{{/* Of the cluster: which nodes are not ready, cordoned or tainted. */}}
+{{/* Of the cluster: which nodes are not ready, cordoned or tainted, and which cluster it is. */}}
 {{- define "elasticjob.rules.nodes" -}}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+# Its uid is the cluster's identity: an etcd serves one cluster alone.
+- apiGroups: [""]
+  resources: [namespaces]
+  resourceNames: [kube-system]
+  verbs: [get]
 {{- end }}
 
 {{/* In the release's namespace: the Lease of the active replica. create knows no names. */}}
