@@ -330,7 +330,7 @@ class Agent:
         self._events.put_nowait(FromHands(HandsGone("it ended")))
 
     async def _with_evidence(self, event: HandsEvent) -> FromHands:
-        """Read the error files with the news of an exit: the core judges both together."""
+        """Read error files and progress with the news of an exit: the core judges all together."""
         number = None
         match event:
             case WorkerExited() if event.exit_code != 0:
@@ -345,9 +345,10 @@ class Agent:
             async with asyncio.timeout(DISK_SECONDS):
                 reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
                 base_rank = await asyncio.to_thread(self._logs.base_rank, number)
+                words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
         except TimeoutError:
             return FromHands(event)
-        return FromHands(event, reports, base_rank)
+        return FromHands(event, reports, base_rank, words)
 
     async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():

@@ -68,6 +68,8 @@ class Gangs:
             self.world.at(plan.work_seconds, self._finish, gang)
         if plan.checkpoint_seconds is not None:
             self.world.at(plan.checkpoint_seconds, self._save, gang)
+        if plan.crash_seconds is not None:
+            self.world.at(plan.crash_seconds, self._crash, gang)
 
     def _save(self, gang: Gang) -> None:
         """One of the gang saves for all; a machine that stands still holds everybody up."""
@@ -125,6 +127,16 @@ class Gangs:
             self.world.at(0.5, self._aborted, pod, number)
             return
         pod.fail_workers(FailureClass.PEER_ABORT)
+
+    # -- a bug in the script --------------------------------------------------------
+
+    def _crash(self, gang: Gang) -> None:
+        """The script fails where it always does, on one rank."""
+        if self.world.calm or gang.broken or gang.finishing or not gang.running:
+            return
+        pod = self.world.rng.choice(list(gang.running.values()))
+        steps = {"none": None, "same": 100, "further": 100 + gang.number}
+        pod.fail_workers(FailureClass.USER_ERROR, steps[self.world.plan.crash_steps])
 
     # -- finishing ------------------------------------------------------------------
 

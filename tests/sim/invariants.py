@@ -25,6 +25,7 @@ from elasticjob_rendezvous.core.records import (
 from elasticjob_rendezvous.core.roster import legal_size
 from tests.sim import verdicts
 from tests.sim.controller import OPERATOR
+from tests.sim.crashing import Crashing
 
 if TYPE_CHECKING:
     from tests.sim.simetcd import Change
@@ -69,6 +70,7 @@ class Checker:
         self._saved_at: dict[int, float] = {}
         self._checkpoints: dict[int, int] = {}
         self._round: Round | None = None
+        self.crashing = Crashing(self)
 
     def fail(self, invariant: str, detail: str) -> None:
         raise Violation(invariant, detail, self.world.now)
@@ -194,6 +196,7 @@ class Checker:
             self._check_transition(before, after)
             verdicts.check_charges(self, before, after)
             verdicts.check_counts(self, before, after)
+            self.crashing.changed(before, after)
         self.highest = max(self.highest, after.number)
         new_state = before is None or before.state is not after.state
         if not new_state and before is not None and before.number == after.number:

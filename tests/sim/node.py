@@ -6,6 +6,7 @@ processes, outlive the agent, and die with the pod.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.events import (
@@ -61,6 +62,7 @@ class Pod:
         self.hung = False
         self.start_ms = 0
         self.checkpoint_step = -1
+        self.started_at = 0.0
         self.master_port = 0
         self.excused_until = 0.0
         self.outcome: Finish | None = None
@@ -227,6 +229,7 @@ class Pod:
             self.world.at(0.5, self._started, token)
             return
         self.phase = Workers.RUNNING
+        self.started_at = self.world.now
         self.master_port = self.world.next_port()
         self.changed()
         self.world.gangs.running(self)
@@ -265,15 +268,17 @@ class Pod:
 
     # -- what workers do by themselves ----------------------------------------------
 
-    def fail_workers(self, kind: FailureClass) -> None:
-        """One worker fails; the agent ends the others of this pod."""
+    def fail_workers(self, kind: FailureClass, step: int | None = None) -> None:
+        """One worker fails, at this step; the agent ends the others of this pod."""
         if self.phase not in (Workers.STARTING, Workers.RUNNING) or self.roster is None:
             return
         if self.frozen:
             return
         rng = self.world.rng
         local_rank = rng.randrange(self.identity.slots)
-        self.failure = self._failure(self.roster, local_rank, kind)
+        ran = self.world.now - self.started_at if self.phase is Workers.RUNNING else 0.0
+        told = self._failure(self.roster, local_rank, kind)
+        self.failure = replace(told, step=step, ran_ms=int(ran * 1000))
         self.world.truth.failed(self, kind)
         self.world.note(self.name, "worker failed", kind)
         if self.identity.slots > 1 and rng.random() < 0.7:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.crashes import pause_seconds
+from elasticjob_rendezvous.core.records import Bounds, Streak
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Plan:
         rates: chances, for each message, of the network's faults.
         start_seconds: about how long workers take to come up.
         work_seconds: an undisturbed round ends with success after this; None is never.
+        crash_seconds: workers of a whole gang fail about so long after it came up; None never do.
+        crash_steps: what they tell before that: "none", the "same" step, or one "further".
         strikes: faults that happen just when the round changes or a member is done.
         strike_share: how often one does.
         stubborn: the share of pods whose scripts ignore SIGTERM.
@@ -63,6 +66,8 @@ class Plan:
     orphan_seconds: float = 30.0
     slow_seconds: float = 0.05
     checkpoint_seconds: float | None = None
+    crash_seconds: float | None = None
+    crash_steps: str = "none"
     strikes: tuple[Kind, ...] = ()
     strike_share: float = 0.0
     actions: tuple[Action, ...] = ()
@@ -73,8 +78,14 @@ class Plan:
         """How long after the last fault a round must be final, at the latest.
 
         Last call, two leases and five seconds; workers that ignore SIGTERM take
-        their grace before that.
+        their grace before that, and failures in a row put it off.
         """
         bounds = self.bounds
         lease = max(2.0, bounds.keep_alive_seconds)
-        return bounds.last_call_seconds + 2 * lease + 5.0 + bounds.stop_grace_seconds
+        return (
+            bounds.last_call_seconds
+            + 2 * lease
+            + 5.0
+            + bounds.stop_grace_seconds
+            + pause_seconds(Streak(bounds.max_restarts))
+        )

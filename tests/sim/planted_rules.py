@@ -10,6 +10,7 @@ from unittest.mock import patch
 from elasticjob_rendezvous.core import (
     census,
     coordinator,
+    crashes,
     directing,
     finals,
     newcomers,
@@ -26,7 +27,7 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round, Streak
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
 from tests.sim.planting import Takes, Writes, bug
@@ -115,6 +116,32 @@ def excused_round_not_counted() -> Iterator[EngineFactory]:
             return verdict(*args)
 
     with patch.object(coordinator.Coordinator, "_pass_verdicts", planted):
+        yield Engine
+
+
+@bug("crashes")
+def no_back_off() -> Iterator[EngineFactory]:
+    """A script that fails at its start is started again at once, for ever."""
+    with patch.object(crashes, "pause_seconds", lambda _: 0.0):
+        yield Engine
+
+
+@bug("crashes")
+def hope_without_end() -> Iterator[EngineFactory]:
+    """A job that fails at one step again and again goes on until its budget is spent."""
+    with patch.object(crashes, "is_hopeless", lambda _: False):
+        yield Engine
+
+
+@bug("crashes")
+def despair_without_reason() -> Iterator[EngineFactory]:
+    """Failures at whatever step count as those at one step."""
+    after = crashes.after_failure
+
+    def planted(streak: Streak, *rest: Any) -> Streak:
+        return replace(after(streak, *rest), times=streak.times + 1)
+
+    with patch.object(crashes, "after_failure", planted):
         yield Engine
 
 

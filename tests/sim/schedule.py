@@ -1,4 +1,4 @@
-"""From a seed to a plan: eight kinds of runs. Pure, but for its own `Random(seed)`."""
+"""From a seed to a plan: nine kinds of runs. Pure, but for its own `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -90,6 +90,12 @@ CHURN = (
     ("evict", -1.5, 1.5),
     ("join", 0.0, 0.0),
 )
+CRASHES = (
+    ("crash", 0.0, 0.0),
+    ("kill_agent", 0.05, 3.0),
+    ("drain", 0.0, 0.0),
+    ("join", 0.0, 0.0),
+)
 ETCD = (
     ("restart_etcd", 0.2, 9.0),
     ("elect", 0.2, 2.0),
@@ -147,6 +153,19 @@ def _churn(rng: Random) -> Plan:
     return _disturbed(rng, "churn", CHURN, 5, 12.0)
 
 
+def _crashes(rng: Random) -> Plan:
+    """The script fails again and again; nodes come and go meanwhile."""
+    base = _disturbed(rng, "crashes", CRASHES, 3, 25.0)
+    bounds = replace(base.bounds, max_restarts=rng.choice((2, 5, 9)), settle_seconds=0.3)
+    return replace(
+        base,
+        bounds=bounds,
+        crash_seconds=rng.choice((0.1, 1.0)),
+        crash_steps=rng.choice(("none", "none", "same", "further")),
+        strikes=CRASHES,
+    )
+
+
 def _etcd_trouble(rng: Random) -> Plan:
     base = _disturbed(rng, "etcd-trouble", ETCD + CHURN[:2], 4, 14.0)
     return replace(base, rates=LOSSY if rng.random() < 0.5 else {})
@@ -195,6 +214,7 @@ def _chaos(rng: Random) -> Plan:
 PROFILES: dict[str, Profile] = {
     "chaos": _chaos,
     "churn": _churn,
+    "crashes": _crashes,
     "etcd-trouble": _etcd_trouble,
     "finishing": _finishing,
     "partition": _partition,

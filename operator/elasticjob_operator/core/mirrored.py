@@ -232,6 +232,7 @@ def _round_view(item: History) -> RoundView:
         stop_ms=item.stop_ms,
         join_ms=item.join_ms,
         confirm_ms=item.confirm_ms,
+        backoff_ms=item.backoff_ms,
         start_ms=item.start_ms,
         first_step_ms=item.first_step_ms,
         members=item.cause.members,

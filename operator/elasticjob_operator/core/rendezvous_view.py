@@ -82,6 +82,7 @@ class RoundView:
     members: tuple[str, ...] = ()
     detail: str = ""
     final_at: datetime | None = None
+    backoff_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ def _round(found: RoundView) -> RoundStatus:
         stop_ms=found.stop_ms,
         join_ms=found.join_ms,
         confirm_ms=found.confirm_ms,
+        backoff_ms=found.backoff_ms,
         start_ms=found.start_ms,
         first_step_ms=found.first_step_ms,
         members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],

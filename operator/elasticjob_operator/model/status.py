@@ -113,6 +113,8 @@ class RoundStatus(StatusModel):
     """Milliseconds until all old workers had stopped."""
     join_ms: int | None = None
     """Milliseconds until its nodes had come together."""
+    backoff_ms: int | None = None
+    """Milliseconds for which it was put off, after failures in a row; part of no other time."""
     confirm_ms: int | None = None
     """Milliseconds until all of them had confirmed, and the round was final."""
     start_ms: int | None = None

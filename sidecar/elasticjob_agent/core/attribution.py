@@ -103,8 +103,15 @@ def _record(
         message=_message(ended, account),
         traceback="" if account is None else account.traceback,
         node=facts.node,
+        step=_step(crew, local_rank),
     )
     return _Suspect(fitted(failure), ended_at_ms)
+
+
+def _step(crew: Crew, local_rank: int) -> int | None:
+    """The last step that this worker told."""
+    said = crew.progress.get(local_rank)
+    return None if said is None or said.step < 0 else said.step
 
 
 def _message(ended: Ended | None, account: Account | None) -> str:

@@ -52,11 +52,28 @@ def _after_exit(
     crew = replace(
         crew, exits=(*crew.exits, Ended(exit_, during)), reports={**crew.reports, **reports}
     )
+    found = failure_of(crew, facts)
+    if found is not None:
+        found = replace(found, ran_ms=_ran_ms(crew, now))
     return replace(
         crew,
-        failure=_settled(crew.failure, failure_of(crew, facts)),
+        failure=_settled(crew.failure, found),
         ended_at=now if crew.all_ended else None,
     )
+
+
+def with_words(crew: Crew, heard: FromHands) -> Crew:
+    """The crew with the last that its workers told, which came with the news of an end."""
+    return replace(crew, progress={**crew.progress, **heard.progress}) if heard.progress else crew
+
+
+def _ran_ms(crew: Crew, now: float) -> int | None:
+    """How long its workers have run; None when an earlier agent started them."""
+    if not crew.started:
+        return 0
+    if not crew.start_ms:
+        return None
+    return max(0, round((now - crew.began) * 1000) - crew.start_ms)
 
 
 def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
@@ -89,6 +106,7 @@ def _of_all(crew: Crew, facts: Facts, message: str) -> Failure:
         at_ms=0,
         message=message[:1000],
         node=facts.node,
+        ran_ms=None if crew.started else 0,
     )
 
 
@@ -111,7 +129,7 @@ def after_hello(
     if crew is None:
         known = hello.pids.keys() | {exit_.local_rank for exit_ in hello.exits}
         crew = Crew(number, max(len(known), facts.slots), heard.base_rank, now)
-    crew = replace(crew, started=True, empty=hello.running != number)
+    crew = replace(with_words(crew, heard), started=True, empty=hello.running != number)
     for exit_ in hello.exits:
         crew = _after_exit(crew, exit_, heard.reports, facts, now)
     return crew

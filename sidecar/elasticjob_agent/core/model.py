@@ -236,12 +236,14 @@ class FromHands:
     """The hands said something.
 
     With a `Hello` or `WorkerExited` come the error files of that round's
-    workers, by local rank, and the base rank noted when they were started.
+    workers, by local rank, and the base rank noted when they were started; and
+    their last words of progress, for the step at which one failed.
     """
 
     event: HandsEvent
     reports: Mapping[int, bytes] = field(default_factory=dict)
     base_rank: int | None = None
+    progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,7 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
         case Started() | WorkerExited() | StartRefused() | Stopped():
             if crew is None or crew.round != event.round:
                 return state
+            crew = crews.with_words(crew, heard)
             return replace(state, crew=crews.after(crew, event, heard.reports, facts, now))
         case Prepared():
             return replace(state, prepare_by=None)

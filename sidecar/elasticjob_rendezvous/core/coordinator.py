@@ -7,11 +7,11 @@ coordinator changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from elasticjob_rendezvous.core import absence, census, costs, verdicts
+from elasticjob_rendezvous.core import absence, census, costs, crashes, verdicts
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption
@@ -34,6 +34,7 @@ from elasticjob_rendezvous.core.records import (
     Roster,
     Round,
     RoundState,
+    Streak,
 )
 from elasticjob_rendezvous.core.roster import legal_size, seal
 from elasticjob_rendezvous.core.timers import Timers
@@ -276,6 +277,8 @@ class Coordinator:
         if self._still_writing(view, roster, members, bounds, self.timers.since(opened)):
             return None
         self.timers.since(("stopped", current.number))
+        if self._backs_off(current):
+            return None
         call = ("last call", current.number)
         enough = legal_size(bounds, len(count.waiting)) > 0
         if not enough:
@@ -287,6 +290,16 @@ class Coordinator:
         frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids)
         note = f"round {current.number} is frozen with {len(choice.ids)} members"
         return self._write(view, own, clock, frozen, (), note)
+
+    def _backs_off(self, current: Round) -> bool:
+        """Whether the recovery from a failure is put off, after too many in a row."""
+        if current.previous not in current.charged:
+            return False
+        pause = crashes.pause_seconds(current.streak)
+        over = self.timers.over(("pause", current.previous), pause)
+        if over and pause:
+            self.timers.since(("paused", current.number))
+        return not over
 
     def _still_writing(
         self,
@@ -410,6 +423,8 @@ class Coordinator:
     def _history(self, current: Round, roster: Roster, clock: Clock) -> History:
         opened = self.timers.known(("state", current.number, RoundState.JOINABLE))
         halted = self.timers.known(("stopped", current.number))
+        paused = self.timers.known(("paused", current.number))
+        ready = halted if paused is None else paused
         frozen = self.timers.known(("state", current.number, RoundState.FROZEN))
         return History(
             number=current.number,
@@ -418,7 +433,8 @@ class Coordinator:
             final_ms=clock.utc_ms,
             detect_ms=self.split.get(f"detect {current.number}"),
             stop_ms=costs.spent_ms(opened, halted),
-            join_ms=costs.spent_ms(halted, frozen),
+            backoff_ms=costs.spent_ms(halted, paused),
+            join_ms=costs.spent_ms(ready, frozen),
             confirm_ms=costs.spent_ms(frozen, clock.now),
         )
 
@@ -450,15 +466,21 @@ class Coordinator:
         number = current.number
         failures = view.failures.get(number, {}).values()
         retries = 0
-        charged, pending = current.charged, current.pending
-        counts = counted(current.counts, look.cause.kind)
+        charged, pending, cause = current.charged, current.pending, look.cause
+        counts = counted(current.counts, cause.kind)
+        if any(m.record.round == number and m.record.step >= 0 for m in view.members().values()):
+            self.timers.since(("stepped", number))
+        life = self._life(number)
+        streak = crashes.after_round(current.streak, life)
         if look.cause.kind is CauseKind.MASTER_PORT:
             retries = current.port_retries + 1
         if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
             charged, counts = (*charged, number), current.counts
-            if verdicts.spent(charged, bounds):
-                spent = replace(current, charged=charged)
-                return self._close(view, own, clock, _spent(failures, bounds), spent)
+            streak = crashes.after_failure(current.streak, failures, life)
+            if outcome := _over(charged, streak, failures, bounds):
+                over = replace(current, charged=charged, streak=streak)
+                return self._close(view, own, clock, outcome, over)
+            cause = crashes.explained(cause, streak)
         elif failures and look.cause.kind is CauseKind.FAILURE:
             pending = (*pending, number)
         if look.symptom is not None:
@@ -467,14 +489,15 @@ class Coordinator:
             current,
             number=number + 1,
             state=RoundState.JOINABLE,
-            cause=look.cause,
+            cause=cause,
             charged=charged,
             pending=pending,
             port_retries=retries,
             counts=counts,
+            streak=streak,
         )
-        who = ", ".join(look.cause.members[:3])
-        note = f"round {number + 1} opens: {look.cause.kind} {who}".rstrip()
+        who = ", ".join(cause.members[:3])
+        note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
         return self._write(view, own, clock, again, (), note)
 
     def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
@@ -524,11 +547,24 @@ class Coordinator:
                 return self._write(view, own, clock, excused, ops, note)
             elif not self.timers.over(("verdict", number), verdicts.window_seconds(bounds)):
                 continue
-            charged = replace(current, pending=rest, charged=(*current.charged, number))
-            if verdicts.spent(charged.charged, bounds):
-                return self._close(view, own, clock, _spent(failures, bounds), charged)
+            streak = crashes.after_failure(current.streak, failures, self._life(number))
+            cause = current.cause
+            if cause.kind is CauseKind.FAILURE and current.previous == number:
+                cause = crashes.explained(cause, streak)
+            charges = (*current.charged, number)
+            charged = replace(current, pending=rest, charged=charges, streak=streak, cause=cause)
+            if outcome := _over(charges, streak, failures, bounds):
+                return self._close(view, own, clock, outcome, charged)
             return self._write(view, own, clock, charged, (), f"round {number}: failure charged")
         return None
+
+    def _life(self, number: int) -> crashes.Life:
+        """What we saw of a final round; a new coordinator saw less of it."""
+        began = self.timers.known(("state", number, RoundState.FINAL))
+        ended = self.timers.known(("state", number + 1, RoundState.JOINABLE))
+        end = self.timers.now if ended is None else ended
+        stepped = self.timers.known(("stepped", number)) is not None
+        return crashes.Life(0.0 if began is None else end - began, stepped)
 
     def _learn_of_preemption(
         self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
@@ -630,6 +666,17 @@ def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
     """Whether two sessions were begun by one and the same process."""
     nonce = one.record.session.rpartition("-")[0]
     return bool(nonce) and nonce == other.record.session.rpartition("-")[0]
+
+
+def _over(
+    charged: tuple[int, ...], streak: Streak, failures: Collection[Failure], bounds: Bounds
+) -> Outcome | None:
+    """The end of the job, if this charge was one too many."""
+    if verdicts.spent(charged, bounds):
+        return _spent(failures, bounds)
+    if crashes.is_hopeless(streak):
+        return Outcome(OutcomeKind.FAILED, crashes.hopeless(streak, failures))
+    return None
 
 
 def _spent(failures: Any, bounds: Bounds) -> Outcome:

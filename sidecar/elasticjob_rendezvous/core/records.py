@@ -220,6 +220,20 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Streak:
+    """Charged failures in a row; see `crashes`.
+
+    row: that came soon after the start, before a first step.
+    step: where the last one happened that told its step, or -1.
+    times: how many in a row happened at that step.
+    """
+
+    row: int = 0
+    step: int = -1
+    times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The state machine of the job: one key, written only by the coordinator.
 
@@ -234,6 +248,7 @@ class Round:
         port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
         since_ms: UTC time of the last transition, for people.
         counts: how many rounds ended so far without a charge, and why.
+        streak: the charged failures in a row up to now.
     """
 
     number: int
@@ -254,6 +269,7 @@ class Round:
     outcome: Outcome | None = None
     since_ms: int = 0
     counts: Counts = Counts()
+    streak: Streak = Streak()
 
 
 class Seat(NamedTuple):
@@ -301,7 +317,8 @@ class History:
 
     detect: first symptom to decision; stop: decision to the last worker stopped;
     join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
-    first_step: to the first step of the slowest, where the workers report their steps.
+    first_step: to the first step of the slowest, where the workers report their steps;
+    backoff: how long it was put off after a failure, which is part of none of them.
     """
 
     number: int
@@ -314,6 +331,7 @@ class History:
     start_ms: int | None = None
     confirm_ms: int | None = None
     first_step_ms: int | None = None
+    backoff_ms: int | None = None
 
 
 class FailureClass(StrEnum):
@@ -343,7 +361,10 @@ FAILURE_BYTES = 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failed worker of one member in one round. `at_ms` only orders culprits."""
+    """The first failed worker of one member in one round. `at_ms` only orders culprits.
+
+    `step` is the last step it told, `ran_ms` how long it ran; None where that is not known.
+    """
 
     round: int
     member: str
@@ -357,6 +378,8 @@ class Failure:
     message: str = ""
     traceback: str = ""
     node: str = ""
+    step: int | None = None
+    ran_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

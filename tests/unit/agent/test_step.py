@@ -21,7 +21,9 @@ from elasticjob_agent.core.model import (
     StopCrew,
     Tell,
     Timer,
+    WorkersProgressed,
 )
+from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.hands import (
     HandsGone,
@@ -196,6 +198,39 @@ def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
     driven.feed(stopped())
     assert told(driven).failure == failure
     assert not told(driven).done
+
+
+def test_a_failure_tells_how_long_and_how_far_it_ran() -> None:
+    """The last word comes with the news of the end: the file is looked at but now and then."""
+    driven = running(1)
+    driven.feed(WorkersProgressed(1, {0: WorkerProgress(step=3)}, 0), after=20)
+    words = {0: WorkerProgress(step=9), 1: WorkerProgress(step=8)}
+    driven.feed(replace(ended(0, code=1), progress=words), after=10)
+    failure = told(driven).failure
+    assert failure is not None
+    assert (failure.step, failure.ran_ms) == (9, 30_000)
+    driven.feed(ended(1, signum=9), after=1)
+    failure = told(driven).failure
+    assert failure is not None
+    assert failure.ran_ms == 30_000, "what ended later does not move it"
+
+
+def test_how_long_taken_over_workers_ran_is_not_known() -> None:
+    gone = ended(0, code=1).event
+    assert isinstance(gone, WorkerExited)
+    driven = Driven(hello(3, gone, base_rank=2), PortHeld(4000))
+    failure = told(driven).failure
+    assert failure is not None
+    assert (failure.step, failure.ran_ms) == (None, None)
+
+
+def test_workers_that_never_came_up_ran_for_no_time() -> None:
+    driven = ready()
+    driven.feed(run(2))
+    driven.feed(FromHands(StartRefused(2, "no such file")), after=5)
+    failure = told(driven).failure
+    assert failure is not None
+    assert failure.ran_ms == 0
 
 
 def test_an_aborted_collective_is_told_only_when_no_worker_here_can_be_its_cause() -> None:

@@ -1,0 +1,87 @@
+"""Failures in a row: how long the next recovery waits, and when there is no hope. Pure.
+
+Only charged failures count. A job that fails again soon after its start, before its first
+step, waits longer each time; one that fails at the same step again and again is ended
+early. What a node's loss or leave caused waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.records import Cause, Failure, Streak
+
+SOON_SECONDS = 60.0
+"""Workers that lived for longer did not fail at their start."""
+LONGEST_PAUSE_SECONDS = 60.0
+HOPELESS = 3
+"""So many failures in a row at the same step are not going to end."""
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What the coordinator saw of a final round: for how long it stood, whether a step was told."""
+
+    seconds: float
+    stepped: bool = False
+
+    @property
+    def was_long(self) -> bool:
+        return self.stepped or self.seconds >= SOON_SECONDS
+
+
+def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> Streak:
+    """The streak after a round of these failures was charged.
+
+    A new coordinator saw only the end of the round; workers know how long they ran.
+    """
+    ran_ms = max((failure.ran_ms or 0 for failure in failures), default=0)
+    stepped = any(failure.step is not None for failure in failures)
+    trained = stepped or life.was_long or ran_ms >= SOON_SECONDS * 1000
+    row = 0 if trained else streak.row + 1
+    first = verdicts.culprit(failures)
+    if first is None or first.step is None:
+        return replace(streak, row=row)
+    times = streak.times + 1 if first.step == streak.step else 1
+    return Streak(row, first.step, times)
+
+
+def after_round(streak: Streak, life: Life) -> Streak:
+    """The streak after a round that ended for another reason, or whose verdict is open."""
+    return replace(streak, row=0) if life.was_long else streak
+
+
+def pause_seconds(streak: Streak) -> float:
+    """How long the recovery from the last failure waits: 0, 1, 2, 4, … s."""
+    if streak.row < 2:
+        return 0.0
+    return min(2.0 ** min(streak.row - 2, 16), LONGEST_PAUSE_SECONDS)
+
+
+def is_hopeless(streak: Streak) -> bool:
+    """Whether the job fails at the same step again and again."""
+    return streak.times >= HOPELESS
+
+
+def hopeless(streak: Streak, failures: Collection[Failure]) -> str:
+    """Why the job ends early, for people."""
+    first = verdicts.culprit(failures)
+    said = verdicts.describe(first) if first else "a worker failed"
+    which = _ordinal(streak.times)
+    return f"no progress: the {which} failure in a row at step {streak.step}: {said}"
+
+
+def explained(cause: Cause, streak: Streak) -> Cause:
+    """The cause with the pause that follows it, if there is one."""
+    pause = pause_seconds(streak)
+    if not pause:
+        return cause
+    said = f"backing off {pause:g} s after the {_ordinal(streak.row)} failure in a row"
+    return replace(cause, detail=f"{cause.detail}; {said}" if cause.detail else said)
+
+
+def _ordinal(number: int) -> str:
+    return _ORDINALS[number] if number < len(_ORDINALS) else f"{number}th"

@@ -1,0 +1,221 @@
+"""Failures in a row: the pause before the next recovery, and the end of what is hopeless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core import crashes
+from elasticjob_rendezvous.core.crashes import SOON_SECONDS, Life, after_failure, pause_seconds
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    FailureClass,
+    History,
+    MemberState,
+    OutcomeKind,
+    RoundState,
+    Streak,
+)
+from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
+
+SOON_MS, LATE_MS = 3_000, int(SOON_SECONDS * 1000)
+ABORT = FailureClass.PEER_ABORT
+
+
+def failed(*failures: dict[str, Any], seconds: float = 3.0, stepped: bool = False) -> Streak:
+    """The streak after one failure after the other, each a charge of its own."""
+    streak = Streak()
+    for fields in failures:
+        streak = after_failure(streak, [a_failure("a", **fields)], Life(seconds, stepped))
+    return streak
+
+
+@pytest.mark.parametrize(
+    ("row", "seconds"),
+    [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (5, 8), (7, 32), (8, 60), (9, 60), (5000, 60)],
+)
+def test_the_pause_doubles_up_to_a_minute(row: int, seconds: float) -> None:
+    assert pause_seconds(Streak(row)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("failures", "row"),
+    [
+        ([{}, {}, {}], 3),
+        ([{"ran_ms": SOON_MS}, {"ran_ms": LATE_MS - 1}], 2),
+        ([{}, {}, {"ran_ms": LATE_MS}], 0),
+        ([{}, {"step": 0}], 0),
+        ([{"step": 9}, {}, {}], 2),
+    ],
+    ids=[
+        "at their start",
+        "within a minute",
+        "after a minute",
+        "after a first step",
+        "without a step again",
+    ],
+)
+def test_a_row_of_failures_ends_with_training(failures: list[dict[str, Any]], row: int) -> None:
+    assert failed(*failures).row == row
+
+
+def test_a_coordinator_that_saw_the_round_stand_for_long_knows_it_too() -> None:
+    assert failed({}, {}, seconds=SOON_SECONDS).row == 0
+    assert failed({}, {}, seconds=0.0).row == 2
+
+
+def test_steps_of_any_worker_are_training() -> None:
+    """Often one rank alone tells them, and it is not the one that fails."""
+    assert failed({}, {}, stepped=True).row == 0
+    found = [a_failure("a"), a_failure("b", kind=ABORT, step=3)]
+    assert after_failure(Streak(2), found, Life(1.0)).row == 0
+
+
+@pytest.mark.parametrize(("life", "row"), [((59.9, False), 4), ((60, False), 0), ((1, True), 0)])
+def test_a_round_of_training_that_ended_otherwise_ends_the_row(
+    life: tuple[float, bool], row: int
+) -> None:
+    after = crashes.after_round(Streak(row=4, step=7, times=2), Life(*life))
+    assert after == Streak(row, 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [([7], 1), ([7, 7, 7], 3), ([7, 8, 7], 1), ([7, None, 7], 2), ([None, None, None], 0)],
+)
+def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -> None:
+    streak = failed(*({"step": step, "ran_ms": LATE_MS} for step in steps))
+    assert (streak.times, crashes.is_hopeless(streak)) == (times, times >= 3)
+
+
+def test_the_culprits_step_counts() -> None:
+    """Its peers, whose collectives broke, may have told another."""
+    found = [a_failure("a", step=6, kind=ABORT), a_failure("b", step=7)]
+    assert after_failure(Streak(), found, Life(1.0)).step == 7
+
+
+# -- in the coordinator -------------------------------------------------------------
+
+
+def crashed(row: int, **fields: Any) -> Job:
+    """Workers failed in round 1 soon after `row` failures in a row; round 2 is open."""
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9, join_timeout_seconds=1)
+    job.sealed("a", "b", streak=Streak(row)).idle().later(5)
+    job.failure("b", ran_ms=SOON_MS, **fields)
+    job.act()
+    for name in "ab":
+        job.change(name, state=MemberState.WAITING, round=1)
+    return job
+
+
+def test_the_recovery_waits_and_says_so() -> None:
+    job = crashed(3)
+    current = job.current()
+    assert (current.streak.row, current.charged) == (4, (1,))
+    assert "backing off 4 s after the fourth failure in a row" in current.cause.detail
+    job.idle().later(3.9).idle()
+    assert job.later(0.1).act().state is RoundState.FROZEN
+
+
+@pytest.mark.parametrize("verdict", ["at once", "later"])
+def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
+    """Rank 0 told a step; another rank failed."""
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(5)).idle().later(5).change("a", step=17)
+    if verdict == "at once":
+        current = job.failure("b").act()
+    else:
+        job.failure("b", kind=ABORT).act()
+        for name in "ab":
+            job.change(name, step=-1)
+        current = job.idle().later(6).act()
+    assert (current.charged, current.streak.row) == ((1,), 0)
+
+
+def test_the_wait_is_no_part_of_what_the_round_cost() -> None:
+    job = crashed(2).idle().later(2)
+    current = job.act()
+    assert current.state is RoundState.FROZEN
+    stored = job.view().round
+    assert stored is not None
+    job.look()
+    for id in current.ids:
+        job.change(id.removeprefix("id-"), confirmed=stored.modified)
+    job.act()
+    history = job.read(History, KEYS.history(2))
+    assert (history.backoff_ms, history.join_ms) == (2000, 0)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_first_failures_wait_for_nothing(row: int) -> None:
+    job = crashed(row - 1)
+    assert "backing off" not in job.current().cause.detail
+    assert job.act().state is RoundState.FROZEN
+
+
+@pytest.mark.parametrize("trouble", ["loss", "leave"])
+def test_what_is_no_failure_never_waits(trouble: str) -> None:
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(6), charged=(9,)).idle().later(5)
+    if trouble == "loss":
+        job.gone("b", proven=True)
+    else:
+        job.change("b", state=MemberState.LEAVING).idle().later(1)
+    current = job.act()
+    assert (current.streak.row, "backing off" in current.cause.detail) == (6, False)
+    job.change("a", state=MemberState.WAITING, round=1)
+    if trouble == "leave":
+        job.change("b", stopped=True)
+    assert job.act().state is RoundState.FROZEN
+
+
+def test_an_abort_waits_once_it_is_charged() -> None:
+    """Before that it may be a loss, which waits for nothing."""
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
+    current = job.act()
+    assert (current.streak.row, current.pending) == (4, (1,))
+    job.idle().later(6)
+    current = job.act()
+    assert (current.streak.row, current.charged) == (5, (1,))
+    assert "backing off 8 s" in current.cause.detail
+    for name in "ab":
+        job.change(name, state=MemberState.WAITING, round=1)
+    job.idle().later(8)
+    assert job.act().state is RoundState.FROZEN
+
+
+def test_three_failures_at_one_step_end_the_job_early() -> None:
+    job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
+    job.sealed("a", "b", streak=Streak(0, 120, 2), charged=(7, 8)).idle().later(500)
+    current = job.failure("b", rank=3, step=120, ran_ms=LATE_MS, message="ValueError: nan").act()
+    assert (current.state, current.charged) == (RoundState.CLOSED, (7, 8, 1))
+    assert current.outcome is not None
+    assert current.outcome.kind is OutcomeKind.FAILED
+    assert current.outcome.detail == (
+        "no progress: the third failure in a row at step 120: "
+        "rank 3 on b ended with exit code 1: ValueError: nan"
+    )
+
+
+def test_a_round_that_failed_to_confirm_does_not_wait_twice() -> None:
+    job = crashed(3).idle().later(4)
+    assert job.act().state is RoundState.FROZEN
+    job.change("b", state=MemberState.LEAVING, stopped=True)
+    job.bounds(min_nodes=2, max_nodes=2, max_restarts=9)
+    current = job.idle().later(6).act()
+    assert (current.state, current.cause.kind) == (RoundState.JOINABLE, CauseKind.UNCONFIRMED)
+    job.member("c").change("c", round=1)
+    job.bounds(min_nodes=1, max_nodes=2, max_restarts=9)
+    job.later(60)
+    assert identity("a") in job.act().ids
+
+
+def test_what_was_said_of_the_cause_stays() -> None:
+    cause = crashes.explained(Cause(CauseKind.FAILURE, ("b",), "boom"), Streak(row=2))
+    assert cause.detail == "boom; backing off 1 s after the second failure in a row"
+    assert crashes.explained(Cause(CauseKind.FAILURE), Streak(row=11)).detail.startswith(
+        "backing off 60 s after the 11th"
+    )
