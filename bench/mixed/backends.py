@@ -25,7 +25,8 @@ class MixedBackend:
         torchrun: its name for torchrun; ours is the same.
         etcd_version: None where it needs no etcd.
         etcd_v2: it speaks etcd's v2 API.
-        first_hosts: the first node hosts the store of all, and is spared.
+        first_hosts: the first node hosts the backend's store.
+        spares_first: nothing is done to the first node: what all need ends with it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class MixedBackend:
     etcd_version: str | None
     etcd_v2: bool = False
     first_hosts: bool = False
+    spares_first: bool = False
     conf: Mapping[str, str] = field(default_factory=dict)
     theirs: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,16 +96,23 @@ BACKENDS = {
             "etcd-v2",
             PEERS_ETCD_VERSION,
             etcd_v2=True,
+            spares_first=True,
             conf={"last_call_timeout": "1", **_KEEP_ALIVE},
         ),
         MixedBackend(
-            "c10d", "c10d", None, first_hosts=True, conf={"last_call_timeout": "1", **_KEEP_ALIVE}
+            "c10d",
+            "c10d",
+            None,
+            first_hosts=True,
+            spares_first=True,
+            conf={"last_call_timeout": "1", **_KEEP_ALIVE},
         ),
         MixedBackend(
             "c10d-own-store",
             "c10d",
             None,
             first_hosts=True,
+            spares_first=True,
             conf={"last_call_timeout": "1", **_KEEP_ALIVE},
             theirs=_OWN_STORE,
         ),
@@ -123,5 +132,5 @@ BACKENDS = {
         ),
     )
 }
-"""By name. c10d and etcd-v2 are as a plain torchrun has them: its agents share their store with
-the workers; `…-own-store` is with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+"""By name. c10d and etcd-v2 are as a plain torchrun has them: an agent hosts the workers' store for
+all rounds; `…-own-store` is with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""

@@ -81,7 +81,7 @@ class MixedGang:
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent,
             )
-        node = Node(name, side, process, log, spared=first and self.backend.first_hosts)
+        node = Node(name, side, process, log, spared=first and self.backend.spares_first)
         self.nodes.append(node)
         self._started.append(node)
         return node

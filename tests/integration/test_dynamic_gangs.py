@@ -242,7 +242,8 @@ def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer
     assert [each.rank for each in first] == [0, 1, 2, 3]
     second = join(*members)
     agree(second)
-    assert second[0].master != first[0].master
+    # A plain torchrun looks where it looked in its first round, whatever is published then.
+    assert second[0].master == first[0].master
     members[1].call("put", "key", "of torch")
     assert members[0].call("get", "key") == b"of torch"
     members[0].call("put", "other", "of ours")

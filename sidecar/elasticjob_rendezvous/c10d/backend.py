@@ -11,6 +11,8 @@ from elasticjob_rendezvous.dynamic.backend import RendezvousBackend, Token
 
 NOTHING = b"Y2FuaW1hZGFt"
 """The value that stands for no state: to get an absent key would block. As in torch."""
+STATE_PREFIX = "torch.rendezvous."
+"""Begins the keys of all rendezvous in a store."""
 _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
@@ -75,7 +77,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 def state_key(run_id: str) -> str:
     """The key of a rendezvous' state, as torch has it."""
-    return f"torch.rendezvous.{run_id}"
+    return f"{STATE_PREFIX}{run_id}"
 
 
 def _decoded(value: bytes) -> tuple[bytes, Token] | None:

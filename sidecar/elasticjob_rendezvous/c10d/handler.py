@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_rendezvous.api import RendezvousParameters
-from elasticjob_rendezvous.c10d.stores import create_backend, torch_distributed
+from elasticjob_rendezvous.c10d.stores import create_backend, sharing, torch_distributed
 from elasticjob_rendezvous.dynamic.backend import RendezvousBackend
 from elasticjob_rendezvous.dynamic.create import create_handler as create_dynamic_handler
 from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
@@ -18,7 +18,8 @@ def create_handler(
 
     Settings and errors: see `dynamic.handler.create_handler`.
     """
-    return create_dynamic_handler(store, backend, params, torch_distributed().PrefixStore)
+    prefixed = torch_distributed().PrefixStore
+    return create_dynamic_handler(store, backend, params, prefixed, sharing(params, store))
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousParameters,
+    RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend
+from elasticjob_rendezvous.c10d.backend import STATE_PREFIX, C10dRendezvousBackend, state_key
 from elasticjob_rendezvous.dynamic.endpoint import (
     DEFAULT_C10D_PORT,
     is_this_machine,
     parse_endpoint,
 )
+from elasticjob_rendezvous.dynamic.masters import Sharing
 
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_SECONDS = 60
+EMPTY_SECONDS = 10
 _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
@@ -73,6 +77,47 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     store = _tcp_store(host, port, params.get_as_bool("is_host"), read_timeout)
     own = _connected(host, store.port, False, read_timeout)
     return C10dRendezvousBackend(own, params.run_id), store
+
+
+def sharing(params: RendezvousParameters, store: Any) -> Sharing:
+    """What the rounds of a run can have of torch's stores; `store` is the backend's."""
+    lasting = None
+    if params.backend == "c10d" and hasattr(store, "port"):
+        host, _ = parse_endpoint(params.endpoint, DEFAULT_C10D_PORT)
+        lasting = RendezvousStoreInfo(host, store.port)
+    return Sharing(partial(emptied, params.run_id), lasting)
+
+
+def emptied(run_id: str, host: str, port: int) -> None:
+    """Delete all keys of a TCPStore but those of this run's rendezvous.
+
+    Raises:
+        RendezvousConnectionError: it can't be reached, serves another run too, or torch is
+            missing.
+    """
+    try:
+        store = _connected(host, port, False, EMPTY_SECONDS)
+        keys: list[str] = store.list_keys()
+        _refuse_other_runs(keys, run_id, f"{host}:{port}")
+        for key in keys:
+            if not key.startswith(STATE_PREFIX):
+                store.delete_key(key)
+    except RendezvousConnectionError:
+        raise
+    except (RendezvousError, *_FAILURES) as error:
+        raise RendezvousConnectionError(
+            f"could not empty the c10d store at {host}:{port}: {error}"
+        ) from error
+
+
+def _refuse_other_runs(keys: list[str], run_id: str, where: str) -> None:
+    own = state_key(run_id)
+    rendezvous = [key for key in keys if key.startswith(STATE_PREFIX)]
+    others = [key for key in rendezvous if key != own and not key.startswith(f"{own}.")]
+    if others:
+        raise RendezvousConnectionError(
+            f"the c10d store at {where} serves another run too: {min(others)}"
+        )
 
 
 def _tcp_store(host: str, port: int, is_host: bool | None, read_timeout: int) -> Any:

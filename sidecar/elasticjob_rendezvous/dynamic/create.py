@@ -13,6 +13,7 @@ from elasticjob_rendezvous.dynamic.core.settings import (
     RendezvousTimeout,
 )
 from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler, Prefixed
+from elasticjob_rendezvous.dynamic.masters import Sharing
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore
 
 
@@ -21,6 +22,7 @@ def create_handler(
     backend: RendezvousBackend,
     params: RendezvousParameters,
     prefixed: Prefixed = PrefixedStore,
+    sharing: Sharing | None = None,
 ) -> DynamicRendezvousHandler:
     """A handler from torch's parameters.
 
@@ -54,4 +56,5 @@ def create_handler(
         number("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT),
         prefixed,
         params.get_as_bool("close_on_shutdown", True) is not False,
+        sharing,
     )

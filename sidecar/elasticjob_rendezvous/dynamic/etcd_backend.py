@@ -134,5 +134,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
     """An etcd-v2 handler from torch's parameters: `create_backend`, then `create_handler`."""
+    from elasticjob_rendezvous.c10d.stores import sharing  # which needs torch when it is used
+
     backend, store = create_backend(params)
-    return create_handler(store, backend, params)
+    return create_handler(store, backend, params, sharing=sharing(params, store))

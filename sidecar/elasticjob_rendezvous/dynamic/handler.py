@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from elasticjob_rendezvous.api import (
@@ -26,11 +27,10 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from elasticjob_rendezvous.dynamic import master
 from elasticjob_rendezvous.dynamic.backend import RendezvousBackend
 from elasticjob_rendezvous.dynamic.clock import Clock
 from elasticjob_rendezvous.dynamic.core import decisions
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,
@@ -39,6 +39,7 @@ from elasticjob_rendezvous.dynamic.core.settings import (
 )
 from elasticjob_rendezvous.dynamic.core.state import Seat, State, nodes_waiting, seat
 from elasticjob_rendezvous.dynamic.heartbeats import Heartbeats
+from elasticjob_rendezvous.dynamic.masters import Masters, Sharing
 from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
 from elasticjob_rendezvous.dynamic.shared import SharedState
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
@@ -48,7 +49,7 @@ log = logging.getLogger(__name__)
 PUBLISH_SECONDS = 60.0
 """How long the others wait for rank 0 to say where it will listen."""
 LEAVE_SECONDS = 5.0
-_process_base = secrets.randbits(31)
+_process_base = OUR_LOCAL_IDS + secrets.randbits(30)
 _handler_numbers = itertools.count()
 
 Prefixed = Callable[[str, Any], Any]
@@ -59,9 +60,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
     """See `api.RendezvousHandler`; made by `create_handler` or `from_backend`.
 
     Where it differs from torch's, apart from how it judges time: every round has MASTER_*
-    of its own; a round that lost a node counts as "a node waits"; `shutdown` ends a
-    `next_rendezvous` under way, and closes for all only when this node has a place in a
-    round; `leave` never closes.
+    of its own (for gangs with torch's nodes see `masters`); a round that lost a node counts
+    as "a node waits"; `shutdown` ends a `next_rendezvous` under way, and closes for all only
+    when this node has a place in a round; `leave` never closes.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         prefixed: Prefixed = PrefixedStore,
         close_on_shutdown: bool = True,
         clock: Clock | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         clock = clock or Clock()
         self._node = node
@@ -90,7 +92,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             lock=threading.RLock(),
         )
         self._held: Seat | None = None
-        self._port: master.HeldPort | None = None
+        self._masters = Masters(node, self._store_of, sharing)
         self._heartbeats: Heartbeats | None = None
         self._joiner: int | None = None
         self._no_joiner = threading.Event()
@@ -110,6 +112,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_max_attempt: int = KEEP_ALIVE_MAX_ATTEMPT,
         prefixed: Prefixed = PrefixedStore,
         close_on_shutdown: bool = True,
+        sharing: Sharing | None = None,
     ) -> DynamicRendezvousHandler:
         """A handler on a backend; `store` is what its rounds hand out, under a prefix.
 
@@ -117,6 +120,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             keep_alive_interval: seconds between heartbeats.
             prefixed: makes (prefix, store) into a store; torch's own wants `PrefixStore`.
             close_on_shutdown: whether `shutdown` may close for all, or leaves only.
+            sharing: see `masters`; without it no store of torch's agents is used.
 
         Raises:
             ValueError: a setting is out of range.
@@ -128,9 +132,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timeout or RendezvousTimeout(),
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
+            sharing is not None and sharing.lasting is not None,
         )
         node = _new_node(local_addr)
-        return cls(node, settings, backend, store, prefixed, close_on_shutdown)
+        return cls(node, settings, backend, store, prefixed, close_on_shutdown, sharing=sharing)
 
     # -- the API --------------------------------------------------------------------
 
@@ -140,6 +145,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def get_backend(self) -> str:
         return self._backend.name
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._masters.shared
 
     def get_run_id(self) -> str:
         return self._settings.run_id
@@ -152,6 +161,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return self._rendezvous()
         except BaseException as error:  # a signal's too: nobody should wait until we expire
             self._release()
+            self._masters.close()
             self._held = None
             if not isinstance(error, RendezvousClosedError | RendezvousConnectionError):
                 self._abandon()
@@ -175,6 +185,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def leave(self) -> None:
         """Give up our place, and leave the rendezvous open for the others."""
         self._release()
+        self._masters.close()
         self._held = None
         self._run(decisions.leave, self._settings.timeout.close.total_seconds())
 
@@ -214,27 +225,28 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._heartbeats = Heartbeats(
                 self, DynamicRendezvousHandler._beat, self._settings.interval_seconds
             )
-            store = self._prefixed(round_prefix(self._settings.run_id, held.round), self._store)
-            info = self._bootstrap(held, store)
+            info = self._bootstrap(held)
             if info is not None:
                 log.info(
                     "%s: rank %d of %d in round %d of %r",
                     *(self._node, held.rank, len(held.roster), held.round, self._settings.run_id),
                 )
+                store = self._store_of(held.round)
                 return RendezvousInfo(store, held.rank, len(held.roster), info, held.round)
             self._release()
 
-    def _bootstrap(self, held: Seat, store: Any) -> RendezvousStoreInfo | None:
+    def _store_of(self, number: int) -> Any:
+        return self._prefixed(round_prefix(self._settings.run_id, number), self._store)
+
+    def _bootstrap(self, held: Seat) -> RendezvousStoreInfo | None:
         """Publish or await MASTER_*; None when the round broke before we knew them."""
         if held.rank == 0:
-            self._port = master.HeldPort()
-            port = self._port.number
-            return self._kv(lambda: master.publish(store, self._node.addr, port))
+            return self._kv(lambda: self._masters.publish(held))
         monotonic = self._actor.clock.monotonic
-        deadline = monotonic() + PUBLISH_SECONDS
+        began = monotonic()
         pause = 0.01
-        while monotonic() < deadline:
-            info = self._kv(lambda: master.published(store))
+        while (waited := monotonic() - began) < PUBLISH_SECONDS:
+            info = self._kv(partial(self._masters.look, held, waited))
             if info is not None:
                 return info
             if self._actor.leaving:
@@ -247,8 +259,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             pause = min(0.2, 2 * pause)
         raise RendezvousTimeoutError(
             f"{held.master}, rank 0 of round {held.round}, did not publish its MASTER_ADDR within "
-            f"{PUBLISH_SECONDS:g} s; where torch's own handlers take part, set "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
+            f"{PUBLISH_SECONDS:g} s; if it is a node of torch's own, the agent that hosted the "
+            "workers' store is gone: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node"
         )
 
     def _broken(self, held: Seat) -> bool:
@@ -281,13 +293,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             log.warning("%s: could not leave, and will expire: %s", self._node, error)
 
     def _release(self) -> None:
-        """Stop the heartbeats and give the port of the last round back."""
+        """Stop the heartbeats."""
         if self._heartbeats is not None:
             self._heartbeats.stop(self._settings.timeout.heartbeat.total_seconds())
             self._heartbeats = None
-        if self._port is not None:
-            self._port.close()
-            self._port = None
 
 
 def _new_node(local_addr: str | None) -> NodeDesc:

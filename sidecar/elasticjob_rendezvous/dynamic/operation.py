@@ -18,7 +18,7 @@ from elasticjob_rendezvous.api import (
 )
 from elasticjob_rendezvous.dynamic.clock import Clock
 from elasticjob_rendezvous.dynamic.core.decisions import Action, Situation, applied, join
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 from elasticjob_rendezvous.dynamic.core.state import State
 from elasticjob_rendezvous.dynamic.shared import SharedState
@@ -32,6 +32,8 @@ RETRY_SECONDS = (0.1, 2.0)
 """The first and the longest wait; each is twice the one before, with jitter."""
 SLICE_SECONDS = 0.1
 """How soon a wait notices that it is to end."""
+AHEAD_SECONDS = 0.25
+"""So much before torch's nodes we end a last call: whoever does gives the ranks, see `ranking`."""
 _BEAT_DUE = 0.9  # of an interval: a timer that fires a little early must not skip a heartbeat
 
 
@@ -156,7 +158,7 @@ class Operation:
         if actor.node in shared.state.redundancy_list:
             self._was_redundant = True
             self._deadline = now + self._limit_seconds
-        call = shared.memory.last_call
+        ends = self._last_call_ends()
         return Situation(
             node=actor.node,
             state=shared.state,
@@ -165,7 +167,7 @@ class Operation:
             utc=actor.clock.utc(),
             deadline=self._deadline,
             beat_due=now - shared.beat_at >= actor.settings.interval_seconds * _BEAT_DUE,
-            last_call_over=call is not None and now >= call.ends,
+            last_call_over=ends is not None and now >= ends,
             rejoins=self._rejoins,
             was_redundant=self._was_redundant,
             leaving=actor.leaving,
@@ -175,10 +177,18 @@ class Operation:
         """Until the next look: soon at first, and when the last call ends."""
         seconds = self._pause(POLL_SECONDS, polls)
         with self._actor.lock:
-            call = self._actor.shared.memory.last_call
-        if call is not None:
-            seconds = min(seconds, max(0.0, call.ends - self._actor.clock.monotonic()) + 0.01)
+            ends = self._last_call_ends()
+        if ends is not None:
+            seconds = min(seconds, max(0.0, ends - self._actor.clock.monotonic()) + 0.01)
         return seconds
+
+    def _last_call_ends(self) -> float | None:
+        """On our clock; a little sooner where torch's nodes take part."""
+        shared = self._actor.shared
+        call = shared.memory.last_call
+        if call is None:
+            return None
+        return call.ends - AHEAD_SECONDS * any(map(is_torchs, shared.state.participants))
 
     def _pause(self, limits: tuple[float, float], tries: int) -> float:
         longest = min(limits[1], limits[0] * 2.0 ** min(tries, 10))

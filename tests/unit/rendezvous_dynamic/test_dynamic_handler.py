@@ -25,7 +25,7 @@ from elasticjob_rendezvous.api import (
 )
 from elasticjob_rendezvous.dynamic import DynamicRendezvousHandler, create_handler, wire
 from elasticjob_rendezvous.dynamic import handler as handler_module
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
+from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
 from elasticjob_rendezvous.dynamic.core.state import State, completed
 from elasticjob_rendezvous.dynamic.stores import PrefixedStore
 from tests.unit.rendezvous_dynamic.builders import UTC_NOW, MemoryBackend, MemoryStore
@@ -265,7 +265,7 @@ def test_nobody_starts_on_a_round_that_lost_a_node_meanwhile(gang) -> None:
     handler = g.handler("node-1")
     (joining,) = g.join(handler)
     until(lambda: g.backend.stored is not None and bool(g.state.participants), "the join")
-    gone = NodeDesc("node-0", 1, 0)
+    gone = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     whole = completed(replace(g.state, participants={gone: 0, **g.state.participants}))
     g.state = replace(whole, participants={n: 1 for n in whole.participants if n != gone})
     info = joining.result(20)
@@ -274,7 +274,7 @@ def test_nobody_starts_on_a_round_that_lost_a_node_meanwhile(gang) -> None:
 
 def test_a_master_that_dies_before_it_says_where_is_not_waited_for(gang) -> None:
     g = gang(min_nodes=1, max_nodes=2, keep_alive_interval=1)
-    dead = NodeDesc("node-0", 1, 0)
+    dead = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={dead: 0}, last_heartbeats={dead: UTC_NOW})
     info = g.joined(g.handler("node-1"))[0]  # rank 1 at first; rank 0 never publishes
     assert (info.rank, info.world_size, info.round) == (0, 1, 1)
@@ -283,7 +283,7 @@ def test_a_master_that_dies_before_it_says_where_is_not_waited_for(gang) -> None
 def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> None:
     monkeypatch.setattr(handler_module, "PUBLISH_SECONDS", 0.3)
     g = gang(min_nodes=2, max_nodes=2)
-    silent = NodeDesc("node-0", 1, 0)
+    silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
     with pytest.raises(RendezvousTimeoutError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         g.handler("node-1").next_rendezvous()
@@ -294,7 +294,7 @@ def test_a_living_master_that_publishes_nothing_is_named(gang, monkeypatch) -> N
 
 def test_what_a_master_published_must_be_an_address(gang) -> None:
     g = gang()
-    silent = NodeDesc("node-0", 1, 0)
+    silent = NodeDesc("node-0", 1, OUR_LOCAL_IDS)
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
     g.store.values["torch.rendezvous.run.0/MASTER_ADDR"] = b"node-0"
     g.store.values["torch.rendezvous.run.0/MASTER_PORT"] = b"many"

@@ -137,7 +137,7 @@ def applied(action: Action, s: Situation) -> State:
         case Action.REMOVE:
             return shared.without(state, [node], s.settings)
         case Action.MARK_COMPLETE:
-            return shared.completed(state)
+            return shared.completed(state, s.settings.lasting_store)
         case Action.MARK_CLOSED:
             return replace(state, closed=True)
         case (

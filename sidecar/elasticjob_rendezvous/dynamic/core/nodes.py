@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 
 _DIGITS = re.compile(r"([0-9]+)")
+OUR_LOCAL_IDS = 1 << 30
+"""The least `local_id` of ours. torch counts the handlers of a process, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,8 @@ def rank_order(node: NodeDesc) -> tuple[object, ...]:
     # A number as (length, digits): no limit on how long it is.
     natural = (parts[0], *zip(map(len, numbers), numbers, parts[2::2], strict=True))
     return (natural, node.addr, node.pid, node.local_id)
+
+
+def is_torchs(node: NodeDesc) -> bool:
+    """Whether the node is one of torch's own."""
+    return node.local_id < OUR_LOCAL_IDS

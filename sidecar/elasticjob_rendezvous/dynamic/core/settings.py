@@ -61,6 +61,7 @@ class RendezvousSettings:
         timeout: the time limits.
         keep_alive_interval: how often a node says that it lives.
         keep_alive_max_attempt: after how many missed intervals it counts as dead.
+        lasting_store: the backend has a store where the workers of every round can meet.
 
     Raises:
         ValueError: a value is out of range; it says which.
@@ -72,6 +73,7 @@ class RendezvousSettings:
     timeout: RendezvousTimeout
     keep_alive_interval: timedelta
     keep_alive_max_attempt: int
+    lasting_store: bool = False
 
     def __post_init__(self) -> None:
         if not self.run_id:

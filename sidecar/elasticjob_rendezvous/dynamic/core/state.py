@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, rank_order
+from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs
+from elasticjob_rendezvous.dynamic.core.ranking import in_rank_order, name_of
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 
 WORLD = "elasticjob_world"
@@ -19,6 +20,9 @@ WORLD = "elasticjob_world"
 
 Nodes that do not know it carry it along; it counts only for the round that it names.
 """
+MASTER = "elasticjob_master"
+"""Another: the name of the node that got rank 0 when one of ours last completed a round of both
+kinds. Not written where it does not matter who has it: there is a lasting store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,11 @@ class Seat:
     def master(self) -> NodeDesc:
         return next(node for node, rank in self.roster.items() if rank == 0)
 
+    @property
+    def torchs(self) -> list[NodeDesc]:
+        """The nodes in it that are torch's own."""
+        return [node for node in self.roster if is_torchs(node)]
+
 
 def gang_time(state: State, utc: datetime) -> datetime:
     """The time to write: later than every heartbeat in the state, whatever our own clock says.
@@ -96,23 +105,26 @@ def joined(state: State, node: NodeDesc, settings: RendezvousSettings, utc: date
         redundancy_list=state.redundancy_list - {node},
     )
     if len(state.participants) >= settings.max_nodes:
-        return completed(state)
+        return completed(state, settings.lasting_store)
     if len(state.participants) >= settings.min_nodes and state.deadline is None:
         deadline = gang_time(state, utc) + settings.timeout.last_call
         return replace(state, deadline=deadline)
     return state
 
 
-def completed(state: State) -> State:
+def completed(state: State, lasting_store: bool = False) -> State:
     """The round is decided: every participant has its rank."""
-    ordered = sorted(state.participants, key=rank_order)
+    ordered = in_rank_order(state.participants, state.extra.get(MASTER))
     ranks = {node: rank for rank, node in enumerate(ordered)}
+    known: dict[str, object] = {WORLD: (state.round, len(ranks))}
+    if not lasting_store and 0 < sum(map(is_torchs, ordered)) < len(ordered):
+        known[MASTER] = name_of(ordered[0])
     return replace(
         state,
         complete=True,
         deadline=None,
         participants={node: ranks[node] for node in state.participants},
-        extra={**state.extra, WORLD: (state.round, len(ranks))},
+        extra={**state.extra, **known},
     )
 
 

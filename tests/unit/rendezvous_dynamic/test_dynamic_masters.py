@@ -1,0 +1,229 @@
+"""Where workers meet in gangs with torch's nodes, whose agents may share a store of theirs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousStoreInfo
+from elasticjob_rendezvous.dynamic import master
+from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc
+from elasticjob_rendezvous.dynamic.core.ranking import in_rank_order, name_of
+from elasticjob_rendezvous.dynamic.core.state import MASTER, Seat, State, completed
+from elasticjob_rendezvous.dynamic.masters import SILENT_SECONDS, Masters, Sharing
+from tests.unit.rendezvous_dynamic.builders import MemoryStore
+
+
+def ours(name: str) -> NodeDesc:
+    return NodeDesc(name, 1, OUR_LOCAL_IDS + 5)
+
+
+def torchs(name: str) -> NodeDesc:
+    return NodeDesc(name, 1, 0)
+
+
+A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
+
+
+@pytest.mark.parametrize(
+    ("participants", "last", "expected"),
+    [
+        ([C, A], name_of(C), [A, C]),
+        ([D, B], None, [B, D]),
+        ([B, C, D], None, [C, B, D]),
+        ([A, B, C, D], name_of(C), [C, A, B, D]),
+        ([A, B, C, D], name_of(D), [D, A, B, C]),
+        ([B, C, D], name_of(A), [C, B, D]),
+        ([A, B, C], name_of(ours("gone")), [B, A, C]),
+        ([A, B, C], None, [A, B, C]),
+        ([B, C], ("no", "name"), [B, C]),
+    ],
+    ids=[
+        "ours alone: natural order",
+        "torch's alone: natural order",
+        "ours at first",
+        "it stays with ours",
+        "it stays with torch's",
+        "the master is gone, several of torch's",
+        "the master is gone, and torch's only node must learn a new address",
+        "nobody was master",
+        "not a name: somebody was",
+    ],
+)
+def test_who_gets_rank_0(participants: list[NodeDesc], last: object, expected: Any) -> None:
+    assert in_rank_order(participants, last) == expected
+
+
+def test_who_was_master_is_remembered_only_in_mixed_gangs() -> None:
+    mixed = completed(State(participants={B: 0, C: 0}))
+    assert mixed.participants == {C: 0, B: 1}
+    assert mixed.extra[MASTER] == name_of(C)
+    lasting = completed(State(participants={B: 0, C: 0}), lasting_store=True)
+    assert lasting.participants == {C: 0, B: 1}
+    assert MASTER not in lasting.extra
+    alone = completed(State(participants={A: 0, C: 0}))
+    assert MASTER not in alone.extra
+
+
+class Rounds:
+    """The stores of all rounds, and what was emptied."""
+
+    def __init__(self) -> None:
+        self.stores: dict[int, MemoryStore] = {}
+        self.emptied: list[int] = []
+        self.fails = False
+
+    def store(self, number: int) -> MemoryStore:
+        return self.stores.setdefault(number, MemoryStore())
+
+    def empty(self, address: str, port: int) -> None:
+        if self.fails:
+            raise RendezvousConnectionError("away")
+        self.emptied.append(port)
+
+    def masters(self, node: NodeDesc, lasting: RendezvousStoreInfo | None = None) -> Masters:
+        return Masters(node, self.store, Sharing(self.empty, lasting))
+
+    def published(self, number: int) -> RendezvousStoreInfo | None:
+        return master.published(self.store(number))
+
+
+@pytest.fixture
+def rounds() -> Rounds:
+    return Rounds()
+
+
+@pytest.fixture
+def agents_store() -> Iterator[int]:
+    """The port of a store that torch's agent hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def seat(number: int, node: NodeDesc, *roster: NodeDesc) -> Seat:
+    ranks = {each: rank for rank, each in enumerate(roster)}
+    return Seat(number, ranks[node], ranks)
+
+
+HOST = torchs("127.0.0.1")
+"""Of torch's, in an address where a test can listen."""
+
+
+def test_without_torchs_nodes_every_round_has_a_port_of_its_own(rounds: Rounds) -> None:
+    masters = rounds.masters(A)
+    ports = {masters.publish(seat(number, A, A, C)).master_port for number in range(2)}
+    assert len(ports) == 2
+    masters.close()
+
+
+def test_with_torchs_nodes_our_port_stays(rounds: Rounds) -> None:
+    masters = rounds.masters(A)
+    ports = {masters.publish(seat(number, A, A, B)).master_port for number in range(3)}
+    assert len(ports) == 1
+    assert not masters.shared
+    assert rounds.emptied == []
+    masters.close()
+
+
+def test_rank_0_of_ours_goes_on_with_the_store_of_torchs_agent(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master.publish(rounds.store(2), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = seat(5, A, A, HOST)
+    assert masters.publish(held).master_port == agents_store
+    assert masters.shared
+    assert rounds.emptied == [agents_store]
+    assert rounds.published(5) == RendezvousStoreInfo(HOST.addr, agents_store)
+    assert masters.publish(seat(6, A, A, C)).master_port != agents_store, "torch's has gone"
+    assert not masters.shared
+    masters.close()
+
+
+def test_a_store_that_nobody_hosts_any_more_is_not_used(rounds: Rounds) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    master.publish(rounds.store(0), HOST.addr, port)
+    masters = rounds.masters(A)
+    assert masters.publish(seat(1, A, A, HOST)).master_port != port
+    assert not masters.shared
+    masters.close()
+
+
+def test_a_store_on_a_node_that_is_not_in_the_round_is_not_used(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    assert masters.publish(seat(1, A, A, B)).master_port != agents_store
+    masters.close()
+
+
+def test_a_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    rounds.fails = True
+    masters = rounds.masters(A)
+    assert masters.publish(seat(1, A, A, HOST)).master_port != agents_store
+    assert not masters.shared
+    masters.close()
+
+
+def test_what_a_silent_torch_node_of_rank_0_hosts_is_found_again(
+    rounds: Rounds, agents_store: int
+) -> None:
+    masters = rounds.masters(A)
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    found = RendezvousStoreInfo(HOST.addr, agents_store)
+    assert masters.look(seat(0, A, HOST, A), 0.0) == found, "it said so"
+    assert rounds.emptied == [], "and nothing is in it yet"
+    assert masters.look(seat(1, A, HOST, A), 0.0) == found, "the same host: no need to wait"
+    assert masters.shared
+    assert rounds.emptied == [agents_store]
+    assert rounds.published(1) == found, "torch's new nodes look there"
+
+
+def test_who_is_new_waits_before_it_takes_torchs_rank_0_for_silent(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    held = seat(3, A, HOST, A)
+    assert masters.look(held, SILENT_SECONDS - 0.1) is None
+    assert masters.look(held, SILENT_SECONDS) == RendezvousStoreInfo(HOST.addr, agents_store)
+
+
+def test_the_backends_own_store_serves_all_rounds(rounds: Rounds) -> None:
+    lasting = RendezvousStoreInfo("host", 29400)
+    for number, node in enumerate((A, C, A)):
+        masters = rounds.masters(node, lasting)
+        assert masters.publish(seat(number, node, node, B)) == lasting
+        assert masters.shared
+    assert rounds.emptied == [29400] * 3
+    alone = rounds.masters(A, lasting)
+    assert alone.publish(seat(3, A, A, C)) != lasting, "without torch's nodes it is not needed"
+    assert not alone.shared
+    alone.close()
+
+
+def test_a_store_of_torchs_agent_goes_before_the_backends_own(
+    rounds: Rounds, agents_store: int
+) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A, RendezvousStoreInfo("host", 29400))
+    assert masters.publish(seat(1, A, A, HOST)).master_port == agents_store
+
+
+def test_without_torch_our_own_port_serves(rounds: Rounds, agents_store: int) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = Masters(A, rounds.store, None)
+    assert masters.publish(seat(1, A, A, HOST)).master_port != agents_store
+    masters.close()
+
+
+def test_ours_of_rank_0_is_never_taken_for_silent(rounds: Rounds, agents_store: int) -> None:
+    master.publish(rounds.store(0), HOST.addr, agents_store)
+    masters = rounds.masters(A)
+    assert masters.look(seat(1, A, C, A, HOST), 60.0) is None
