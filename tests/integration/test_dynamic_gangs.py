@@ -253,9 +253,10 @@ def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer
 @each_store
 def test_a_mixed_gang_grows_shrinks_and_closes(gang: MakeGang, store: str) -> None:
     g = gang(store, 2, 5)
-    one, two = g.add(OURS, TORCH)
+    # All come back within a last call, however rarely they look (once a second, at most).
+    one, two = g.add(OURS, TORCH, last_call_timeout=4)
     agree(join(one, two))
-    three, four = g.add(OURS, TORCH)
+    three, four = g.add(OURS, TORCH, last_call_timeout=4)
     joining = [three.start("join"), four.start("join")]
     until(lambda: min(one.call("waiting"), two.call("waiting")) == 2, "the newcomers")
     agree([*join(one, two), *(call.result() for call in joining)])

@@ -32,7 +32,7 @@ RETRY_SECONDS = (0.1, 2.0)
 """The first and the longest wait; each is twice the one before, with jitter."""
 SLICE_SECONDS = 0.1
 """How soon a wait notices that it is to end."""
-AHEAD_SECONDS = 0.25
+AHEAD_SECONDS = 0.05
 """So much before torch's nodes we end a last call: whoever does gives the ranks, see `ranking`."""
 _BEAT_DUE = 0.9  # of an interval: a timer that fires a little early must not skip a heartbeat
 
