@@ -246,3 +246,22 @@ def test_the_kind_is_found_by_its_short_name_and_category(api_server: ApiServer)
         "elasticjobs/scale",
         "elasticjobs/status",
     }
+
+
+TOLD_ONCE: tuple[Json, ...] = ({"minNodes": 2}, {"maxNodes": 5}, {"maxRestarts": 1})
+
+
+@pytest.mark.parametrize("change", TOLD_ONCE, ids=lambda change: next(iter(change)))
+def test_what_agents_are_told_at_their_start_changes_with_all_of_them(
+    api_server: ApiServer, path: str, change: Json
+) -> None:
+    api_server.request("POST", path, elasticjob(rendezvous={"backend": "c10d"}))
+    with pytest.raises(Refused, match="unless rendezvous.backend is etcd") as refused:
+        api_server.patch(f"{path}/job", {"spec": change})
+    field = f"spec.{next(iter(change))}"
+    assert [cause["field"] for cause in refused.value.body["details"]["causes"]] == [field]
+    api_server.patch(f"{path}/job/scale", {"spec": {"replicas": 3}})
+    api_server.patch(f"{path}/job", {"spec": {"runPolicy": {"suspend": True}}})
+    api_server.patch(f"{path}/job", {"spec": change})
+    api_server.request("POST", path, elasticjob("free"))
+    api_server.patch(f"{path}/free", {"spec": change})

@@ -243,6 +243,15 @@ def _immutable(name: str, unchanged: str) -> Immutable:
     )
 
 
+def _told_once(name: str) -> Immutable:
+    """Of torch's backends agents are told it when they start: later ones would not agree."""
+    return Immutable(
+        (name,),
+        "must change only while the job is suspended, unless rendezvous.backend is etcd",
+        f"self.{name} == oldSelf.{name} || self.rendezvous.backend == 'etcd' || {_UNSUSPENDED}",
+    )
+
+
 IMMUTABLE: tuple[Immutable, ...] = (
     _immutable("template", "self.template == oldSelf.template"),
     _immutable("nprocPerNode", "self.nprocPerNode == oldSelf.nprocPerNode"),
@@ -251,4 +260,5 @@ IMMUTABLE: tuple[Immutable, ...] = (
         "(has(self.trainer) ? self.trainer : '') == (has(oldSelf.trainer) ? oldSelf.trainer : '')",
     ),
     _immutable("rendezvous", "self.rendezvous == oldSelf.rendezvous"),
+    *(_told_once(name) for name in ("minNodes", "maxNodes", "maxRestarts")),
 )
