@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.control import REQUEST_SECONDS
 from elasticjob_agent.core.local import local_facts
+from elasticjob_agent.core.model import State
 from elasticjob_agent.serving import Witness
 from elasticjob_rendezvous.core.events import Finish, Left, Refused
 from elasticjob_rendezvous.core.served import PATH as RENDEZVOUS
@@ -58,9 +59,19 @@ def _remove(control: Path) -> None:
 
 def ready(agent: Agent) -> bool:
     """Whether this node can take part: its launcher is there, and its lease."""
-    state = agent.progress.state
-    over = isinstance(state.directive, Finish | Left | Refused)
-    return not over and agent.registered and local_facts(state).ready
+    return can_take_part(agent.progress.state, agent.registered)
+
+
+def can_take_part(state: State, registered: bool) -> bool:
+    """The same of a state. One that took part to the job's end stays so: where nothing is wrong, no
+    probe should post a warning in the last moment."""
+    local = local_facts(state)
+    match state.directive:
+        case Finish():
+            return local.round > 0
+        case Left() | Refused():
+            return False
+    return registered and local.ready
 
 
 def status(agent: Agent) -> dict[str, object]:

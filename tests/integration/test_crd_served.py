@@ -256,7 +256,7 @@ def test_what_agents_are_told_at_their_start_changes_with_all_of_them(
     api_server: ApiServer, path: str, change: Json
 ) -> None:
     api_server.request("POST", path, elasticjob(rendezvous={"backend": "c10d"}))
-    with pytest.raises(Refused, match="unless rendezvous.backend is etcd") as refused:
+    with pytest.raises(Refused, match=r"unless rendezvous\.backend is etcd") as refused:
         api_server.patch(f"{path}/job", {"spec": change})
     field = f"spec.{next(iter(change))}"
     assert [cause["field"] for cause in refused.value.body["details"]["causes"]] == [field]

@@ -1,0 +1,34 @@
+"""When a node counts as ready."""
+
+from __future__ import annotations
+
+from elasticjob_agent.health import can_take_part
+from elasticjob_rendezvous.core.events import Left, Refused
+from tests.unit.agent.builders import Driven, directed, finish, ready, running
+
+
+def test_it_takes_a_launcher_and_a_lease() -> None:
+    assert not can_take_part(Driven().state, registered=True)
+    assert not can_take_part(ready().state, registered=False)
+    assert can_take_part(ready().state, registered=True)
+    assert can_take_part(running().state, registered=True)
+
+
+def test_one_that_leaves_or_is_refused_takes_no_part() -> None:
+    for directive in (Left(), Refused("bounds differ")):
+        driven = running()
+        driven.feed(directed(directive))
+        assert not can_take_part(driven.state, registered=True)
+
+
+def test_a_normal_end_fails_no_probe() -> None:
+    """The kubelet would post a warning on a pod that has done all it should."""
+    driven = running()
+    driven.feed(finish())
+    assert can_take_part(driven.state, registered=False), "its lease goes before it does"
+
+
+def test_one_that_came_too_late_was_never_ready() -> None:
+    driven = ready()
+    driven.feed(finish())
+    assert not can_take_part(driven.state, registered=True)
