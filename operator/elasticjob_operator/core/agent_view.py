@@ -15,11 +15,9 @@ from elasticjob_operator.core.launches import hopeless, launch_failures
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import (
-    NOBODY_YET,
     UNREADABLE,
-    CauseView,
-    FailureView,
     MemberView,
     OutcomeKind,
     OutcomeView,
@@ -29,7 +27,6 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Status
 
 DONE = "done"
 GIVEN_UP = frozenset({1, 3})
@@ -78,57 +75,6 @@ def undecided_until(job: ElasticJob, pods: Iterable[Pod], now: datetime) -> date
     """
     ends = [_ended_at(pod) + failure_patience(job) for pod in pods if _gave_up(pod)]
     return max((end for end in ends if end > now), default=None)
-
-
-def remembered(status: Status) -> RendezvousView:
-    """The rendezvous as a status tells it, without its members: they are of their moment."""
-    known, failure = status.rendezvous, status.first_failure
-    view = NOBODY_YET
-    if known is not None:
-        view = replace(
-            view,
-            state=known.state,
-            round=known.round,
-            nodes=known.nodes,
-            world_size=known.world_size,
-            master=known.master,
-            since=known.since,
-            cause=CauseView(known.cause.kind, tuple(known.cause.members), known.cause.detail)
-            if known.cause
-            else None,
-        )
-    return replace(
-        view,
-        members=tuple(
-            MemberView(one.pod, one.state, one.node, one.rank, one.round) for one in status.members
-        ),
-        rounds=tuple(
-            RoundView(
-                one.round,
-                one.cause,
-                one.nodes,
-                one.detect_ms,
-                one.stop_ms,
-                one.join_ms,
-                one.start_ms,
-            )
-            for one in status.rounds
-        ),
-        failures_charged=status.restarts,
-        first_failure=FailureView(
-            round=failure.round,
-            pod=failure.pod,
-            node=failure.node,
-            rank=failure.rank,
-            exit_code=failure.exit_code,
-            signal=failure.signal,
-            kind=failure.class_,
-            message=failure.message,
-            traceback=failure.traceback,
-        )
-        if failure
-        else None,
-    )
 
 
 def _suspended(before: RendezvousView) -> RendezvousView:

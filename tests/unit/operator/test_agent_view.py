@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.core.agent_view import agent_view, remembered, undecided_until
+from elasticjob_operator.core.agent_view import agent_view, undecided_until
 from elasticjob_operator.core.mirrored import Records
 from elasticjob_operator.core.observed import NodeState, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
@@ -88,13 +88,6 @@ def _rounds(*numbers: int) -> Any:
     base = replace(records(numbers[-1]), histories=histories)
     shown = agent_view(c10d(), running(1), base, NOW)
     return next_status(c10d(), observed(*running(1)), shown, NOW).rounds
-
-
-def test_a_status_is_read_back_as_it_was_written() -> None:
-    told = final_round(3, 5, failures_charged=2)
-    status = next_status(c10d(), observed(*running(3)), told, NOW)
-    again = next_status(c10d(), observed(*running(3)), remembered(status), NOW)
-    assert again == status
 
 
 def test_the_agents_last_word_is_the_end() -> None:

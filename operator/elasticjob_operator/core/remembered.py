@@ -1,0 +1,54 @@
+"""The rendezvous as a job's status tells it: the way back from what `status` wrote.
+
+Field by field and by name, so that what is shown of a rendezvous is also read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    FailureView,
+    InterruptionsView,
+    MemberView,
+    RendezvousView,
+    RoundView,
+)
+from elasticjob_operator.model.status import Status
+
+View = TypeVar("View")
+
+_SHOWN_AS = {(RoundView, "final_at"): "final_time", (FailureView, "kind"): "class_"}
+
+
+def remembered(status: Status) -> RendezvousView:
+    """What was known when the status was written; its outcome is in the conditions alone."""
+    found: dict[str, Any] = _of(RendezvousView, status.rendezvous) if status.rendezvous else {}
+    if status.rendezvous is not None and status.rendezvous.cause is not None:
+        found["cause"] = _made(CauseView, status.rendezvous.cause)
+    if status.first_failure is not None:
+        found["first_failure"] = _made(FailureView, status.first_failure)
+    return RendezvousView(
+        **found,
+        members=tuple(_made(MemberView, one) for one in status.members),
+        rounds=tuple(_made(RoundView, one) for one in status.rounds),
+        failures_charged=status.restarts,
+        interruptions=_made(InterruptionsView, status.interruptions),
+    )
+
+
+def _made(kind: type[View], shown: Any) -> View:
+    return kind(**_of(kind, shown))
+
+
+def _of(kind: type[Any], shown: Any) -> dict[str, Any]:
+    """The fields of a view that are shown and set, lists as tuples."""
+    names = {one.name: _SHOWN_AS.get((kind, one.name), one.name) for one in fields(kind)}
+    values = {name: getattr(shown, there, None) for name, there in names.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }

@@ -1,0 +1,48 @@
+"""What a status shows of a rendezvous is read back from it, all of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import UTC, datetime
+from enum import EnumType
+from typing import Any, get_args, get_type_hints
+
+from elasticjob_operator.core.remembered import remembered
+from elasticjob_operator.core.rendezvous_view import RendezvousView
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model.status import Status
+from tests.unit.operator.builders import NOW, final_round, job, observed, running
+
+VALUES = {int: 7, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+
+
+def filled(kind: Any) -> Any:
+    """A value of this type in which nothing is its default."""
+    if kind in VALUES:
+        return VALUES[kind]
+    if isinstance(kind, EnumType):
+        return list(kind)[1]
+    if arguments := [one for one in get_args(kind) if one not in (type(None), ...)]:
+        value = filled(arguments[0])
+        return (value,) if getattr(kind, "__origin__", None) is tuple else value
+    hints = get_type_hints(kind)
+    return kind(**{one.name: filled(hints[one.name]) for one in fields(kind)})
+
+
+def test_nothing_is_forgotten() -> None:
+    view = filled(RendezvousView)
+    status = next_status(job(), observed(*running(1)), view, NOW)
+    assert status.rendezvous is not None
+    assert status.members
+    assert status.rounds
+    assert status.first_failure is not None
+    again = next_status(job(status), observed(*running(1)), remembered(status), NOW)
+    for part in ("rendezvous", "members", "rounds", "first_failure", "restarts", "interruptions"):
+        assert getattr(again, part) == getattr(status, part), part
+
+
+def test_a_status_of_nothing_tells_nothing() -> None:
+    assert remembered(Status()) == RendezvousView()
+    seen = final_round(3, 5)
+    status = next_status(job(), observed(*running(3)), seen, NOW)
+    assert remembered(status).round == 5
