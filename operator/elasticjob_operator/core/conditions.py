@@ -15,7 +15,7 @@ from elasticjob_operator.core.sizes import Clamp, WantedSize
 from elasticjob_operator.core.store_host import without_store
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import Condition
+from elasticjob_operator.model.status import Condition, Status
 from elasticjob_rendezvous.core.roster import natural_order
 
 NAMED_PODS = 5
@@ -90,7 +90,7 @@ def pods_ready(
     tally = f"{ready} of {size.nodes} are ready"
     if observed.refusal is not None:
         refusal = observed.refusal
-        message = f"{tally}; a pod cannot be created: {refusal.message}"
+        message = f"{tally}{_NOT_CREATED}{refusal.message}"
         return Finding(kind, ConditionStatus.FALSE, refusal.obstacle.value, message)
     blocked = [pod for pod in census.counted if pod.obstacle is not None and not pod.ready]
     if blocked:
@@ -101,6 +101,17 @@ def pods_ready(
     waiting = [pod.name for pod in census.counted if not pod.ready]
     names = f"; waiting for {_some(waiting)}" if waiting else ""
     return Finding(kind, ConditionStatus.FALSE, "PodsStarting", tally + names)
+
+
+_NOT_CREATED = "; a pod cannot be created: "
+
+
+def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
+    """Why pods cannot be created, and its words, as `pods_ready` put it into the conditions."""
+    for found in status.conditions:
+        if found.type is ConditionType.PODS_READY and _NOT_CREATED in found.message:
+            return Obstacle(found.reason), found.message.partition(_NOT_CREATED)[2]
+    return None
 
 
 def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:

@@ -29,6 +29,12 @@ def recovery_ms(found: RoundStatus) -> int | None:
     return sum(known.get(part, 0) for part in RECOVERY)
 
 
+def lasted_ms(found: RoundStatus) -> int:
+    """What is known of the time until the round was final."""
+    known = parts_ms(found)
+    return sum(known.get(part, 0) for part in RECOVERY if part != "start")
+
+
 def costs_text(found: RoundStatus) -> str:
     """`detect 5 ms, stop 120 ms`; empty while nothing is known."""
     return ", ".join(f"{part} {ms} ms" for part, ms in parts_ms(found).items())

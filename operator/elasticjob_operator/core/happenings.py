@@ -20,6 +20,7 @@ from elasticjob_operator.core.actions import (
 from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.core.words import DELETED, because
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     CauseStatus,
@@ -92,21 +93,6 @@ def _settled(status: Status, found: RoundStatus) -> bool:
 # -- what was done
 
 
-_WHY = {
-    DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
-    DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
-    DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
-    DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
-    DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
-    DeleteReason.MARKED: "was chosen to leave before",
-    DeleteReason.REPLACED: "failed before and was replaced",
-    DeleteReason.SUSPENDED: "the job is suspended",
-    DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
-    DeleteReason.JOB_DELETED: "the job is deleted",
-    DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
-}
-
-
 def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
     for action in applied:
         if isinstance(action, WriteNodes):
@@ -124,7 +110,7 @@ def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
         if isinstance(action, DeletePod):
             deleted.setdefault(action.reason, []).append(action.name)
     for reason, names in deleted.items():
-        yield _normal("PodsDeleted", f"deleted {_some(names)}: {_WHY[reason]}")
+        yield _normal("PodsDeleted", f"deleted {_some(names)}: {DELETED[reason]}")
 
 
 # -- what the rendezvous says
@@ -155,36 +141,9 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
 
 def cause_of(found: RoundStatus) -> CauseStatus:
     """Why this round began."""
-    return CauseStatus(kind=found.cause, members=found.members, detail=found.detail)
-
-
-def because(cause: CauseStatus) -> str:
-    """Why a round began, in words."""
-    who = _some(list(cause.members)) if cause.members else ""
-    detail = f" ({cause.detail})" if cause.detail else ""
-    match cause.kind:
-        case CauseKind.START:
-            return f"the job starts{detail}"
-        case CauseKind.JOIN:
-            return f"{who or 'a node'} joined{detail}"
-        case CauseKind.LEAVE:
-            return f"{who or 'a node'} left{detail}"
-        case CauseKind.PREEMPTION:
-            return f"{who or 'a node'} was preempted{detail}"
-        case CauseKind.LOSS:
-            return f"{who or 'a node'} was lost{detail}"
-        case CauseKind.FAILURE:
-            return f"a worker of {who or 'a node'} failed{detail}"
-        case CauseKind.SCALE_DOWN:
-            return f"fewer nodes are wanted{detail}"
-        case CauseKind.UNCONFIRMED:
-            return f"{who or 'a node'} did not confirm the round{detail}"
-        case CauseKind.MASTER_PORT:
-            return f"the master port was taken{detail}"
-        case CauseKind.DATA_LOST:
-            return f"etcd lost its data{detail}"
-        case other:
-            return f"{other}{': ' + who if who else ''}{detail}"
+    return CauseStatus(
+        kind=found.cause, members=found.members, reason=found.reason, detail=found.detail
+    )
 
 
 def _failure(before: Status, after: Status) -> Iterator[Happening]:

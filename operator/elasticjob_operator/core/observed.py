@@ -26,6 +26,17 @@ class NodeState(StrEnum):
     NOT_READY = "NotReady"
 
 
+class PodEnd(StrEnum):
+    """What took a pod, or is about to; absent where its trainer just ended, or it was deleted."""
+
+    DRAINED = "Drained"  # through the eviction API
+    PREEMPTED = "Preempted"  # by the scheduler, for a pod of higher priority
+    EVICTED = "Evicted"  # by its node, which ran short of something or shuts down
+    NODE_TAINTED = "NodeTainted"
+    NODE_LOST = "NodeLost"  # its node is not ready, or no more
+    OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed the trainer's container
+
+
 class Obstacle(StrEnum):
     """Why a pod's launcher cannot run."""
 
@@ -61,6 +72,7 @@ class Pod:
         launch_failed: its trainer could not be started, or ended in failure right after that.
         ended_at, end_message: when and how its trainer ended; UTC.
         exit_code: of its trainer; None while it runs, or where nobody knows.
+        end: what took it, or is about to, when that is known.
     """
 
     index: int
@@ -82,6 +94,7 @@ class Pod:
     ended_at: datetime | None = None
     end_message: str = ""
     exit_code: int | None = None
+    end: PodEnd | None = None
 
     @property
     def ended(self) -> bool:

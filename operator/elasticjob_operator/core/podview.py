@@ -24,7 +24,7 @@ from elasticjob_operator.core.containers import (
 )
 from elasticjob_operator.core.names import AGENT_CONTAINER, INDEX_LABEL
 from elasticjob_operator.core.nodeview import Node, state_under
-from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodPhase
+from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodEnd, PodPhase
 
 _OVER = ("Succeeded", "Failed")
 DISRUPTED = "DisruptionTarget"
@@ -73,9 +73,37 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         and not is_disrupted
         and _failed_at_launch(status, found),
         ended_at=_ended_at(metadata, status, found) if has_ended else None,
-        end_message=_end_message(raw, found, disrupted) if has_ended else "",
         exit_code=(ended(found) or {}).get("exitCode"),
+        end_message=_end_message(raw, found, disrupted) if has_ended or is_disrupted else "",
+        end=_end(status, found, disrupted),
     )
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": PodEnd.PREEMPTED,
+    "DeletionByTaintManager": PodEnd.NODE_TAINTED,
+    "EvictionByEvictionAPI": PodEnd.DRAINED,
+    "DeletionByPodGC": PodEnd.NODE_LOST,
+    "TerminationByKubelet": PodEnd.EVICTED,
+}
+_VERDICTS = {
+    "Evicted": PodEnd.EVICTED,
+    "Preempting": PodEnd.PREEMPTED,
+    "NodeLost": PodEnd.NODE_LOST,
+    "NodeShutdown": PodEnd.EVICTED,
+    "Shutdown": PodEnd.EVICTED,
+    "Terminated": PodEnd.EVICTED,
+}
+"""What the kubelet says of a whole pod, in `status.reason`."""
+
+
+def _end(status: Raw, trainer: Raw | None, disrupted: Raw) -> PodEnd | None:
+    """What took the pod: the container's own end says most, then who disrupted it."""
+    if (ended(trainer) or {}).get("reason") == "OOMKilled":
+        return PodEnd.OUT_OF_MEMORY
+    if disrupted.get("status") == "True":
+        return _DISRUPTIONS.get(disrupted.get("reason") or "")
+    return _VERDICTS.get(status.get("reason") or "")
 
 
 def _phase(status: Raw, trainer: Raw | None) -> PodPhase:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.culprits import first_failure
+from elasticjob_operator.core.evidence import reason_of, reasons
+from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.lifecycle import FINISHED, next_phase
 from elasticjob_operator.core.names import selector
 from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
-    FailureView,
     InterruptionsView,
     MemberView,
     RendezvousView,
@@ -24,8 +27,8 @@ from elasticjob_operator.model.status import (
     MAX_MEMBERS,
     MAX_ROUND_MEMBERS,
     MAX_ROUNDS,
+    MAX_SENTENCES,
     CauseStatus,
-    FirstFailure,
     Interruptions,
     MemberStatus,
     RendezvousStatus,
@@ -47,9 +50,10 @@ def next_status(
     phase = next_phase(job, view, now)
     census, size = take_census(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
-    return Status(
+    reason = reason_of(view, observed.pods, before) if view.readable else ""
+    status = Status(
         phase=phase,
-        rendezvous=_rendezvous(view, before),
+        rendezvous=_rendezvous(view, reason, before),
         nodes=len(census.counted),
         ready_nodes=sum(pod.ready for pod in census.counted),
         wanted_nodes=size.nodes,
@@ -59,8 +63,8 @@ def next_status(
             _interruptions(view.interruptions) if view.readable else before.interruptions
         ),
         members=_members(view) if view.readable else before.members,
-        rounds=_rounds(view) if view.readable else before.rounds,
-        first_failure=_failure(view.first_failure) or before.first_failure,
+        rounds=_rounds(view, reasons(view, reason, before)) if view.readable else before.rounds,
+        first_failure=first_failure(view, reason, observed.pods, before),
         conditions=(
             # The end is told once: what happens to the pods afterwards does not change it.
             before.conditions
@@ -71,9 +75,11 @@ def next_status(
         start_time=None if suspended else before.start_time or now,
         completion_time=(before.completion_time or now) if finished else None,
     )
+    told = explanation(job.model_copy(update={"status": status}), observed.pods)
+    return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
 
 
-def _rendezvous(view: RendezvousView, before: Status) -> RendezvousStatus:
+def _rendezvous(view: RendezvousView, reason: str, before: Status) -> RendezvousStatus:
     if not view.readable:
         known = before.rendezvous or RendezvousStatus()
         return known.model_copy(update={"state": view.state})
@@ -85,7 +91,7 @@ def _rendezvous(view: RendezvousView, before: Status) -> RendezvousStatus:
         waiting_reason=view.waiting_reason or None,
         world_size=view.world_size,
         master=view.master,
-        cause=_cause(view.cause),
+        cause=_cause(view.cause, reason),
         since=view.since,
     )
 
@@ -100,11 +106,11 @@ def _interruptions(view: InterruptionsView) -> Interruptions:
     )
 
 
-def _cause(cause: CauseView | None) -> CauseStatus | None:
+def _cause(cause: CauseView | None, reason: str) -> CauseStatus | None:
     if cause is None:
         return None
     members = sorted(cause.members, key=natural_order)[:MAX_MEMBERS]
-    return CauseStatus(kind=cause.kind, members=members, detail=cause.detail)
+    return CauseStatus(kind=cause.kind, members=members, reason=reason, detail=cause.detail)
 
 
 def _members(view: RendezvousView) -> list[MemberStatus]:
@@ -124,11 +130,11 @@ def _member(member: MemberView) -> MemberStatus:
     )
 
 
-def _rounds(view: RendezvousView) -> list[RoundStatus]:
-    return [_round(found) for found in view.rounds[-MAX_ROUNDS:]]
+def _rounds(view: RendezvousView, reasons: Mapping[int, str]) -> list[RoundStatus]:
+    return [_round(found, reasons.get(found.round, "")) for found in view.rounds[-MAX_ROUNDS:]]
 
 
-def _round(found: RoundView) -> RoundStatus:
+def _round(found: RoundView, reason: str) -> RoundStatus:
     return RoundStatus(
         round=found.round,
         cause=found.cause,
@@ -141,22 +147,7 @@ def _round(found: RoundView) -> RoundStatus:
         start_ms=found.start_ms,
         first_step_ms=found.first_step_ms,
         members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
+        reason=reason,
         detail=found.detail,
         final_time=found.final_at,
-    )
-
-
-def _failure(failure: FailureView | None) -> FirstFailure | None:
-    if failure is None:
-        return None
-    return FirstFailure(
-        round=failure.round,
-        pod=failure.pod,
-        node=failure.node,
-        rank=failure.rank,
-        exit_code=failure.exit_code,
-        signal=failure.signal,
-        class_=failure.kind,
-        message=failure.message,
-        traceback=failure.traceback,
     )

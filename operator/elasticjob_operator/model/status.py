@@ -18,6 +18,8 @@ MAX_MEMBERS = 100
 """Members listed in the status: more would make the object too large to watch."""
 MAX_ROUNDS = 10
 """Rounds kept in the status."""
+MAX_SENTENCES = 32
+"""Sentences of the explanation; it has fewer by far."""
 MAX_ROUND_MEMBERS = 10
 """Pods kept with each of them."""
 
@@ -46,6 +48,9 @@ class CauseStatus(StatusModel):
     """The kind of cause: start, join, leave, loss, failure, scaleDown and others."""
     members: list[str] = Field(default_factory=list)
     """Pods behind it."""
+    reason: str = ""
+    """What took them, where their pods say it: Drained, Preempted, Evicted, NodeTainted,
+    NodeLost or OutOfMemory."""
     detail: str = ""
     """More, for people."""
 
@@ -101,6 +106,8 @@ class RoundStatus(StatusModel):
     """Kind of its cause."""
     members: Annotated[list[str], Field(max_length=MAX_ROUND_MEMBERS)] = Field(default_factory=list)
     """Pods behind its cause, at most ten."""
+    reason: str = ""
+    """What took them, where their pods say it, as in rendezvous.cause."""
     detail: str = ""
     """More about its cause, for people."""
     nodes: int
@@ -187,6 +194,8 @@ class Status(StatusModel):
     """Nodes in the rendezvous, in natural order, at most 100."""
     rounds: Annotated[list[RoundStatus], Field(max_length=MAX_ROUNDS)] = Field(default_factory=list)
     """The last ten rounds, oldest first."""
+    explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
+    """Where the job stands and why, in plain sentences: what "elasticjob explain" says."""
     first_failure: FirstFailure | None = None
     """The culprit of the latest failure."""
     conditions: Annotated[

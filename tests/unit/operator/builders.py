@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd, PodPhase
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     MemberView,
@@ -106,6 +106,10 @@ class PodBuilder:
 
     def terminating(self) -> Self:
         return self._with(terminating=True)
+
+    def taken(self, end: PodEnd, message: str) -> Self:
+        """By what took the pod, and what it said."""
+        return self._with(end=end, end_message=message)
 
     def on(self, state: NodeState) -> Self:
         return self._with(node_state=state)

@@ -9,7 +9,6 @@ import pytest
 from elasticjob_operator.core.actions import Action, CreatePod, DeletePod, RemoveMembers, WriteNodes
 from elasticjob_operator.core.happenings import (
     EventType,
-    because,
     happenings,
     settled_rounds,
     stepped_rounds,
@@ -23,6 +22,7 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.core.words import because
 from elasticjob_operator.model.status import CauseStatus, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 from tests.unit.operator.builders import NOW, ago, closed, final_round, job, observed, running

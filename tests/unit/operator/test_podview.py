@@ -9,7 +9,7 @@ import pytest
 from elasticjob_operator.core.containers import MOST_SAID
 from elasticjob_operator.core.names import INDEX_LABEL
 from elasticjob_operator.core.nodeview import Node, node_of
-from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodPhase
+from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodEnd, PodPhase
 from elasticjob_operator.core.podview import observed_pod
 from tests.unit.operator.builders import ago
 from tests.unit.operator.raw_pods import (
@@ -496,3 +496,48 @@ def test_the_trainer_is_the_container_of_that_name() -> None:
     found = observed_pod(pod.raw, "logger", GOOD)
     assert found is not None
     assert (found.phase, found.end_message) == (PodPhase.FAILED, "container logger: exit code 5")
+
+
+# --- what took it
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("PreemptionByScheduler", PodEnd.PREEMPTED),
+        ("EvictionByEvictionAPI", PodEnd.DRAINED),
+        ("DeletionByTaintManager", PodEnd.NODE_TAINTED),
+        ("DeletionByPodGC", PodEnd.NODE_LOST),
+        ("TerminationByKubelet", PodEnd.EVICTED),
+        ("SomethingNew", None),
+    ],
+)
+def test_a_disruption_says_what_takes_the_pod(reason: str, end: PodEnd | None) -> None:
+    found = read(RawPod().ready().disrupted(reason, "making room"))
+    assert found.end is end
+    assert found.end_message == f"{reason}: making room"
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("Evicted", PodEnd.EVICTED),
+        ("NodeShutdown", PodEnd.EVICTED),
+        ("Preempting", PodEnd.PREEMPTED),
+        ("NodeLost", PodEnd.NODE_LOST),
+        ("OutOfcpu", None),
+    ],
+)
+def test_the_kubelets_verdict_says_it_too(reason: str, end: PodEnd | None) -> None:
+    pod = failed(RawPod().ready().has("trainer", terminated(137))).phase("Failed", reason=reason)
+    assert read(pod).end is end
+
+
+def test_the_kernels_kill_of_the_container_says_most() -> None:
+    pod = failed(RawPod().ready().has("trainer", terminated(137, "OOMKilled")))
+    assert read(pod.disrupted("EvictionByEvictionAPI", "drain")).end is PodEnd.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("code", [0, 1, 137])
+def test_a_trainer_that_ended_was_not_taken(code: int) -> None:
+    assert read(failed(RawPod().ready().has("trainer", terminated(code)))).end is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Refusal
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
@@ -67,7 +68,9 @@ def test_a_running_job_is_mirrored() -> None:
         interruptions=InterruptionsView(losses=1, leaves=2, preemptions=3, joins=4, others=5),
         first_failure=failure,
     )
-    status = status_of(job(maxNodes=2, nprocPerNode=1), observed(*running(2), view=view))
+    a_job, pods = job(maxNodes=2, nprocPerNode=1), running(2)
+    status = status_of(a_job, observed(*pods, view=view))
+    described = a_job.model_copy(update={"status": status})
     assert status.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude={"conditions"}
     ) == {
@@ -82,6 +85,7 @@ def test_a_running_job_is_mirrored() -> None:
             "cause": {
                 "kind": "loss",
                 "members": ["job-2", "job-10"],
+                "reason": "",
                 "detail": "its lease ran out",
             },
             "since": "2026-01-31T11:59:00Z",
@@ -103,11 +107,20 @@ def test_a_running_job_is_mirrored() -> None:
             {"pod": "job-1", "node": "node-1", "rank": 1, "state": "running", "round": 2},
         ],
         "rounds": [
-            {"round": 1, "cause": "start", "members": [], "detail": "", "nodes": 2, "joinMs": 180},
+            {
+                "round": 1,
+                "cause": "start",
+                "members": [],
+                "reason": "",
+                "detail": "",
+                "nodes": 2,
+                "joinMs": 180,
+            },
             {
                 "round": 2,
                 "cause": "loss",
                 "members": ["job-2", "job-10"],
+                "reason": "",
                 "detail": "gone",
                 "nodes": 2,
                 "finalTime": "2026-01-31T11:59:00Z",
@@ -119,6 +132,7 @@ def test_a_running_job_is_mirrored() -> None:
                 "firstStepMs": 35,
             },
         ],
+        "explanation": list(explanation(described, pods)),
         "firstFailure": {
             "round": 1,
             "pod": "job-1",

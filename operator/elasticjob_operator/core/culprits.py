@@ -1,0 +1,96 @@
+"""The first failure that the status shows: a worker's, as its agent recorded it, or a node's.
+
+Agents record failures of workers. That a node was lost or preempted, or that the kernel killed
+all of a container for memory, only its pod can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elasticjob_operator.core.evidence import end_of
+from elasticjob_operator.core.observed import Pod, PodEnd
+from elasticjob_operator.core.rendezvous_view import FailureView, RendezvousView
+from elasticjob_operator.model.status import FirstFailure, Status
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+
+_CLASSES = {
+    PodEnd.OUT_OF_MEMORY: FailureClass.HOST_OUT_OF_MEMORY,
+    PodEnd.PREEMPTED: FailureClass.PREEMPTED,
+    PodEnd.EVICTED: FailureClass.PREEMPTED,
+    PodEnd.NODE_LOST: FailureClass.NODE_LOST,
+    PodEnd.NODE_TAINTED: FailureClass.NODE_LOST,
+}
+_VAGUE = frozenset(
+    {FailureClass.SIGNAL, FailureClass.PEER_ABORT, FailureClass.USER_ERROR, FailureClass.NODE_LOST}
+)
+"""What an agent can make of the end of its launcher, or of a worker that was told to end."""
+_UNBIDDEN = frozenset({PodEnd.PREEMPTED, PodEnd.EVICTED})
+"""Ends that nobody wished for the job, even where it could leave in good order."""
+
+
+def first_failure(
+    view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
+) -> FirstFailure | None:
+    """The culprit of the latest failure. `reason` is why the current round's members went."""
+    known = before.first_failure
+    recorded = view.first_failure
+    worker = None if recorded is None else _recorded(recorded, {pod.name: pod for pod in pods})
+    if worker is not None and known is not None and _same(known, worker):
+        worker = known if known.class_ != recorded_class(recorded) else worker
+    found = [failure for failure in (known, worker, _gone(view, reason, pods, before)) if failure]
+    # Of one round a worker's own failure comes before what was made of a pod's end.
+    return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
+
+
+def recorded_class(failure: FailureView | None) -> str:
+    return "" if failure is None else failure.kind
+
+
+def _same(one: FirstFailure, other: FirstFailure) -> bool:
+    return (one.round, one.pod, one.rank) == (other.round, other.pod, other.rank)
+
+
+def _recorded(failure: FailureView, pods: dict[str, Pod]) -> FirstFailure:
+    """The record, with the class and the words of its pod's end where that says more."""
+    pod = pods.get(failure.pod)
+    end = None if pod is None or not pod.ended else end_of(pod)
+    vague = failure.kind in _VAGUE and not failure.traceback
+    told = _CLASSES.get(end) if end is not None and vague else None
+    return FirstFailure(
+        round=failure.round,
+        pod=failure.pod,
+        node=failure.node,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        signal=failure.signal,
+        class_=failure.kind if told is None else told.value,
+        message=failure.message if told is None or pod is None else pod.end_message,
+        traceback=failure.traceback,
+    )
+
+
+def _gone(
+    view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
+) -> FirstFailure | None:
+    """A node that was lost, or had to make room: no worker of it failed."""
+    cause = view.cause
+    if cause is None or not cause.members:
+        return None
+    end = PodEnd(reason) if reason else None
+    left = cause.kind in (CauseKind.LEAVE, CauseKind.PREEMPTION)
+    if cause.kind != CauseKind.LOSS and not (left and end in _UNBIDDEN):
+        return None
+    known = before.first_failure
+    name = cause.members[0]
+    kind = _CLASSES.get(end, FailureClass.NODE_LOST) if end else FailureClass.NODE_LOST
+    pod = next((pod for pod in pods if pod.name == name and end_of(pod) is not None), None)
+    number = max((found.round for found in view.rounds if found.round < view.round), default=0)
+    member = next((member for member in before.members if member.pod == name), None)
+    said = pod.end_message if pod is not None else ""
+    node = pod.node if pod is not None else member.node if member is not None else None
+    if known is not None and (known.round, known.pod) == (number, name):
+        said, node = known.message or said, known.node or node
+    return FirstFailure(
+        round=number, pod=name, node=node, class_=kind.value, message=said or cause.detail
+    )

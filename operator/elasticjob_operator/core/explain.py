@@ -1,0 +1,293 @@
+"""Where a job stands and why, in plain words: what somebody asks who looks at it.
+
+A function of the object and its pods, so that the operator's status and the command line say the
+same. Each sentence is whole; the times in them are absolute, so that nothing changes by waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from elasticjob_operator.core.conditions import refusal_of
+from elasticjob_operator.core.costs import parts_ms, recovery_ms, seconds_text
+from elasticjob_operator.core.evidence import began_at
+from elasticjob_operator.core.missing import Missing, missing
+from elasticjob_operator.core.observed import Obstacle, Pod
+from elasticjob_operator.core.rendezvous_view import StopReason
+from elasticjob_operator.core.sizes import Clamp, legal_sizes, wanted_size
+from elasticjob_operator.core.words import (
+    CLASSES,
+    UNKNOWN_CLASS,
+    because,
+    counted,
+    listed,
+    moment,
+    named,
+    quoted,
+    sentence,
+)
+from elasticjob_operator.model.enums import (
+    Backend,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    RendezvousState,
+    ScaleUp,
+)
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import (
+    CauseStatus,
+    FirstFailure,
+    RendezvousStatus,
+    RoundStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+
+ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
+_UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
+_VERBS = {
+    "detect": "noticing",
+    "stop": "stopping",
+    "join": "coming together",
+    "confirm": "confirming",
+    "start": "starting",
+}
+
+
+def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
+    """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
+    known = sorted(pods, key=lambda pod: pod.index)
+    said = [*_standing(job, known), *_last_round(job.status), *_failure(job)]
+    return tuple(sentence(text) for text in said)
+
+
+def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    status = job.status
+    if job.metadata.deletion_timestamp is not None:
+        yield "The job is being deleted, and its pods are being stopped"
+        return
+    yield from _unreadable(job)
+    match status.phase:
+        case None:
+            yield (
+                "Nobody has looked at the job yet: if that lasts, see whether the operator runs "
+                "and serves this namespace"
+            )
+        case Phase.PENDING:
+            yield from _forming(job, pods, "Not training yet")
+        case Phase.RESTARTING:
+            cause = _current(status).cause or CauseStatus(kind=CauseKind.START)
+            yield from _forming(job, pods, f"Between two rounds, because {because(cause)}")
+        case Phase.RUNNING:
+            yield from _running(job, pods)
+        case Phase.SUSPENDED:
+            yield _suspended(pods)
+        case Phase.SUCCEEDED:
+            yield f"Succeeded{_ended_at(status)}: every worker ended with success"
+        case Phase.FAILED:
+            yield _failed(job)
+
+
+def _unreadable(job: ElasticJob) -> Iterator[str]:
+    status, refusal = job.status, refusal_of(job.status)
+    elsewhere = refusal is not None and refusal[0] in (Obstacle.ENDPOINT, Obstacle.BACKEND)
+    unknown = _current(status).state is RendezvousState.UNKNOWN
+    if status.rendezvous is None or not unknown or status.phase in ENDED or elsewhere:
+        return
+    whom = "its agents" if job.spec.rendezvous.backend is Backend.C10D else "its etcd"
+    yield (
+        f"The operator cannot reach {whom}, so what follows is what was known last; workers that "
+        "run go on without it"
+    )
+
+
+# -- between rounds -----------------------------------------------------------------
+
+
+def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
+    """Before the first round, or between two: who has come, and who is waited for."""
+    status, current = job.status, _current(job.status)
+    if current.state is RendezvousState.FROZEN:
+        yield f"{begin}: {counted(current.nodes, 'node')} confirm that they take part"
+        return
+    come = frozenset(m.pod for m in status.members if m.state == "waiting")
+    stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]
+    leaving = frozenset(m.pod for m in status.members if m.state == "leaving")
+    reasons = missing(status, pods, come | leaving | frozenset(stopping))
+    clauses = [reason.clause for reason in reasons]
+    if stopping:
+        its = "their" if len(stopping) > 1 else "its"
+        clauses.insert(0, f"{named(stopping)} {_ends(stopping)} {its} workers")
+    wanted, least = status.wanted_nodes, job.spec.min_nodes
+    have = "has" if wanted == 1 else "have"
+    need = f" (at least {least} {'are' if least > 1 else 'is'} needed)" if least < wanted else ""
+    text = f"{begin}: {current.waiting} of {counted(wanted, 'node')} {have} come{need}"
+    yield text + (f"; {listed(clauses)}" if clauses else "")
+    yield from _remedies(reasons)
+    if not clauses and least <= current.waiting < wanted and status.phase is Phase.PENDING:
+        yield (
+            f"It begins with these when no more has come for "
+            f"{job.spec.rendezvous.last_call_seconds} s"
+        )
+
+
+def _ends(names: list[str]) -> str:
+    return "end" if len(names) > 1 else "ends"
+
+
+def _remedies(reasons: list[Missing]) -> Iterator[str]:
+    yield from dict.fromkeys(reason.remedy for reason in reasons if reason.remedy)
+
+
+# -- in a round ---------------------------------------------------------------------
+
+
+def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    status, current = job.status, _current(job.status)
+    nodes, wanted = current.nodes, status.wanted_nodes
+    where = f"round {current.round}, {counted(current.world_size, 'worker')}"
+    seated = frozenset(member.pod for member in status.members if member.rank is not None)
+    waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
+    reasons = missing(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
+    if nodes >= wanted:
+        extra = f", one of which is to go: {wanted} are wanted" if nodes == wanted + 1 else ""
+        if nodes > wanted + 1:
+            extra = f", of which {nodes - wanted} are to go: {wanted} are wanted"
+        whole = "its only node" if nodes == 1 else f"all {nodes} nodes"
+        yield f"Training on {whole if nodes == wanted else counted(nodes, 'node')} ({where}){extra}"
+    else:
+        why = listed([reason.clause for reason in reasons])
+        text = f"Training on {nodes} of {counted(wanted, 'node')} ({where})"
+        yield text + (f" because {why}" if why else "")
+    yield from _remedies(reasons)
+    if waiting:
+        yield _standby(job, waiting)
+    yield from _clamped(job)
+    done = [member.pod for member in status.members if member.state == "done"]
+    if done:
+        yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
+
+
+def _standby(job: ElasticJob, waiting: list[str]) -> str:
+    """Why nodes that have come are not in the round."""
+    who, nodes = named(waiting), _current(job.status).nodes
+    wait = "wait" if len(waiting) > 1 else "waits"
+    sizes = legal_sizes(job.spec)
+    larger = [size for size in sizes if nodes < size <= nodes + len(waiting)]
+    if nodes >= job.status.wanted_nodes:
+        stand = "stand" if len(waiting) > 1 else "stands"
+        return f"{who} {stand} by: the job has the nodes that it wants"
+    if not larger:
+        step = job.spec.node_increment
+        return f"{who} {wait} for others: the job grows by {step} nodes at a time (nodeIncrement)"
+    if job.spec.elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT:
+        most = job.spec.elasticity.scale_up_max_wait_seconds
+        return f"{who} {wait} for the next checkpoint, for at most {most} s"
+    return f"{who} {'have' if len(waiting) > 1 else 'has'} come and will be in the next round"
+
+
+_CLAMPED = {
+    Clamp.BELOW_MIN_NODES: "less than minNodes",
+    Clamp.ABOVE_MAX_NODES: "more than maxNodes",
+    Clamp.BETWEEN_INCREMENTS: "not minNodes and a multiple of nodeIncrement",
+}
+
+
+def _clamped(job: ElasticJob) -> Iterator[str]:
+    size = wanted_size(job.spec)
+    if size.clamp is not None:
+        yield (
+            f"spec.nodes asks for {size.asked}, which is {_CLAMPED[size.clamp]}: "
+            f"{size.nodes} {'are' if size.nodes > 1 else 'is'} wanted instead"
+        )
+
+
+# -- no round any more --------------------------------------------------------------
+
+
+def _suspended(pods: list[Pod]) -> str:
+    left = [pod.name for pod in pods if not pod.ended]
+    text = "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again"
+    if not left:
+        return text
+    return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
+
+
+def _failed(job: ElasticJob) -> str:
+    """The end and its reason, as the condition has it."""
+    status = job.status
+    found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
+    reason, said = ("", "") if found is None else (found.reason, quoted(found.message))
+    if found is not None and found.status is not ConditionStatus.TRUE:
+        reason, said = "", ""
+    begin = f"Failed{_ended_at(status)}"
+    if reason == StopReason.DEADLINE_EXCEEDED:
+        most = job.spec.run_policy.active_deadline_seconds
+        limit = f" than {most} s (runPolicy.activeDeadlineSeconds)" if most else ""
+        return f"{begin}: it was active for longer{limit}"
+    if reason in (StopReason.SUSPENDED, StopReason.DELETED, "Stopped"):
+        return f"{begin}: it was stopped from outside" + (f" ({said})" if said else "")
+    return f"{begin}: {said}" if said else begin
+
+
+def _ended_at(status: Status) -> str:
+    return f" {moment(status.completion_time)}" if status.completion_time else ""
+
+
+# -- what was -----------------------------------------------------------------------
+
+
+def _last_round(status: Status) -> Iterator[str]:
+    """Why the latest round began, and where its time went."""
+    last = status.rounds[-1] if status.rounds else None
+    if last is None or last.cause == CauseKind.START or status.phase in (Phase.SUSPENDED, None):
+        return
+    cause = CauseStatus(
+        kind=last.cause, members=last.members, reason=last.reason, detail=quoted(last.detail)
+    )
+    began, spent = began_at(last), recovery_ms(last)
+    when = f" {moment(began)}" if began else ""
+    text = f"Last round: {because(cause)}{when}"
+    if spent is None:
+        yield text
+        return
+    yield f"{text}, recovered in {seconds_text(spent)} ({_parts(last)})"
+    if last.first_step_ms is not None:
+        yield f"The first step came {seconds_text(last.first_step_ms)} after that"
+
+
+def _parts(found: RoundStatus) -> str:
+    known = parts_ms(found)
+    return ", ".join(
+        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if part in known
+    )
+
+
+def _failure(job: ElasticJob) -> Iterator[str]:
+    """The latest failure, what its class means, and what to do."""
+    failure = job.status.first_failure
+    if failure is None or job.status.phase is Phase.SUCCEEDED:
+        return
+    words = CLASSES.get(failure.class_, UNKNOWN_CLASS)
+    yield f"{_culprit(failure)}: {words.meaning}" + _message(failure)
+    yield words.remedy
+    used, most = job.status.restarts, job.spec.max_restarts
+    if failure.class_ not in _UNCHARGED and job.status.phase not in ENDED:
+        yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
+
+
+def _message(failure: FirstFailure) -> str:
+    said = quoted(failure.message)
+    return f": {said}" if said else ""
+
+
+def _culprit(failure: FirstFailure) -> str:
+    where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
+    if failure.rank is None or failure.rank < 0:
+        return f"The latest failure, in round {failure.round}, was of {where}"
+    return f"The latest failure, in round {failure.round}, was of rank {failure.rank} on {where}"
+
+
+def _current(status: Status) -> RendezvousStatus:
+    return status.rendezvous or RendezvousStatus()

@@ -1,0 +1,82 @@
+"""Why nodes that a job wants are not in its round: which pods are held up, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from elasticjob_operator.core.conditions import refusal_of
+from elasticjob_operator.core.evidence import end_of
+from elasticjob_operator.core.observed import Obstacle, Pod, PodEnd
+from elasticjob_operator.core.words import OBSTACLES, named, quoted, unschedulable
+from elasticjob_operator.model.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """One reason for which nodes are missing; `remedy` is empty where time alone helps."""
+
+    clause: str
+    remedy: str = ""
+
+
+def missing(status: Status, pods: Iterable[Pod], present: frozenset[str]) -> list[Missing]:
+    """The reasons, from what somebody has to mend to what only takes time.
+
+    `present` are the pods that the round has, or that have come for it.
+    """
+    found: list[Missing] = []
+    if refusal := refusal_of(status):
+        obstacle, said = refusal
+        more = "more " if status.nodes else ""
+        found.append(
+            Missing(f"no {more}pods can be created: {quoted(said)}", OBSTACLES[obstacle].remedy)
+        )
+    absent = [pod for pod in pods if pod.name not in present]
+    found += _held_up([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
+    found += _going([pod for pod in absent if pod.obstacle is None or pod.terminating])
+    if not absent and not found and status.nodes == 0:
+        found.append(Missing("its pods are not created yet"))
+    return found
+
+
+def _held_up(pods: list[Pod]) -> Iterator[Missing]:
+    """Pods with the same obstacle and the same words for it are told together."""
+    groups: dict[tuple[Obstacle, str], list[str]] = {}
+    for pod in pods:
+        assert pod.obstacle is not None
+        said = pod.obstacle_message
+        if pod.obstacle is Obstacle.UNSCHEDULABLE:
+            said = unschedulable(said)
+        groups.setdefault((pod.obstacle, quoted(said)), []).append(pod.name)
+    for (obstacle, said), names in groups.items():
+        words = OBSTACLES[obstacle]
+        state = words.meaning or "not startable"
+        yield Missing(
+            f"{named(names)} {_are(names)} {state}" + (f": {said}" if said else ""), words.remedy
+        )
+
+
+def _going(pods: list[Pod]) -> Iterator[Missing]:
+    lost = [pod.name for pod in pods if end_of(pod) is PodEnd.NODE_LOST and not pod.ended]
+    if lost:
+        its = "their nodes do" if len(lost) > 1 else "its node does"
+        yield Missing(f"{named(lost)} cannot be reached: {its} not answer")
+    stopping = [pod.name for pod in pods if pod.terminating and pod.name not in lost]
+    if stopping:
+        yield Missing(f"{named(stopping)} {_are(stopping)} being stopped")
+    rest = [p for p in pods if p.active and p.name not in lost]
+    placed = [pod.name for pod in rest if pod.node or pod.launcher_since]
+    if placed:
+        yield Missing(f"{named(placed)} {_are(placed)} starting")
+    waiting = [pod.name for pod in rest if not (pod.node or pod.launcher_since)]
+    if waiting:
+        yield Missing(f"{named(waiting)} {_wait(waiting)} for a machine")
+
+
+def _are(names: list[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _wait(names: list[str]) -> str:
+    return "wait" if len(names) > 1 else "waits"

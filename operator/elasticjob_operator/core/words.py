@@ -1,0 +1,237 @@
+"""How causes, ends, obstacles and failures are said to people, each in one place.
+
+Events, the status and `elasticjob explain` take their words from here, so that all of them tell
+the same story. docs/explain.md has the same table for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from elasticjob_operator.core.observed import Obstacle, PodEnd
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.status import CauseStatus
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+from elasticjob_rendezvous.core.roster import natural_order
+
+NAMED = 5
+"""Pods named in a sentence: it has to stay readable for a job of a thousand."""
+LONGEST_QUOTE = 240
+"""Characters of what somebody else said."""
+
+DELETED: Mapping[DeleteReason, str] = {
+    DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
+    DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
+    DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
+    DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
+    DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
+    DeleteReason.MARKED: "was chosen to leave before",
+    DeleteReason.REPLACED: "failed before and was replaced",
+    DeleteReason.SUSPENDED: "the job is suspended",
+    DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
+    DeleteReason.JOB_DELETED: "the job is deleted",
+    DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
+}
+_DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
+    "SIGTERM": "it was told to end",
+    "Terminating": "its pod is deleted",
+    "EvictionByEvictionAPI": "its node was drained",
+    "PreemptionByScheduler": "for a pod of higher priority",
+    "TerminationByKubelet": "by its node",
+    "DeletionByTaintManager": "its node was tainted",
+    "DeletionByPodGC": "its node is gone",
+}
+
+
+class Words(NamedTuple):
+    """What a thing means, and what to do about it; neither ends with a full stop."""
+
+    meaning: str
+    remedy: str
+
+
+CLASSES: Mapping[str, Words] = {
+    FailureClass.USER_ERROR: Words(
+        "the training script failed",
+        "Correct the script: its traceback is in status.firstFailure, all that it wrote in the "
+        "pod's log",
+    ),
+    FailureClass.HOST_OUT_OF_MEMORY: Words(
+        "the machine's memory ran out",
+        "Give the container more memory, or /dev/shm if shared memory is named, or use fewer "
+        "data loaders or a smaller batch",
+    ),
+    FailureClass.CUDA_OUT_OF_MEMORY: Words(
+        "the GPU's memory ran out",
+        "Use a smaller batch or a GPU with more memory, or see what else runs on it",
+    ),
+    FailureClass.OUT_OF_MEMORY: Words(
+        "memory ran out",
+        "Use a smaller batch, or give the container or its GPU more memory",
+    ),
+    FailureClass.COLLECTIVE_TIMEOUT: Words(
+        "it waited in vain for a peer",
+        "Look at what the other ranks did at that time: one stood still or was slower than the "
+        "timeout of the process group",
+    ),
+    FailureClass.PEER_ABORT: Words(
+        "its connection to a peer broke, and no node is known to have gone",
+        "Look at the logs of the other ranks at that time: one of them ended first",
+    ),
+    FailureClass.SIGNAL: Words(
+        "a signal ended it",
+        "SIGSEGV and SIGABRT point to native code, SIGKILL to someone on that machine: see the "
+        "end of the pod's log",
+    ),
+    FailureClass.LAUNCH_ERROR: Words(
+        "the workers could not be started",
+        "Correct the command or the image",
+    ),
+    FailureClass.MASTER_PORT: Words(
+        "the port of rank 0 was taken by another program",
+        "It is tried again with another port; with hostNetwork leave fixed ports alone",
+    ),
+    FailureClass.NODE_LOST: Words(
+        "the node stopped without a word",
+        "Look at the machine; the job replaced the node, and it cost no restart",
+    ),
+    FailureClass.PREEMPTED: Words(
+        "the cluster took the pod's place",
+        "Give the job a higher priority or machines of its own; the job replaced the node, and it "
+        "cost no restart",
+    ),
+}
+"""By class. One that is not here is of a newer agent."""
+UNKNOWN_CLASS = Words("a worker failed", "See the pod's log")
+
+OBSTACLES: Mapping[Obstacle, Words] = {
+    Obstacle.UNSCHEDULABLE: Words(
+        "Pending", "Free or add machines that fit, or let the template ask for less"
+    ),
+    Obstacle.IMAGE: Words(
+        "without its image", "Correct the image's name, or give it the pull secret that it needs"
+    ),
+    Obstacle.CONFIG: Words(
+        "not startable", "Correct what the template names: a ConfigMap, a Secret or a volume"
+    ),
+    Obstacle.INIT: Words("held up by an init container", "Look at that init container's log"),
+    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or let the template ask for less"),
+    Obstacle.REFUSED: Words("", "Change what the cluster refuses, or ask who set that rule"),
+    Obstacle.NAME_CONFLICT: Words("", "Delete what has the name, or give the job another one"),
+    Obstacle.TEMPLATE_INVALID: Words("", "Suspend the job, correct spec.template and resume it"),
+    Obstacle.ENDPOINT: Words(
+        "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
+    ),
+    Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
+}
+
+
+GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
+"""Causes whose members went, or may have: what took them says more."""
+
+
+def because(cause: CauseStatus) -> str:
+    """Why a round began."""
+    who, many = named(cause.members) or "a node", len(cause.members) > 1
+    detail = _detail(cause.detail)
+    told = f" ({detail})" if detail else ""
+    if cause.reason and cause.kind in GOING:
+        return _took(cause.reason, who, many)
+    match cause.kind:
+        case CauseKind.START:
+            return f"the job starts{told}"
+        case CauseKind.JOIN:
+            return f"{who} joined{told}"
+        case CauseKind.LEAVE:
+            return f"{who} left{told}"
+        case CauseKind.PREEMPTION:
+            return f"{who} {_were(many)} preempted{told}"
+        case CauseKind.LOSS:
+            return f"{who} {_were(many)} lost{told}"
+        case CauseKind.FAILURE:
+            return f"a worker of {who} failed{told}"
+        case CauseKind.SCALE_DOWN:
+            return f"fewer nodes are wanted{told}"
+        case CauseKind.UNCONFIRMED:
+            return f"{who} did not confirm the round{told}"
+        case CauseKind.MASTER_PORT:
+            return f"the port of rank 0 was taken by another program{told}"
+        case CauseKind.DATA_LOST:
+            return f"etcd lost its data{told}"
+        case other:
+            return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
+
+
+def _took(reason: str, who: str, many: bool) -> str:
+    """What happened to members whose pods said it."""
+    nodes = f"the nodes of {who}" if many else f"{who}'s node"
+    match reason:
+        case PodEnd.DRAINED:
+            return f"{nodes} {_were(many)} drained"
+        case PodEnd.PREEMPTED:
+            return f"{who} {_were(many)} preempted for pods of higher priority"
+        case PodEnd.EVICTED:
+            return f"{who} {_were(many)} evicted, because {nodes} ran short of something"
+        case PodEnd.NODE_TAINTED:
+            return f"{nodes} {_were(many)} tainted"
+        case PodEnd.NODE_LOST:
+            return f"{nodes} {_were(many)} lost"
+        case PodEnd.OUT_OF_MEMORY:
+            return f"{who} ran out of memory"
+        case other:
+            return f"{who} went ({other})"
+
+
+def _detail(said: str) -> str:
+    return "; ".join(_DETAILS.get(part, part) for part in said.split("; ")) if said else ""
+
+
+def named(names: Iterable[str]) -> str:
+    """`job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`."""
+    ordered = sorted(names, key=natural_order)
+    shown = ordered[:NAMED] + ([f"{len(ordered) - NAMED} more"] if len(ordered) > NAMED else [])
+    return listed(shown)
+
+
+def listed(items: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])
+
+
+def quoted(said: str) -> str:
+    """The first line of what somebody else said, cut where it is too long."""
+    lines = said.strip().splitlines()
+    text = " ".join(lines[0].split()) if lines else ""
+    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1].rstrip() + "…"
+
+
+_COUNTED = re.compile(r"^\d+ ")
+
+
+def unschedulable(said: str) -> str:
+    """What is short or does not fit, of the scheduler's long sentence."""
+    listing = said.partition("nodes are available: ")[2].partition(". ")[0] or said
+    parts = [_COUNTED.sub("", part.strip(" .")) for part in listing.split(", ")]
+    return quoted(", ".join(dict.fromkeys(parts)))
+
+
+def moment(when: datetime) -> str:
+    return f"at {when:%H:%M:%S} UTC on {when:%Y-%m-%d}"
+
+
+def sentence(text: str) -> str:
+    """With a capital unless it begins with a name, and with its full stop."""
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _were(many: bool) -> str:
+    return "were" if many else "was"

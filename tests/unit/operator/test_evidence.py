@@ -1,0 +1,122 @@
+"""What pods say of a round and of a failure stays known when they are gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd
+from elasticjob_operator.core.rendezvous_view import CauseView, FailureView, RoundView
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model import RendezvousState
+from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.status import Status
+from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
+
+FIRST = RoundView(1, "start", 3, final_at=ago(600), start_ms=10)
+LEFT = CauseView("leave", ("job-2",), "SIGTERM")
+SECOND = RoundView(2, "leave", 2, stop_ms=400, members=("job-2",), final_at=ago(60))
+THIRD = RoundView(3, "join", 3, members=("job-2",), final_at=ago(30))
+BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
+
+
+def drained(generation: int = 0, seconds: float = 300) -> Pod:
+    made = pod(2, generation).terminating().taken(PodEnd.DRAINED, "drain").get()
+    return replace(made, created_at=ago(seconds))
+
+
+def next_of(here: Observed, before: Status = BEFORE) -> Status:
+    return next_status(job(status=before, maxNodes=3), here, here.rendezvous, NOW)
+
+
+def opening(cause: CauseView = LEFT) -> Observed:
+    view = final_round(2, 2, cause=cause, rounds=(FIRST,), since=ago(61))
+    view = replace(view, state=RendezvousState.JOINABLE, members=view.members[:0])
+    return observed(*running(2), drained(), view=view)
+
+
+def test_a_reason_stays_with_its_round_when_the_pod_is_gone() -> None:
+    open_ = next_of(opening())
+    assert open_.rendezvous is not None
+    assert open_.rendezvous.cause is not None
+    assert open_.rendezvous.cause.reason == "Drained"
+    sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
+    after = next_of(observed(*running(2), view=sealed), open_)
+    assert [found.reason for found in after.rounds] == ["", "Drained"]
+    grown = final_round(3, 3, cause=CauseView("join", ("job-2",)), rounds=(FIRST, SECOND, THIRD))
+    later = next_of(observed(*running(3), view=grown), after)
+    assert [found.reason for found in later.rounds] == ["", "Drained", ""]
+
+
+def test_a_pod_that_is_younger_than_the_round_does_not_explain_it() -> None:
+    sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
+    after = next_of(observed(*running(2), drained(1, seconds=60.2), view=sealed))
+    assert after.rounds[-1].reason == ""
+    assert next_of(observed(*running(2), drained(0), view=sealed)).rounds[-1].reason == "Drained"
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (None, "NodeLost"),
+        (PodEnd.NODE_LOST, "NodeLost"),
+        (PodEnd.PREEMPTED, "Preempted"),
+        (PodEnd.EVICTED, "Preempted"),
+        (PodEnd.OUT_OF_MEMORY, "HostOutOfMemory"),
+    ],
+)
+def test_a_loss_is_a_failure_of_the_node_by_what_took_it(end: PodEnd | None, kind: str) -> None:
+    lost = pod(2).over().get()
+    if end is not None:
+        lost = pod(2).over().taken(end, "said").get()
+    view = replace(opening(CauseView("loss", ("job-2",))).rendezvous, first_failure=None)
+    status = next_of(observed(*running(2), lost, view=view))
+    failure = status.first_failure
+    assert failure is not None
+    assert (failure.round, failure.pod, failure.class_) == (1, "job-2", kind)
+    assert status.restarts == 0
+    gone = next_of(observed(*running(2), view=view), status)
+    assert gone.first_failure == failure, "it stays when the pod is gone"
+
+
+def test_a_leave_in_good_order_is_no_failure() -> None:
+    assert next_of(opening()).first_failure is None
+
+
+WORKER = FailureView(1, "job-2", "node-2", 2, signal=9, kind="Signal", message="launcher is gone")
+
+
+def test_a_container_that_was_killed_for_memory_corrects_the_agents_class() -> None:
+    killed = pod(2).over().taken(PodEnd.OUT_OF_MEMORY, "its memory limit is 8Gi").get()
+    view = final_round(3, 1, rounds=(FIRST,), first_failure=WORKER)
+    status = next_of(observed(*running(2), killed, view=view))
+    failure = status.first_failure
+    assert failure is not None
+    assert (failure.class_, failure.message) == ("HostOutOfMemory", "its memory limit is 8Gi")
+    assert next_of(observed(*running(2), view=view), status).first_failure == failure
+
+
+def test_a_workers_traceback_is_not_corrected() -> None:
+    killed = pod(2).over().taken(PodEnd.PREEMPTED, "by big").get()
+    spoke = replace(WORKER, kind="UserError", traceback="Traceback\nValueError: x")
+    view = final_round(3, 1, rounds=(FIRST,), first_failure=spoke)
+    failure = next_of(observed(*running(2), killed, view=view)).first_failure
+    assert failure is not None
+    assert failure.class_ == "UserError"
+
+
+def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
+    lost = next_of(
+        observed(*running(2), pod(2).on(NodeState.NOT_READY).get(),
+                 view=opening(CauseView("loss", ("job-2",))).rendezvous)
+    )  # fmt: skip
+    assert lost.first_failure is not None
+    assert lost.first_failure.node == "node-2"
+    later = replace(WORKER, round=2, pod="job-0", kind="UserError")
+    after = next_of(
+        observed(*running(2), view=final_round(2, 2, rounds=(FIRST, SECOND), first_failure=later)),
+        lost,
+    )
+    assert after.first_failure is not None
+    assert (after.first_failure.round, after.first_failure.class_) == (2, "UserError")

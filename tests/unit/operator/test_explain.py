@@ -1,0 +1,581 @@
+"""What is said of a job in every situation: whole sentences, plain words, one story."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.observed import (
+    NodeState,
+    Observed,
+    Obstacle,
+    Pod,
+    PodEnd,
+    Refusal,
+)
+from elasticjob_operator.core.rendezvous_view import (
+    UNREADABLE,
+    CauseView,
+    FailureView,
+    MemberView,
+    OutcomeKind,
+    RendezvousView,
+    RoundView,
+    StopReason,
+)
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.core.words import (
+    CLASSES,
+    OBSTACLES,
+    listed,
+    named,
+    quoted,
+    unschedulable,
+)
+from elasticjob_operator.model import ElasticJob, RendezvousState
+from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.records import FailureClass
+from tests.unit.operator.builders import (
+    NOW,
+    ago,
+    closed,
+    final_round,
+    job,
+    observed,
+    pod,
+    running,
+)
+
+GPU = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint {team: b}, 2 Insufficient "
+    "nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No preemption victims found."
+)
+JOB: dict[str, Any] = {"minNodes": 2, "maxNodes": 5}
+BEFORE = Status(phase=Phase.RUNNING, start_time=ago(900))
+TRAINED = RoundView(1, "start", 5, final_at=ago(600), start_ms=300)
+DRAINED = RoundView(
+    2, "leave", 4, 5, 300, 20, 75, 500, 250, ("job-4",), "SIGTERM", final_at=ago(120)
+)
+
+
+def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
+    """What the operator writes of a job, from what it sees of it."""
+    a_job = job(status=before, **{**JOB, **spec})
+    status = next_status(a_job, here, here.rendezvous, NOW)
+    told = a_job.model_copy(update={"status": status})
+    assert status.explanation == list(explanation(told, here.pods)), "both tell one story"
+    assert next_status(told, here, here.rendezvous, NOW) == status, "nothing changes by telling"
+    return " ".join(status.explanation)
+
+
+def stuck(index: int, obstacle: Obstacle, message: str = "") -> Pod:
+    return pod(index).pending(90, node=None, obstacle=obstacle, obstacle_message=message).get()
+
+
+def waiting(*names: str, round: int = 0) -> RendezvousView:
+    members = tuple(MemberView(name, "waiting") for name in names)
+    return RendezvousView(members=members, waiting=len(names), round=round)
+
+
+def forming(cause: CauseView, members: dict[str, str], **changes: Any) -> RendezvousView:
+    view = RendezvousView(
+        state=RendezvousState.JOINABLE,
+        round=2,
+        cause=cause,
+        members=tuple(MemberView(name, state) for name, state in members.items()),
+        waiting=sum(state == "waiting" for state in members.values()),
+        since=ago(1),
+        rounds=(TRAINED,),
+    )
+    return replace(view, **changes)
+
+
+def failure(**changes: Any) -> FailureView:
+    base = FailureView(
+        1, "job-1", "node-1", 5, exit_code=1, kind="UserError", message="ValueError: no\nmore"
+    )
+    return replace(base, **changes)
+
+
+def trained(**changes: Any) -> RendezvousView:
+    return final_round(5, 1, rounds=(TRAINED,), **changes)
+
+
+def with_waiting(count: int, *names: str) -> RendezvousView:
+    """A final round of that many, and these that have come since."""
+    view = final_round(count)
+    more = tuple(MemberView(name, "waiting") for name in names)
+    return replace(view, members=(*view.members, *more), waiting=len(names))
+
+
+def done_first() -> RendezvousView:
+    view = final_round(2)
+    first, *rest = view.members
+    return replace(view, members=(replace(first, state="done"), *rest))
+
+
+def refused(obstacle: Obstacle, message: str) -> Observed:
+    return Observed(refusal=Refusal(obstacle, message, ago(5)))
+
+
+# -- before the first round ---------------------------------------------------------
+
+PENDING = {
+    "nothing yet": (
+        observed(),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); its pods are not "
+        "created yet.",
+    ),
+    "unschedulable": (
+        observed(*(stuck(index, Obstacle.UNSCHEDULABLE, GPU) for index in range(5))),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0, job-1, job-2, "
+        "job-3 and job-4 are Pending: node(s) had untolerated taint {team: b}, Insufficient "
+        "nvidia.com/gpu. Free or add machines that fit, or let the template ask for less.",
+    ),
+    "image": (
+        observed(
+            stuck(0, Obstacle.IMAGE, "container trainer with image x:1: ErrImagePull: not found")
+        ),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is without its "
+        "image: container trainer with image x:1: ErrImagePull: not found. Correct the image's "
+        "name, or give it the pull secret that it needs.",
+    ),
+    "config": (
+        observed(stuck(0, Obstacle.CONFIG, 'container trainer: secret "data" not found')),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is not "
+        'startable: container trainer: secret "data" not found. Correct what the template '
+        "names: a ConfigMap, a Secret or a volume.",
+    ),
+    "init": (
+        observed(stuck(0, Obstacle.INIT, "init container fetch: exit code 1")),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is held up by "
+        "an init container: init container fetch: exit code 1. Look at that init container's log.",
+    ),
+    "quota": (
+        refused(Obstacle.QUOTA, "exceeded quota: gpus"),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "created: exceeded quota: gpus. Raise the namespace's quota, or let the template ask for "
+        "less.",
+    ),
+    "refused": (
+        refused(Obstacle.REFUSED, "denied by policy"),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "created: denied by policy. Change what the cluster refuses, or ask who set that rule.",
+    ),
+    "name conflict": (
+        refused(Obstacle.NAME_CONFLICT, "Service job is not this job's"),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "created: Service job is not this job's. Delete what has the name, or give the job "
+        "another one.",
+    ),
+    "template invalid": (
+        refused(Obstacle.TEMPLATE_INVALID, 'unknown field "imagee"'),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        'created: unknown field "imagee". Suspend the job, correct spec.template and resume it.',
+    ),
+    "endpoint": (
+        replace(refused(Obstacle.ENDPOINT, "etcd-x:2379 is not allowed"), rendezvous=UNREADABLE),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "created: etcd-x:2379 is not allowed. Have the endpoint allowed in the operator's chart, "
+        "or leave rendezvous.endpoints empty.",
+    ),
+    "backend": (
+        replace(refused(Obstacle.BACKEND, "c10d is not served"), rendezvous=UNREADABLE),
+        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "created: c10d is not served. Use another rendezvous.backend.",
+    ),
+    "etcd unreachable": (
+        observed(view=UNREADABLE),
+        "The operator cannot reach its etcd, so what follows is what was known last; workers "
+        "that run go on without it. Not training yet: 0 of 5 nodes have come (at least 2 are "
+        "needed); its pods are not created yet.",
+    ),
+    "some have come, some start": (
+        observed(
+            *running(2),
+            pod(2).pending().get(),
+            pod(3).pending(node=None).get(),
+            view=waiting("job-0"),
+        ),
+        "Not training yet: 1 of 5 nodes have come (at least 2 are needed); job-1 and job-2 are "
+        "starting and job-3 waits for a machine.",
+    ),
+    "enough have come": (
+        observed(*running(3), view=waiting("job-0", "job-1", "job-2")),
+        "Not training yet: 3 of 5 nodes have come (at least 2 are needed). It begins with these "
+        "when no more has come for 30 s.",
+    ),
+    "confirming": (
+        observed(*running(5), view=RendezvousView(state=RendezvousState.FROZEN, round=1, nodes=5)),
+        "Not training yet: 5 nodes confirm that they take part.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("here", "text"), PENDING.values(), ids=PENDING)
+def test_before_the_first_round(here: Observed, text: str) -> None:
+    assert said(here) == text
+
+
+# -- in a round ---------------------------------------------------------------------
+
+RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
+    "all": (
+        observed(*running(5), view=trained()),
+        {},
+        "Training on all 5 nodes (round 1, 5 workers).",
+    ),
+    "the only one": (
+        observed(*running(1), view=final_round(1)),
+        {"minNodes": 1, "maxNodes": 1},
+        "Training on its only node (round 1, 1 worker).",
+    ),
+    "fewer, after a drain": (
+        observed(
+            *running(4),
+            stuck(4, Obstacle.UNSCHEDULABLE, GPU),
+            view=final_round(
+                4, 2, cause=CauseView("leave", ("job-4",), "SIGTERM"), rounds=(TRAINED, DRAINED)
+            ),
+        ),
+        {},
+        "Training on 4 of 5 nodes (round 2, 4 workers) because job-4 is Pending: node(s) had "
+        "untolerated taint {team: b}, Insufficient nvidia.com/gpu. Free or add machines that "
+        "fit, or let the template ask for less. Last round: job-4 left (it was told to end) at "
+        "11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 s, coming "
+        "together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s after that.",
+    ),
+    "quota": (
+        replace(
+            observed(*running(4), view=final_round(4)),
+            refusal=Refusal(Obstacle.QUOTA, "exceeded quota: gpus", ago(5)),
+        ),
+        {},
+        "Training on 4 of 5 nodes (round 1, 4 workers) because no more pods can be created: "
+        "exceeded quota: gpus. Raise the namespace's quota, or let the template ask for less.",
+    ),
+    "one starts": (
+        observed(*running(5), view=final_round(4)),
+        {},
+        "Training on 4 of 5 nodes (round 1, 4 workers) because job-4 is starting.",
+    ),
+    "one cannot be reached": (
+        observed(*running(4), pod(4).on(NodeState.NOT_READY).get(), view=final_round(4)),
+        {},
+        "Training on 4 of 5 nodes (round 1, 4 workers) because job-4 cannot be reached: its node "
+        "does not answer.",
+    ),
+    "one is being stopped": (
+        observed(*running(4), pod(4).terminating().get(), view=final_round(4)),
+        {},
+        "Training on 4 of 5 nodes (round 1, 4 workers) because job-4 is being stopped.",
+    ),
+    "one has come": (
+        observed(*running(5), view=with_waiting(4, "job-4")),
+        {},
+        "Training on 4 of 5 nodes (round 1, 4 workers). job-4 has come and will be in the next "
+        "round.",
+    ),
+    "one waits for a checkpoint": (
+        observed(*running(5), view=with_waiting(4, "job-4")),
+        {"elasticity": {"scaleUp": "AfterCheckpoint"}},
+        "Training on 4 of 5 nodes (round 1, 4 workers). job-4 waits for the next checkpoint, for "
+        "at most 600 s.",
+    ),
+    "one waits for another": (
+        observed(*running(4), view=with_waiting(3, "job-3")),
+        {"minNodes": 1, "nodeIncrement": 2},
+        "Training on 3 of 5 nodes (round 1, 3 workers). job-3 waits for others: the job grows by "
+        "2 nodes at a time (nodeIncrement).",
+    ),
+    "a surplus": (
+        observed(*running(5), view=with_waiting(4, "job-4")),
+        {"nodes": 4},
+        "Training on all 4 nodes (round 1, 4 workers). job-4 stands by: the job has the nodes "
+        "that it wants.",
+    ),
+    "some are done": (
+        observed(*running(2), view=done_first()),
+        {"maxNodes": 2},
+        "Training on all 2 nodes (round 1, 2 workers). job-0 has finished, the others not yet.",
+    ),
+    "too many": (
+        observed(*running(5), view=trained()),
+        {"nodes": 3},
+        "Training on 5 nodes (round 1, 5 workers), of which 2 are to go: 3 are wanted.",
+    ),
+    "clamped": (
+        observed(*running(5), view=trained()),
+        {"nodes": 9},
+        "Training on all 5 nodes (round 1, 5 workers). spec.nodes asks for 9, which is more than "
+        "maxNodes: 5 are wanted instead.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("here", "spec", "text"), RUNNING.values(), ids=RUNNING)
+def test_in_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
+    assert said(here, **spec) == text
+
+
+def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
+    before = next_status(job(**JOB), observed(*running(5), view=trained()), trained(), NOW)
+    assert said(observed(*running(5), view=UNREADABLE), before) == (
+        "The operator cannot reach its etcd, so what follows is what was known last; workers "
+        "that run go on without it. Training on all 5 nodes (round 1, 5 workers)."
+    )
+
+
+def test_before_the_operator_has_seen_the_job() -> None:
+    assert explanation(job(**JOB), ()) == (
+        "Nobody has looked at the job yet: if that lasts, see whether the operator runs and "
+        "serves this namespace.",
+    )
+
+
+def test_a_deleted_job() -> None:
+    assert explanation(job(deleted=True, **JOB), running(2)) == (
+        "The job is being deleted, and its pods are being stopped.",
+    )
+
+
+# -- between rounds -----------------------------------------------------------------
+
+LOST = CauseView("loss", ("job-2",))
+RESTARTING: dict[str, tuple[Observed, str]] = {
+    "workers stop": (
+        observed(
+            *running(3),
+            view=forming(LOST, {"job-0": "stopping", "job-1": "waiting"}),
+        ),
+        "Between two rounds, because job-2 was lost: 1 of 3 nodes have come (at least 2 are "
+        "needed); job-0 ends its workers and job-2 is starting. The latest failure, in round 1, "
+        "was of job-2: the node stopped without a word. Look at the machine; the job replaced "
+        "the node, and it cost no restart.",
+    ),
+    "its node is not ready": (
+        observed(
+            *running(2),
+            pod(2).on(NodeState.NOT_READY).get(),
+            view=forming(LOST, {"job-0": "waiting", "job-1": "waiting"}),
+        ),
+        "Between two rounds, because job-2's node was lost: 2 of 3 nodes have come (at least 2 "
+        "are needed); job-2 cannot be reached: its node does not answer. The latest failure, in "
+        "round 1, was of job-2 (node-2): the node stopped without a word. Look at the machine; "
+        "the job replaced the node, and it cost no restart.",
+    ),
+    "drained": (
+        observed(
+            *running(2),
+            pod(2).terminating().taken(PodEnd.DRAINED, "EvictionByEvictionAPI").get(),
+            view=forming(CauseView("leave", ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
+        ),
+        "Between two rounds, because job-2's node was drained: 1 of 3 nodes have come (at least "
+        "2 are needed); job-2 is being stopped and job-1 is starting.",
+    ),
+    "preempted": (
+        observed(
+            *running(2),
+            pod(2).terminating().taken(PodEnd.PREEMPTED, "PreemptionByScheduler: by big").get(),
+            view=forming(
+                CauseView("preemption", ("job-2",), "PreemptionByScheduler"), {"job-0": "waiting"}
+            ),
+        ),
+        "Between two rounds, because job-2 was preempted for pods of higher priority: 1 of 3 "
+        "nodes have come (at least 2 are needed); job-2 is being stopped and job-1 is starting. "
+        "The latest failure, in round 1, was of job-2 (node-2): the cluster took the pod's "
+        "place: PreemptionByScheduler: by big. Give the job a higher priority or machines of its "
+        "own; the job replaced the node, and it cost no restart.",
+    ),
+    "a worker failed": (
+        observed(
+            *running(3),
+            view=forming(
+                CauseView("failure", ("job-1",), "rank 5 on job-1 ended with exit code 1"),
+                {"job-0": "waiting", "job-1": "waiting", "job-2": "stopping"},
+                first_failure=failure(),
+                failures_charged=1,
+            ),
+        ),
+        "Between two rounds, because a worker of job-1 failed (rank 5 on job-1 ended with exit "
+        "code 1): 2 of 3 nodes have come (at least 2 are needed); job-2 ends its workers. The "
+        "latest failure, in round 1, was of rank 5 on job-1 (node-1): the training script "
+        "failed: ValueError: no. Correct the script: its traceback is in status.firstFailure, "
+        "all that it wrote in the pod's log. 1 of 3 restarts is used.",
+    ),
+    "confirming": (
+        observed(
+            *running(3),
+            view=forming(CauseView("join", ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3),
+        ),
+        "Between two rounds, because job-2 joined: 3 nodes confirm that they take part.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("here", "text"), RESTARTING.values(), ids=RESTARTING)
+def test_between_two_rounds(here: Observed, text: str) -> None:
+    assert said(here, BEFORE, maxNodes=3) == text
+
+
+# -- no round any more --------------------------------------------------------------
+
+
+def ended(kind: OutcomeKind, detail: str = "") -> Observed:
+    return observed(view=closed(kind, detail))
+
+
+ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
+    "succeeded": (
+        ended(OutcomeKind.SUCCEEDED),
+        {},
+        "Succeeded at 12:00:00 UTC on 2026-01-31: every worker ended with success.",
+    ),
+    "restarts are spent": (
+        observed(
+            view=replace(
+                closed(OutcomeKind.FAILED, "rank 5 on job-1 ended with signal 11 (no restarts)"),
+                first_failure=failure(kind="Signal", signal=11, message="killed by SIGSEGV"),
+            )
+        ),
+        {},
+        "Failed at 12:00:00 UTC on 2026-01-31: rank 5 on job-1 ended with signal 11 (no "
+        "restarts). The latest failure, in round 1, was of rank 5 on job-1 (node-1): a signal "
+        "ended it: killed by SIGSEGV. SIGSEGV and SIGABRT point to native code, SIGKILL to "
+        "someone on that machine: see the end of the pod's log.",
+    ),
+    "nobody came": (
+        ended(OutcomeKind.TIMED_OUT, "no round within 600 s: 1 of 2 have come"),
+        {},
+        "Failed at 12:00:00 UTC on 2026-01-31: no round within 600 s: 1 of 2 have come.",
+    ),
+    "pods could not be started": (
+        ended(
+            OutcomeKind.STOPPED,
+            f"{StopReason.LAUNCH_FAILED}: 5 pods in a row could not be started",
+        ),
+        {},
+        "Failed at 12:00:00 UTC on 2026-01-31: 5 pods in a row could not be started.",
+    ),
+    "too long": (
+        ended(OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED),
+        {"runPolicy": {"activeDeadlineSeconds": 60}},
+        "Failed at 12:00:00 UTC on 2026-01-31: it was active for longer than 60 s "
+        "(runPolicy.activeDeadlineSeconds).",
+    ),
+    "stopped by hand": (
+        ended(OutcomeKind.STOPPED, "asked to"),
+        {},
+        "Failed at 12:00:00 UTC on 2026-01-31: it was stopped from outside (asked to).",
+    ),
+    "suspended": (
+        observed(),
+        {"runPolicy": {"suspend": True}},
+        "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again.",
+    ),
+    "being suspended": (
+        observed(*running(2)),
+        {"runPolicy": {"suspend": True}},
+        "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again; "
+        "job-0 and job-1 are still being stopped.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("here", "spec", "text"), ENDED.values(), ids=ENDED)
+def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
+    assert said(here, BEFORE, **spec) == text
+
+
+# -- failures -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(FailureClass))
+def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
+    text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
+    words = CLASSES[kind]
+    assert f"was of rank 5 on job-1 (node-1): {words.meaning}: ValueError: no." in text
+    assert f" {words.remedy}." in text
+    assert words.remedy[0].isupper()
+
+
+def test_a_class_of_a_newer_agent_is_told_as_a_failure() -> None:
+    text = said(observed(*running(5), view=trained(first_failure=failure(kind="Eclipse"))))
+    assert "a worker failed: ValueError: no. See the pod's log." in text
+
+
+def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
+    killed = pod(1).over().taken(PodEnd.OUT_OF_MEMORY, "container trainer: out of memory").get()
+    view = trained(first_failure=failure(kind="Signal", message="its launcher is gone"))
+    text = said(observed(pod(0).get(), killed, view=view))
+    assert "the machine's memory ran out: container trainer: out of memory." in text
+
+
+# -- words --------------------------------------------------------------------------
+
+JARGON = re.compile(
+    r"\b(joinable|frozen|final|closed|lease|roster|coordinator|incarnation|fence|Txn|watch|key|"
+    r"rendezvous(?!\.)|scaleDown|peerAbort|None|null|SIGTERM)\b"
+)
+WHOLE = re.compile(r"^([A-Z0-9]|job-|spec\.).*[.…]$", re.DOTALL)
+
+
+def everything() -> list[tuple[str, ...]]:
+    found = []
+    for before, spec, heres in (
+        (None, {}, [here for here, _ in PENDING.values()]),
+        (BEFORE, {"maxNodes": 3}, [here for here, _ in RESTARTING.values()]),
+        (BEFORE, {}, [here for here, _, _ in [*RUNNING.values(), *ENDED.values()]]),
+    ):
+        for here in heres:
+            a_job = job(status=before, **{**JOB, **spec})
+            status = next_status(a_job, here, here.rendezvous, NOW)
+            found.append(explanation(told(a_job, status), here.pods))
+    return found
+
+
+def told(a_job: ElasticJob, status: Status) -> ElasticJob:
+    return a_job.model_copy(update={"status": status})
+
+
+def test_every_sentence_is_whole_and_without_jargon() -> None:
+    sentences = [sentence for explained in everything() for sentence in explained]
+    assert len(sentences) > 50
+    assert [text for text in sentences if not WHOLE.match(text)] == []
+    assert [text for text in sentences if JARGON.search(text)] == []
+
+
+def test_every_obstacle_says_what_to_do() -> None:
+    assert set(OBSTACLES) == set(Obstacle)
+    assert all(words.remedy and not words.remedy.endswith(".") for words in OBSTACLES.values())
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (GPU, "node(s) had untolerated taint {team: b}, Insufficient nvidia.com/gpu"),
+        ("0/1 nodes are available: 1 Insufficient cpu.", "Insufficient cpu"),
+        ("no nodes available to schedule pods", "no nodes available to schedule pods"),
+        ("", ""),
+    ],
+)
+def test_what_the_scheduler_says_is_made_short(message: str, text: str) -> None:
+    assert unschedulable(message) == text
+
+
+def test_lists_of_names() -> None:
+    assert listed([]) == ""
+    assert named(["b"]) == "b"
+    assert named(["j-10", "j-9"]) == "j-9 and j-10"
+    assert named(f"j-{n}" for n in range(8)) == "j-0, j-1, j-2, j-3, j-4 and 3 more"
+
+
+def test_a_quote_is_one_line_of_bounded_length() -> None:
+    assert quoted("a  b\nc") == "a b"
+    assert len(quoted("x" * 1000)) == 240
+    assert quoted(" ") == ""
