@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -33,18 +34,38 @@ def application(first: str) -> typer.Typer:
         app.callback()(_group)
         _add_agent(app)
         return app
-    from elasticjob_cli.commands import change, convert, get, logs, run, validate
+    from elasticjob_cli.commands import change, convert, explain, get, logs, run, validate
 
     app.command()(run.run)
     _add_agent(app)
     app.command()(get.get)
     app.command()(get.describe)
+    app.command()(explain.explain)
     app.command()(change.scale)
     app.command()(change.delete)
     app.command()(logs.logs)
     app.command()(validate.validate)
     app.command()(convert.convert)
     app.command()(change.fault)
+    app.command()(validate.version)
+    return app
+
+
+def plugin() -> typer.Typer:
+    """The command line as kubectl's plug-in: what makes sense on a cluster."""
+    from elasticjob_cli.commands import convert, explain, validate
+
+    app = typer.Typer(
+        help="Elastic PyTorch jobs on a cluster.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command("explain")(explain.explain_on_cluster)
+    app.command()(validate.validate)
+    app.command()(convert.convert)
     app.command()(validate.version)
     return app
 
@@ -60,11 +81,21 @@ def _group() -> None:
 
 
 def main() -> None:
-    """The console script: errors become a line on standard error and an exit code."""
+    """The console script `elasticjob`."""
+    _run(lambda: application(sys.argv[1] if len(sys.argv) > 1 else ""), "elasticjob")
+
+
+def kubectl() -> None:
+    """The console script `kubectl-elasticjob`, which kubectl calls for `kubectl elasticjob`."""
+    _run(plugin, "kubectl elasticjob")
+
+
+def _run(app: Callable[[], typer.Typer], name: str) -> None:
+    """Errors become a line on standard error and an exit code."""
     try:
-        application(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="elasticjob")
+        app()(prog_name=name)
     except CommandError as error:
-        print(f"elasticjob: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
     except BrokenPipeError:  # the reader of our output has had enough
         sys.stderr.close()

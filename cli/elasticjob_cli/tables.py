@@ -122,9 +122,10 @@ def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 def failure_lines(failure: FirstFailure) -> list[str]:
     """Who failed, how, and the traceback."""
-    how = f"signal {failure.signal}" if failure.signal else f"exit code {failure.exit_code}"
-    rank = "a worker" if failure.rank is None else f"rank {failure.rank}"
-    lines = [f"{rank} on {failure.pod}, round {failure.round}: {how}, {failure.class_}"]
+    how = f"exit code {failure.exit_code}, " if failure.exit_code is not None else ""
+    how = f"signal {failure.signal}, " if failure.signal else how
+    rank = "" if failure.rank is None else f"rank {failure.rank} on "
+    lines = [f"{rank}{failure.pod}, round {failure.round}: {how}{failure.class_}"]
     if failure.message:
         lines.append(failure.message)
     return lines + failure.traceback.rstrip().splitlines()
@@ -164,6 +165,8 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
         ),
         f"Logs:       {logs}",
     ]
+    if status.explanation:
+        lines += ["Explanation:", *(f"  {sentence}" for sentence in status.explanation)]
     if rendezvous := status.rendezvous:
         lines += [
             "Rendezvous:",

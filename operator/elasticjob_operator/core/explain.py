@@ -58,7 +58,7 @@ _VERBS = {
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
     known = sorted(pods, key=lambda pod: pod.index)
-    said = [*_standing(job, known), *_last_round(job.status), *_failure(job)]
+    said = [*_standing(job, known), *_last_rounds(job.status), *_failure(job)]
     return tuple(sentence(text) for text in said)
 
 
@@ -238,29 +238,39 @@ def _ended_at(status: Status) -> str:
 # -- what was -----------------------------------------------------------------------
 
 
-def _last_round(status: Status) -> Iterator[str]:
-    """Why the latest round began, and where its time went."""
-    last = status.rounds[-1] if status.rounds else None
-    if last is None or last.cause == CauseKind.START or status.phase in (Phase.SUSPENDED, None):
+def _last_rounds(status: Status) -> Iterator[str]:
+    """The latest interruption and where its time went; then who has joined since."""
+    if status.phase in (*ENDED, None):
         return
+    later = [found for found in status.rounds if found.cause != CauseKind.START]
+    broken = [found for found in later if found.cause != CauseKind.JOIN]
+    if broken:
+        yield from _told("Last interruption", broken[-1])
+    if later and later[-1].cause == CauseKind.JOIN:
+        yield from _told("Since then" if broken else "Last round", later[-1])
+
+
+def _told(begin: str, found: RoundStatus) -> Iterator[str]:
     cause = CauseStatus(
-        kind=last.cause, members=last.members, reason=last.reason, detail=quoted(last.detail)
+        kind=found.cause, members=found.members, reason=found.reason, detail=quoted(found.detail)
     )
-    began, spent = began_at(last), recovery_ms(last)
+    began, spent = began_at(found), recovery_ms(found)
     when = f" {moment(began)}" if began else ""
-    text = f"Last round: {because(cause)}{when}"
+    text = f"{begin}: {because(cause)}{when}"
     if spent is None:
         yield text
         return
-    yield f"{text}, recovered in {seconds_text(spent)} ({_parts(last)})"
-    if last.first_step_ms is not None:
-        yield f"The first step came {seconds_text(last.first_step_ms)} after that"
+    parts = _parts(found)
+    yield f"{text}, recovered in {seconds_text(spent)}" + (f" ({parts})" if parts else "")
+    if found.first_step_ms is not None:
+        yield f"The first step came {seconds_text(found.first_step_ms)} after that"
 
 
 def _parts(found: RoundStatus) -> str:
+    """What took a time that can be felt, or at least be measured."""
     known = parts_ms(found)
     return ", ".join(
-        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if part in known
+        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
     )
 
 

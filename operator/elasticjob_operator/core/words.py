@@ -95,13 +95,13 @@ CLASSES: Mapping[str, Words] = {
         "It is tried again with another port; with hostNetwork leave fixed ports alone",
     ),
     FailureClass.NODE_LOST: Words(
-        "the node stopped without a word",
-        "Look at the machine; the job replaced the node, and it cost no restart",
+        "it stopped without a word, as when its machine is lost",
+        "Look at that machine; another pod takes the place, and it cost no restart",
     ),
     FailureClass.PREEMPTED: Words(
-        "the cluster took the pod's place",
-        "Give the job a higher priority or machines of its own; the job replaced the node, and it "
-        "cost no restart",
+        "the cluster wanted the room for others",
+        "Give the job a higher priority or machines of its own; another pod takes the place, and "
+        "it cost no restart",
     ),
 }
 """By class. One that is not here is of a newer agent."""

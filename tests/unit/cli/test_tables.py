@@ -128,6 +128,11 @@ def test_rounds_with_causes_and_times() -> None:
     assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - 0 - 20 30"
 
 
+def test_a_lost_node_has_neither_rank_nor_exit() -> None:
+    failure = FirstFailure(round=2, pod="a-1", class_="NodeLost")
+    assert failure_lines(failure) == ["a-1, round 2: NodeLost"]
+
+
 def test_a_failure_names_the_culprit() -> None:
     failure = FirstFailure(
         round=2, pod="a-1", rank=3, exit_code=1, class_="UserError", message="ValueError: x",

@@ -61,6 +61,9 @@ TRAINED = RoundView(1, "start", 5, final_at=ago(600), start_ms=300)
 DRAINED = RoundView(
     2, "leave", 4, 5, 300, 20, 75, 500, 250, ("job-4",), "SIGTERM", final_at=ago(120)
 )
+JOINED = RoundView(
+    3, "join", 5, detect_ms=0, stop_ms=0, start_ms=40, members=("job-4",), final_at=ago(60)
+)
 
 
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
@@ -246,9 +249,32 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Training on 4 of 5 nodes (round 2, 4 workers) because job-4 is Pending: node(s) had "
         "untolerated taint {team: b}, Insufficient nvidia.com/gpu. Free or add machines that "
-        "fit, or let the template ask for less. Last round: job-4 left (it was told to end) at "
-        "11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 s, coming "
+        "fit, or let the template ask for less. Last interruption: job-4 left (it was told to end) "
+        "at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 s, coming "
         "together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s after that.",
+    ),
+    "whole again after a drain": (
+        observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, DRAINED, JOINED))),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 left (it was told "
+        "to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 "
+        "s, coming together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s "
+        "after that. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, recovered in 40 ms "
+        "(starting 40 ms).",
+    ),
+    "grown": (
+        observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, JOINED))),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC on "
+        "2026-01-31, recovered in 40 ms (starting 40 ms).",
+    ),
+    "its workers start": (
+        observed(
+            *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(JOINED, start_ms=None)))
+        ),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC on "
+        "2026-01-31.",
     ),
     "quota": (
         replace(
@@ -355,8 +381,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         ),
         "Between two rounds, because job-2 was lost: 1 of 3 nodes have come (at least 2 are "
         "needed); job-0 ends its workers and job-2 is starting. The latest failure, in round 1, "
-        "was of job-2: the node stopped without a word. Look at the machine; the job replaced "
-        "the node, and it cost no restart.",
+        "was of job-2: it stopped without a word, as when its machine is lost. Look at that "
+        "machine; another pod takes the place, and it cost no restart.",
     ),
     "its node is not ready": (
         observed(
@@ -366,8 +392,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         ),
         "Between two rounds, because job-2's node was lost: 2 of 3 nodes have come (at least 2 "
         "are needed); job-2 cannot be reached: its node does not answer. The latest failure, in "
-        "round 1, was of job-2 (node-2): the node stopped without a word. Look at the machine; "
-        "the job replaced the node, and it cost no restart.",
+        "round 1, was of job-2 (node-2): it stopped without a word, as when its machine is lost. "
+        "Look at that machine; another pod takes the place, and it cost no restart.",
     ),
     "drained": (
         observed(
@@ -388,9 +414,9 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         ),
         "Between two rounds, because job-2 was preempted for pods of higher priority: 1 of 3 "
         "nodes have come (at least 2 are needed); job-2 is being stopped and job-1 is starting. "
-        "The latest failure, in round 1, was of job-2 (node-2): the cluster took the pod's "
-        "place: PreemptionByScheduler: by big. Give the job a higher priority or machines of its "
-        "own; the job replaced the node, and it cost no restart.",
+        "The latest failure, in round 1, was of job-2 (node-2): the cluster wanted the room for "
+        "others: PreemptionByScheduler: by big. Give the job a higher priority or machines of its "
+        "own; another pod takes the place, and it cost no restart.",
     ),
     "a worker failed": (
         observed(

@@ -1,0 +1,138 @@
+"""What a cluster holds of a job, read with the user's own kubectl.
+
+kubectl knows the user's contexts and how each of them logs in, and whoever asks after a job on a
+cluster has it. A reader that may not see nodes or events does without them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from elasticjob_cli.errors import CommandError
+from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.names import uid_selector
+from elasticjob_operator.core.nodeview import Node, node_of
+from elasticjob_operator.core.podview import observed_pod
+from elasticjob_operator.model import ElasticJob, InvalidManifest, parse_manifest
+
+RESOURCE = "elasticjobs.elasticjob.dev"
+REQUEST_SECONDS = 15
+CALL_SECONDS = 60.0
+EVENTS = 5
+"""So many of the newest are told."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Sentences about a job, and the newest events on it, oldest first."""
+
+    sentences: tuple[str, ...]
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where to look; what is None is as the user's kubeconfig has it."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: Path | None = None
+
+    def explain(self, name: str) -> Told:
+        """Where a job stands and why. Raises `CommandError`."""
+        document = self._get(RESOURCE, name)
+        job = _job(document)
+        pods = self._items("pods", "--selector", uid_selector(job.metadata.uid))
+        return Told(cluster_explanation(job, pods, self._nodes(pods)), self._events(job))
+
+    def _nodes(self, pods: list[Json]) -> dict[str, Node] | None:
+        """Those under the pods, by name; None for who may not read them."""
+        names = sorted({pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")})
+        if not names:
+            return {}
+        try:
+            found = self._items("nodes", *names, "--ignore-not-found")
+        except CommandError:
+            return None
+        return {raw["metadata"]["name"]: node_of(raw) for raw in found}
+
+    def _events(self, job: ElasticJob) -> tuple[str, ...]:
+        try:
+            selector = f"involvedObject.uid={job.metadata.uid}"
+            found = self._items("events", "--field-selector", selector)
+        except CommandError:
+            return ()
+        newest = sorted(found, key=_time)[-EVENTS:]
+        return tuple(event_line(event) for event in newest)
+
+    def _items(self, *arguments: str) -> list[Json]:
+        found = self._get(*arguments)
+        items: list[Json] = found.get("items", [found] if found else [])
+        return items
+
+    def _get(self, *arguments: str) -> Json:
+        where = [f"--request-timeout={REQUEST_SECONDS}s"]
+        where += [f"--namespace={self.namespace}"] if self.namespace else []
+        where += [f"--context={self.context}"] if self.context else []
+        where += [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+        said = _kubectl("get", *arguments, "--output=json", *where)
+        document: Json = json.loads(said) if said.strip() else {}
+        return document
+
+
+def cluster_explanation(
+    job: ElasticJob, pods: list[Json], nodes: Mapping[str, Node] | None
+) -> tuple[str, ...]:
+    """What the operator says of the same job, pods and nodes."""
+    found = (observed_pod(raw, job.trainer().name, nodes) for raw in pods)
+    return explanation(job, [pod for pod in found if pod is not None])
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """`12:01:03 RoundFinal: round 2 is final`, in UTC."""
+    return f"{_time(event):%H:%M:%S} {event['reason']}: {event.get('message') or ''}".rstrip(": ")
+
+
+def _time(event: Mapping[str, Any]) -> datetime:
+    series = event.get("series") or {}
+    said = (
+        series.get("lastObservedTime")
+        or event.get("eventTime")
+        or event.get("lastTimestamp")
+        or event["metadata"]["creationTimestamp"]
+    )
+    return datetime.fromisoformat(said).astimezone(UTC)
+
+
+def _job(document: Json) -> ElasticJob:
+    try:
+        return parse_manifest(document)
+    except InvalidManifest as error:
+        raise CommandError(
+            f"this elasticjob does not understand the job; it may be of another release: {error}"
+        ) from error
+
+
+def _kubectl(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["kubectl", *arguments], capture_output=True, text=True, timeout=CALL_SECONDS
+        )
+    except FileNotFoundError as error:
+        raise CommandError(
+            "kubectl was not found on PATH: a job on a cluster is read with it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(f"kubectl did not answer within {CALL_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise CommandError(f"kubectl: {lines[-1]}")
+    return done.stdout

@@ -1,0 +1,107 @@
+"""`elasticjob explain`: where a job stands and why, in plain words, here or on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elasticjob_cli.cluster import Cluster, Told
+from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.state import JobFolder, job
+from elasticjob_operator.core.explain import ENDED, explanation
+from elasticjob_operator.model import ElasticJob
+
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace of the job.", show_default=False),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default=False)
+]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="The kubeconfig file.", show_default=False)
+]
+
+ABANDONED = (
+    "Its runner ended before the job did, so nobody goes on with it: `elasticjob run` begins anew."
+)
+
+
+def explain(
+    name: Name,
+    namespace: Namespace = None,
+    cluster: Annotated[
+        bool | None,
+        typer.Option(
+            "--cluster/--local",
+            help="Where the job is. Without either: here, if this machine has one of that name.",
+            show_default=False,
+        ),
+    ] = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Say where a job stands and why, and what to do about it.
+
+    Who is missing and what holds them up, what the last interruption was and what it cost, and
+    what failed. A job on a cluster is read with kubectl.
+
+    \b
+    Examples:
+      elasticjob explain digits
+      elasticjob explain digits --cluster -n team-a
+    """
+    there = Cluster(namespace, context, kubeconfig)
+    asks_there = context is not None or kubeconfig is not None
+    folder = JobFolder(namespace or DEFAULT_NAMESPACE, name)
+    if cluster or (cluster is None and (asks_there or not folder.exists())):
+        _print(_on_cluster(there, name, alone=cluster or asks_there))
+    else:
+        _print(Told(local_explanation(job(folder.namespace, name))))
+
+
+def explain_on_cluster(
+    name: Name,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Say where a job stands and why, and what to do about it.
+
+    \b
+    Examples:
+      kubectl elasticjob explain digits -n team-a
+    """
+    _print(Cluster(namespace, context, kubeconfig).explain(name))
+
+
+def local_explanation(folder: JobFolder) -> tuple[str, ...]:
+    """What the job's runner wrote, who sees its processes, and whether that runner is there."""
+    found = ElasticJob.model_validate(folder.object())
+    said = tuple(found.status.explanation) or explanation(found, ())
+    if folder.running() or found.status.phase in ENDED:
+        return said
+    return (*said, ABANDONED)
+
+
+def _on_cluster(there: Cluster, name: str, alone: bool | None) -> Told:
+    try:
+        return there.explain(name)
+    except CommandError as error:
+        if alone:
+            raise
+        raise CommandError(f'this machine has no job "{name}", and on the cluster {error}') from (
+            error
+        )
+
+
+def _print(told: Told) -> None:
+    for sentence in told.sentences:
+        typer.echo(sentence)
+    if told.events:
+        typer.echo("\nThe newest events:")
+        for line in told.events:
+            typer.echo(f"  {line}")

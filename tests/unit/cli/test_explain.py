@@ -1,0 +1,213 @@
+"""`elasticjob explain`: what is read with kubectl, or from the disk, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elasticjob_cli.cluster import Cluster, event_line
+from elasticjob_cli.commands.explain import ABANDONED, local_explanation
+from elasticjob_cli.errors import CommandError
+from elasticjob_cli.local.state import JobFolder, write_json
+from elasticjob_cli.main import application, plugin
+from elasticjob_operator.core.nodeview import node_of
+from elasticjob_operator.core.podview import observed_pod
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.enums import Phase
+from tests.unit.operator.builders import NOW, final_round, job, observed
+from tests.unit.operator.raw_pods import RawPod, node
+
+Json = dict[str, Any]
+
+KUBECTL = """#!{python}
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+with (folder / "calls").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+answer = folder / sys.argv[2].partition(".")[0]
+if not answer.exists():
+    sys.exit(f"warning: x\\nError from server (NotFound): {{sys.argv[2]}} not found")
+print(answer.read_text())
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubectl that answers from files of this folder, one a resource, and notes its calls."""
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(KUBECTL.format(python=sys.executable, folder=str(tmp_path)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def event(when: str, reason: str, **more: Any) -> Json:
+    return {"reason": reason, "message": "said", "eventTime": when, "metadata": {}, **more}
+
+
+PODS = [
+    RawPod(0).ready().raw,
+    RawPod(1).ready().raw,
+    RawPod(2).unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.").raw,
+]
+NODES = [node(ready="False")]
+
+
+def stored() -> tuple[ElasticJob, list[str]]:
+    """A job as the operator writes it, and what its status says."""
+    a_job = job(minNodes=1, maxNodes=3)
+    nodes = {raw["metadata"]["name"]: node_of(raw) for raw in NODES}
+    pods = tuple(pod for raw in PODS if (pod := observed_pod(raw, "trainer", nodes)) is not None)
+    here = observed(*pods, view=final_round(1))
+    status = next_status(a_job, here, here.rendezvous, NOW)
+    return a_job.model_copy(update={"status": status}), status.explanation
+
+
+def served(folder: Path, **resources: Json) -> None:
+    for name, document in resources.items():
+        (folder / name).write_text(json.dumps(document))
+
+
+def whole(folder: Path) -> list[str]:
+    a_job, said = stored()
+    document = a_job.manifest()
+    document["metadata"] |= {"resourceVersion": "5"}
+    events = [event(f"2026-01-31T12:00:{n:02}.000000Z", f"E{n}") for n in range(8)]
+    served(
+        folder,
+        elasticjobs=document,
+        pods={"items": PODS},
+        nodes=NODES[0],
+        events={"items": list(reversed(events))},
+    )
+    return said
+
+
+def calls(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_a_clusters_job_is_told_in_the_operators_words(kubectl: Path) -> None:
+    said = whole(kubectl)
+    told = Cluster("team-a", "ctx", Path("/kube")).explain("job")
+    assert list(told.sentences) == said
+    assert "job-2 is Pending: Insufficient nvidia.com/gpu" in said[0]
+    assert "job-1 cannot be reached" in said[0]
+    where = ["--output=json", "--request-timeout=15s", "--namespace=team-a", "--context=ctx"]
+    where.append("--kubeconfig=/kube")
+    assert calls(kubectl) == [
+        ["get", "elasticjobs.elasticjob.dev", "job", *where],
+        ["get", "pods", "--selector", "elasticjob.dev/job-uid=job-uid", *where],
+        ["get", "nodes", "node-a", "--ignore-not-found", *where],
+        ["get", "events", "--field-selector", "involvedObject.uid=job-uid", *where],
+    ]
+
+
+def test_the_newest_events_come_last(kubectl: Path) -> None:
+    whole(kubectl)
+    assert Cluster().explain("job").events == tuple(f"12:00:0{n} E{n}: said" for n in range(3, 8))
+
+
+def test_who_may_see_neither_nodes_nor_events_is_told_all_the_same(kubectl: Path) -> None:
+    whole(kubectl)
+    (kubectl / "nodes").unlink()
+    (kubectl / "events").unlink()
+    told = Cluster().explain("job")
+    assert told.events == ()
+    assert "job-2 is Pending: Insufficient nvidia.com/gpu" in told.sentences[0]
+    assert "job-1 is starting" in told.sentences[0], "its node is taken for ready"
+
+
+def test_a_job_that_is_nowhere(kubectl: Path) -> None:
+    with pytest.raises(CommandError, match=r"kubectl: Error from server \(NotFound\): elasticjobs"):
+        Cluster().explain("job")
+    result = CliRunner().invoke(application("explain"), ["explain", "job"])
+    assert isinstance(result.exception, CommandError)
+    assert str(result.exception).startswith('this machine has no job "job", and on the cluster ')
+
+
+def test_without_kubectl(kubectl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(kubectl))
+    with pytest.raises(CommandError, match="kubectl was not found on PATH"):
+        Cluster().explain("job")
+
+
+def test_a_job_of_another_release(kubectl: Path) -> None:
+    a_job, _ = stored()
+    document = a_job.manifest()
+    document["spec"]["warpNodes"] = 5
+    served(kubectl, elasticjobs=document)
+    with pytest.raises(CommandError, match=r"another release: .*warpNodes"):
+        Cluster().explain("job")
+
+
+@pytest.mark.parametrize(
+    ("times", "line"),
+    [
+        ({"eventTime": "2026-01-31T13:00:00.5+01:00"}, "12:00:00 Why: said"),
+        ({"eventTime": None, "lastTimestamp": "2026-01-31T12:00:01Z"}, "12:00:01 Why: said"),
+        ({"series": {"lastObservedTime": "2026-01-31T12:00:02Z"}}, "12:00:02 Why: said"),
+        ({"message": ""}, "12:00:09 Why"),
+    ],
+)
+def test_the_time_of_an_event(times: Json, line: str) -> None:
+    assert event_line(event("2026-01-31T12:00:09Z", "Why") | times) == line
+
+
+# -- on this machine ----------------------------------------------------------------
+
+
+def local(**changes: Any) -> JobFolder:
+    a_job, _ = stored()
+    folder = JobFolder("default", "job")
+    folder.path.mkdir(parents=True)
+    status = a_job.status.model_copy(update=changes)
+    write_json(folder.status_file, a_job.model_copy(update={"status": status}).manifest())
+    return folder
+
+
+def test_a_local_job_is_told_in_its_runners_words(kubectl: Path) -> None:
+    folder = local()
+    (_, said) = stored()
+    assert local_explanation(folder) == (*said, ABANDONED), "nobody holds its lock"
+    result = CliRunner().invoke(application("explain"), ["explain", "job"])
+    assert result.output.splitlines() == [*said, ABANDONED]
+    assert not (kubectl / "calls").exists(), "this machine's job comes before the cluster's"
+
+
+def test_a_local_job_that_ended_is_not_abandoned(kubectl: Path) -> None:
+    folder = local(phase=Phase.SUCCEEDED, explanation=["Succeeded."])
+    assert local_explanation(folder) == ("Succeeded.",)
+
+
+@pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])
+def test_the_cluster_can_be_meant_all_the_same(kubectl: Path, options: list[str]) -> None:
+    local()
+    said = whole(kubectl)
+    result = CliRunner().invoke(application("explain"), ["explain", "job", *options])
+    assert result.output.splitlines()[: len(said)] == said
+    assert "The newest events:" in result.output
+
+
+def test_as_kubectls_plug_in_the_cluster_is_meant(kubectl: Path) -> None:
+    local()
+    said = whole(kubectl)
+    result = CliRunner().invoke(plugin(), ["explain", "job", "-n", "team-a"])
+    assert result.output.splitlines()[: len(said)] == said
+    assert "--namespace=team-a" in calls(kubectl)[0]
+
+
+def test_only_this_machine_can_be_meant(kubectl: Path) -> None:
+    whole(kubectl)
+    result = CliRunner().invoke(application("explain"), ["explain", "job", "--local"])
+    assert isinstance(result.exception, CommandError)
+    assert "local job" in str(result.exception)
