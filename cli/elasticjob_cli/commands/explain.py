@@ -11,7 +11,8 @@ from elasticjob_cli.cluster import Cluster, Told
 from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.state import JobFolder, job
-from elasticjob_operator.core.explain import ENDED, explanation
+from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.past import ENDED
 from elasticjob_operator.model import ElasticJob
 
 Namespace = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,8 +39,8 @@ from elasticjob_operator.core.words import (
 )
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
-from elasticjob_operator.model.status import Status
-from elasticjob_rendezvous.core.records import FailureClass
+from elasticjob_operator.model.status import RoundStatus, Status
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass
 from tests.unit.operator.builders import (
     NOW,
     ago,
@@ -605,3 +606,12 @@ def test_a_quote_is_one_line_of_bounded_length() -> None:
     assert quoted("a  b\nc") == "a b"
     assert len(quoted("x" * 1000)) == 240
     assert quoted(" ") == ""
+
+
+def test_the_table_for_users_has_every_word() -> None:
+    table = (Path(__file__).parents[3] / "docs" / "explain.md").read_text()
+    times = [name for name in RoundStatus.model_fields if name.endswith("_ms")]
+    words = {str(word) for kind in (FailureClass, CauseKind, PodEnd, Obstacle) for word in kind}
+    words |= {name.title().replace("_", "") for name in times}
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert {row[0].upper() + row[1:] for row in rows} == {w[0].upper() + w[1:] for w in words}

@@ -1,0 +1,91 @@
+"""What has interrupted a job and what has failed in it, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elasticjob_operator.core.costs import parts_ms, recovery_ms, seconds_text
+from elasticjob_operator.core.evidence import began_at
+from elasticjob_operator.core.words import (
+    CLASSES,
+    UNKNOWN_CLASS,
+    because,
+    counted,
+    moment,
+    quoted,
+)
+from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
+from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+
+ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
+_UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
+_VERBS = {
+    "detect": "noticing",
+    "stop": "stopping",
+    "join": "coming together",
+    "confirm": "confirming",
+    "start": "starting",
+}
+
+
+def interruptions(status: Status) -> Iterator[str]:
+    """The latest interruption and where its time went; then who has joined since."""
+    if status.phase in (*ENDED, None):
+        return
+    later = [found for found in status.rounds if found.cause != CauseKind.START]
+    broken = [found for found in later if found.cause != CauseKind.JOIN]
+    if broken:
+        yield from _told("Last interruption", broken[-1])
+    if later and later[-1].cause == CauseKind.JOIN:
+        yield from _told("Since then" if broken else "Last round", later[-1])
+
+
+def _told(begin: str, found: RoundStatus) -> Iterator[str]:
+    cause = CauseStatus(
+        kind=found.cause, members=found.members, reason=found.reason, detail=quoted(found.detail)
+    )
+    began, spent = began_at(found), recovery_ms(found)
+    when = f" {moment(began)}" if began else ""
+    text = f"{begin}: {because(cause)}{when}"
+    if spent is None:
+        yield text
+        return
+    parts = _parts(found)
+    yield f"{text}, recovered in {seconds_text(spent)}" + (f" ({parts})" if parts else "")
+    if found.first_step_ms is not None:
+        yield f"The first step came {seconds_text(found.first_step_ms)} after that"
+
+
+def _parts(found: RoundStatus) -> str:
+    """What took a time that can be felt, or at least be measured."""
+    known = parts_ms(found)
+    return ", ".join(
+        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
+    )
+
+
+def latest_failure(job: ElasticJob) -> Iterator[str]:
+    """The latest failure, what its class means, and what to do."""
+    failure = job.status.first_failure
+    if failure is None or job.status.phase is Phase.SUCCEEDED:
+        return
+    words = CLASSES.get(failure.class_, UNKNOWN_CLASS)
+    yield f"{_culprit(failure)}: {words.meaning}" + _message(failure)
+    yield words.remedy
+    used, most = job.status.restarts, job.spec.max_restarts
+    if failure.class_ not in _UNCHARGED and job.status.phase not in ENDED:
+        yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
+
+
+def _message(failure: FirstFailure) -> str:
+    said = quoted(failure.message)
+    return f": {said}" if said else ""
+
+
+def _culprit(failure: FirstFailure) -> str:
+    where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
+    if failure.rank is None or failure.rank < 0:
+        return f"The latest failure, in round {failure.round}, was of {where}"
+    return f"The latest failure, in round {failure.round}, was of rank {failure.rank} on {where}"
