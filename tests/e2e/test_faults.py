@@ -162,6 +162,9 @@ def test_a_drained_node_is_left(training: Training, nodes: Nodes) -> None:
         training.disturbed("node drained", lambda: nodes.drain(node), "preemption")
         assert training.status["interruptions"]["preemptions"] == 1
         training.settled(2)
+        told = " ".join(training.status["explanation"])
+        assert "Last interruption: " in told
+        assert " drained at " in told
         assert node not in training.pods_by_node()
     finally:
         nodes.uncordon(node)
@@ -186,6 +189,7 @@ def test_a_node_whose_processes_are_killed_is_lost(training: Training, nodes: No
     training.disturbed(
         "node's processes killed", lambda: nodes.kill_pods(node, training.corner.namespace), "loss"
     )
+    assert training.status["firstFailure"]["class"] == "NodeLost"
     nodes.wait_ready(node)
     training.settled(2)
 

@@ -126,7 +126,10 @@ class Gangs:
         if pod.frozen:
             self.world.at(0.5, self._aborted, pod, number)
             return
-        pod.fail_workers(FailureClass.PEER_ABORT)
+        # Who waits in vain is judged as who is aborted: every other round ends so.
+        late = number % 2 == 0
+        kind = FailureClass.COLLECTIVE_TIMEOUT if late else FailureClass.PEER_ABORT
+        pod.fail_workers(kind)
 
     # -- a bug in the script --------------------------------------------------------
 

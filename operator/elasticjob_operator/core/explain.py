@@ -80,7 +80,7 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
     unknown = _current(status).state is RendezvousState.UNKNOWN
     if status.rendezvous is None or not unknown or status.phase in ENDED or elsewhere:
         return
-    whom = "its agents" if job.spec.rendezvous.backend is Backend.C10D else "its etcd"
+    whom = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
     yield (
         f"The operator cannot reach {whom}, so what follows is what was known last; workers that "
         "run go on without it"

@@ -358,6 +358,14 @@ def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("backend", "whom"), [("etcd", "its etcd"), ("etcd-v2", "its agents"), ("c10d", "its agents")]
+)
+def test_who_cannot_be_reached_depends_on_the_backend(backend: str, whom: str) -> None:
+    text = said(observed(*running(5), view=UNREADABLE), BEFORE, rendezvous={"backend": backend})
+    assert text.startswith(f"The operator cannot reach {whom}, so ")
+
+
 def test_before_the_operator_has_seen_the_job() -> None:
     assert explanation(job(**JOB), ()) == (
         "Nobody has looked at the job yet: if that lasts, see whether the operator runs and "
