@@ -80,6 +80,7 @@ def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
 TIMES = {
     "detectMs": "DETECT ms",
     "stopMs": "STOP ms",
+    "backoffMs": "BACKOFF ms",
     "joinMs": "JOIN ms",
     "confirmMs": "CONFIRM ms",
     "startMs": "START ms",

@@ -39,7 +39,8 @@ class Metrics:
         )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
-            "What a round cost, by part: detect, stop, join, confirm, start, and their total; "
+            "What a round cost, by part: detect, stop, backoff, join, confirm, start, and their "
+            "total; "
             "first_step comes after it, where workers report their steps.",
             ["part", "cause"],
             buckets=_RECOVERY_BUCKETS,

@@ -53,6 +53,7 @@ class RoundBook:
             "finalSeconds": round((history.final_ms - self._began_ms) / 1000, 3),
             "detectMs": history.detect_ms,
             "stopMs": history.stop_ms,
+            "backoffMs": history.backoff_ms,
             "joinMs": history.join_ms,
             "confirmMs": history.confirm_ms,
             "startMs": history.start_ms,

@@ -110,7 +110,9 @@ def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
     """Why pods cannot be created, and its words, as `pods_ready` put it into the conditions."""
     for found in status.conditions:
         if found.type is ConditionType.PODS_READY and _NOT_CREATED in found.message:
-            return Obstacle(found.reason), found.message.partition(_NOT_CREATED)[2]
+            known = {obstacle.value: obstacle for obstacle in Obstacle}
+            obstacle = known.get(found.reason, Obstacle.REFUSED)  # another may be a newer word
+            return obstacle, found.message.partition(_NOT_CREATED)[2]
     return None
 
 

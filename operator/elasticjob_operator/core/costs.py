@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticjob_operator.model.status import RoundStatus
 
-RECOVERY = ("detect", "stop", "join", "confirm", "start")
+RECOVERY = ("detect", "stop", "backoff", "join", "confirm", "start")
 """From the first symptom until all workers run again."""
 
 
@@ -13,6 +13,7 @@ def parts_ms(found: RoundStatus) -> dict[str, int]:
     known = {
         "detect": found.detect_ms,
         "stop": found.stop_ms,
+        "backoff": found.backoff_ms,
         "join": found.join_ms,
         "confirm": found.confirm_ms,
         "start": found.start_ms,

@@ -61,6 +61,12 @@ def _began(view: RendezvousView) -> datetime | None:
     """Pods that are younger than this round have nothing to do with its cause."""
     for found in view.rounds:
         if found.round == view.round and found.final_at is not None:
-            spent = (found.detect_ms, found.stop_ms, found.join_ms, found.confirm_ms)
+            spent = (
+                found.detect_ms,
+                found.stop_ms,
+                found.backoff_ms,
+                found.join_ms,
+                found.confirm_ms,
+            )
             return found.final_at - timedelta(milliseconds=sum(ms or 0 for ms in spent))
     return view.since

@@ -39,6 +39,9 @@ from elasticjob_operator.model.status import (
 )
 from elasticjob_rendezvous.core.records import CauseKind
 
+_OF_ETCD = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD)
+"""Obstacles that say themselves why nothing is known of the rendezvous."""
+
 
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
@@ -76,7 +79,7 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
 
 def _unreadable(job: ElasticJob) -> Iterator[str]:
     status, refusal = job.status, refusal_of(job.status)
-    elsewhere = refusal is not None and refusal[0] in (Obstacle.ENDPOINT, Obstacle.BACKEND)
+    elsewhere = refusal is not None and refusal[0] in _OF_ETCD
     unknown = _current(status).state is RendezvousState.UNKNOWN
     if status.rendezvous is None or not unknown or status.phase in ENDED or elsewhere:
         return

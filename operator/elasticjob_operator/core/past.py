@@ -24,6 +24,7 @@ _UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
 _VERBS = {
     "detect": "noticing",
     "stop": "stopping",
+    "backoff": "waiting after failures",
     "join": "coming together",
     "confirm": "confirming",
     "start": "starting",

@@ -77,6 +77,10 @@ CLASSES: Mapping[str, Words] = {
         "Look at what the other ranks did at that time: one stood still or was slower than the "
         "timeout of the process group",
     ),
+    "Hang": Words(
+        "it stood still, and not because it waited for a peer",
+        "Look at where it stood: the stacks of all ranks are in the pods' logs",
+    ),
     FailureClass.PEER_ABORT: Words(
         "its connection to a peer broke, and no node is known to have gone",
         "Look at the logs of the other ranks at that time: one of them ended first",
@@ -126,6 +130,9 @@ OBSTACLES: Mapping[Obstacle, Words] = {
         "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
     ),
     Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
+    Obstacle.ANOTHERS_ETCD: Words(
+        "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"
+    ),
 }
 
 

@@ -23,6 +23,10 @@ def test_a_recovery_ends_when_the_workers_run_not_when_they_step() -> None:
     assert recovery_ms(WHOLE) == 465
 
 
+def test_a_round_that_was_put_off_recovered_so_much_later() -> None:
+    assert recovery_ms(WHOLE.model_copy(update={"backoff_ms": 2000})) == 2465
+
+
 def test_a_recovery_is_unknown_before_the_workers_run() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"start_ms": None})) is None
 
