@@ -83,6 +83,8 @@ class NodeSettings(Protocol):
     @property
     def stop_grace_seconds(self) -> float: ...
     @property
+    def hang_seconds(self) -> float: ...
+    @property
     def announce(self) -> bool: ...
     @property
     def warm_start(self) -> WarmStart | None: ...
@@ -174,6 +176,7 @@ class Agent:
             stop_grace_seconds=settings.stop_grace_seconds,
             run_id=settings.run_id,
             warm_start=settings.warm_start is not None,
+            hang_seconds=settings.hang_seconds,
         )
         self.progress = Progress(State(facts), time.monotonic())
 
@@ -258,8 +261,8 @@ class Agent:
                 await self._start(command, state)
             case PrepareCrew():
                 await self._prepare(state)
-            case StopCrew(number, grace_seconds):
-                await self._tell_hands("stop", self._hands.stop(number, grace_seconds))
+            case StopCrew(number, grace_seconds, dump):
+                await self._tell_hands("stop", self._hands.stop(number, grace_seconds, dump))
             case HoldPort():
                 self._events.put_nowait(PortHeld(self._ports.hold()))
             case Tell(local):
@@ -283,7 +286,11 @@ class Agent:
         assert state.hello is not None
         assert settings.warm_start is not None
         order = prepare_workers(
-            state.hello, settings.slots, settings.warm_start.modules, self._logs.memory_file()
+            state.hello,
+            settings.slots,
+            settings.warm_start.modules,
+            self._logs.memory_file(),
+            settings.hang_seconds > 0,
         )
         await self._tell_hands("prepare", self._hands.prepare(order))
 
@@ -305,8 +312,10 @@ class Agent:
             files = None
             log.warning("%s: round %d cannot tell its progress", self._settings.name, number)
         assert state.hello is not None
+        settings = self._settings
+        dumps = settings.hang_seconds > 0
         order = start_workers(
-            command, state.hello, logs, files, self._settings.run_id, self._settings.logs.max_bytes
+            command, state.hello, logs, files, settings.run_id, settings.logs.max_bytes, dumps
         )
         await self._tell_hands("start", self._hands.start(self._attendant.dressed(order)))
 

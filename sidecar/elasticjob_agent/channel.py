@@ -116,8 +116,9 @@ class Channel:
             }
         )
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
-        await self.send({"type": "stop", "round": round, "grace_seconds": grace_seconds})
+    async def stop(self, round: int, grace_seconds: float, dump: bool) -> None:
+        how = {"grace_seconds": grace_seconds, "dump": dump}
+        await self.send({"type": "stop", "round": round, **how})
 
     async def signal(self, round: int, signum: int) -> None:
         await self.send({"type": "signal", "round": round, "signum": signum})

@@ -15,10 +15,10 @@ from elasticjob_agent.progress import ProgressFiles
 
 
 def prepare_workers(
-    hello: Hello, slots: int, modules: tuple[str, ...], memory: str
+    hello: Hello, slots: int, modules: tuple[str, ...], memory: str, dumps: bool
 ) -> PrepareWorkers:
     """What this node's workers have in common in all rounds."""
-    env = shared_environment(slots, hello.env_names)
+    env = shared_environment(slots, hello.env_names, dumps)
     return PrepareWorkers(hello.argv, env, modules, memory)
 
 
@@ -29,11 +29,12 @@ def start_workers(
     progress: ProgressFiles | None,
     run_id: str,
     max_log_bytes: int,
+    dumps: bool,
 ) -> StartWorkers:
     """The workers of this node in that round; without `logs` they leave no files, without
-    `progress` they cannot tell how training goes."""
+    `progress` they cannot tell how training goes. `dumps`: they can say where they stand."""
     number = command.roster.number
-    run = Run(run_id, command.max_restarts)
+    run = Run(run_id, command.max_restarts, dumps)
     workers = []
     for local_rank in range(command.seat.slots):
         folder = None if logs is None else logs.worker(number, local_rank)

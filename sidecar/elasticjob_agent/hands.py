@@ -63,8 +63,9 @@ class WorkerExited:
 
     A command that could not be started is an exit with code 127 (not found) or 126 (cannot be
     run), pid 0 and a `message` that names the fix. `stderr_tail` is the last of what it wrote to
-    standard error, at most 4 KiB. `out_of_memory` means that the kernel killed in the workers'
-    cgroup for want of memory before it ended; the `message` then says so.
+    standard error, at most 4 KiB, or 64 where it was told to write its stacks. `out_of_memory`
+    means that the kernel killed in the workers' cgroup for want of memory before it ended; the
+    `message` then says so.
     """
 
     round: int
@@ -193,11 +194,12 @@ class Hands(Protocol):
         """Start the round's workers, each in a process group of its own; `Started` follows."""
         ...
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
+    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
         """End the round's process groups; `Stopped` always follows, also if nothing runs.
 
         Grace 0 is SIGKILL at once, else SIGTERM and SIGKILL after it. May be called again: less
-        grace shortens, more never lengthens.
+        grace shortens, more never lengthens. With `dump` workers that can do so write the stacks
+        of their threads to standard error first, and end by that.
         """
         ...
 

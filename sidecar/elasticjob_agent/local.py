@@ -76,8 +76,8 @@ class LocalHands:
     async def start(self, command: StartWorkers) -> None:
         await self._running().start(command)
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
-        await self._running().stop(round, grace_seconds)
+    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
+        await self._running().stop(round, grace_seconds, dump)
 
     async def signal(self, round: int, signum: int) -> None:
         await self._running().signal(round, signum)

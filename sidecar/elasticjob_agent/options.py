@@ -112,6 +112,7 @@ def plain_agent(options: Options) -> PlainAgent:
         # Agents of one run may share the folder: each has a place of its own in it.
         logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),
         stop_grace_seconds=conf.stop_grace,
+        hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,
         termination_log=told_termination_log(),
         announce=False,  # the command does, once

@@ -48,8 +48,8 @@ class LauncherHands:
     async def start(self, command: StartWorkers) -> None:
         await self._connected().start(command)
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
-        await self._connected().stop(round, grace_seconds)
+    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
+        await self._connected().stop(round, grace_seconds, dump)
 
     async def signal(self, round: int, signum: int) -> None:
         await self._connected().signal(round, signum)

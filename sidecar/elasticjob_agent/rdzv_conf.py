@@ -19,6 +19,7 @@ class Conf:
     settle: float = 3.0
     stop_grace: float = 10.0
     scale_up_wait: float = 0.0
+    hang_timeout: float = 0.0
     connect_timeout: float = 30.0
     increment: int = 1
     incarnation: int = 0

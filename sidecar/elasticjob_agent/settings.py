@@ -20,6 +20,7 @@ for `control`, which must be light.
 | `ELASTICJOB_MAX_LOG_BYTES` | what each stream of each worker keeps | 16 MiB |
 | `ELASTICJOB_KEEP_ROUNDS` | rounds whose logs are kept | 20 |
 | `ELASTICJOB_STOP_GRACE_SECONDS` | what workers get when this node leaves | 10 |
+| `ELASTICJOB_HANG_TIMEOUT_SECONDS` | after which training that stands still hangs | 0: never |
 | `ELASTICJOB_ORPHAN_SECONDS` | how long workers outlive a lost agent | 30 |
 | `ELASTICJOB_BIND_ADDRESS` | where the agent listens for its peers | 0.0.0.0 |
 | `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
@@ -113,6 +114,7 @@ class AgentSettings:
     termination_log: Path | None = None
     announce: bool = True
     warm_start: WarmStart | None = None
+    hang_seconds: float = 0.0
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
@@ -211,6 +213,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         ),
         stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
         orphan_seconds=_seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
+        hang_seconds=_seconds(environ, "ELASTICJOB_HANG_TIMEOUT_SECONDS", 0.0),
         bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",
         control=Path(control) if control else None,
         health_port=_whole(environ, "ELASTICJOB_HEALTH_PORT", 0, most=65535) if port else None,

@@ -82,6 +82,7 @@ class PodPrograms:
             "ELASTICJOB_STOP_GRACE_SECONDS": str(recovery.stop_grace_seconds),
             "ELASTICJOB_WARM_START": recovery.warm_start.value,
             "ELASTICJOB_WARM_START_MODULES": ",".join(recovery.warm_start_modules),
+            "ELASTICJOB_HANG_TIMEOUT_SECONDS": str(recovery.hang_timeout_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
         }
         # -P: the folder it starts in must not be able to shadow a module.

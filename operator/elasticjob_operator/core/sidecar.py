@@ -194,6 +194,7 @@ def _tuning(job: ElasticJob, around: Around) -> list[Json]:
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
         variable("WARM_START", job.spec.recovery.warm_start.value),
         variable("WARM_START_MODULES", ",".join(job.spec.recovery.warm_start_modules)),
+        variable("HANG_TIMEOUT_SECONDS", job.spec.recovery.hang_timeout_seconds),
         # Always said, though none is opened where it is empty: a Service called
         # elasticjob-health would make the kubelet say something else.
         variable("HEALTH_PORT", "" if around.host_network else HEALTH_PORT),

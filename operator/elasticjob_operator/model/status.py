@@ -146,7 +146,7 @@ class FirstFailure(StatusModel):
     signal: int | None = None
     """The signal that ended it, when one did."""
     class_: Annotated[str, Field(alias="class")] = ""
-    """UserError, HostOutOfMemory, CudaOutOfMemory, CollectiveTimeout, PeerAbort, Signal,
+    """UserError, HostOutOfMemory, CudaOutOfMemory, CollectiveTimeout, Hang, PeerAbort, Signal,
     LaunchError, NodeLost, Preempted or another."""
     message: str = ""
     """What went wrong."""

@@ -66,6 +66,7 @@ class HandsElasticAgent(SimpleElasticAgent):
             None,
             node.run_id,
             node.logs.max_bytes,
+            dumps=False,
         )
         return dict(self._blocking.start(self._dressed(order)))
 

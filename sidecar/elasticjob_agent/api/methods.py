@@ -80,7 +80,7 @@ class MethodHands:
         self._said.put_nowait(Started(command.round, pids))
         self._monitor = asyncio.create_task(self._monitored(command.round))
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
+    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
         """The grace is the subclass's own."""
         self._end_monitor()
         try:

@@ -24,3 +24,4 @@ class Node:
     stop_grace_seconds: float = float(SHUTDOWN_SECONDS)
     announce: bool = False
     warm_start: WarmStart | None = None
+    hang_seconds: float = 0.0

@@ -13,6 +13,7 @@ from elasticjob_agent.core.evidence import (
     from_stderr,
     last_words,
 )
+from elasticjob_agent.core.hang import last_step, stand
 from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.records import ECHOES, FAILURE_BYTES, Failure, FailureClass
@@ -21,7 +22,7 @@ MESSAGE_CHARACTERS = 1000
 UNKNOWN_RANK = -1
 ENDED_ON_TERM = 143  # what a shell makes of SIGTERM
 
-_SEEKING = (None, StopCause.FAILURE, StopCause.PEER_FAILURE)
+_SEEKING = (None, StopCause.FAILURE, StopCause.PEER_FAILURE, StopCause.HANG)
 """While ending for these causes (or for none) the culprit may still show itself."""
 
 
@@ -58,6 +59,8 @@ def failure_of(crew: Crew, facts: Facts) -> Failure | None:
 
 def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
     exit_ = ended.exit
+    if ended.during is StopCause.HANG and exit_.signal is not None:
+        return _hanging(crew, facts, ended)
     if exit_.exit_code == 0 or ended.during not in _SEEKING:
         return None
     report = from_error_file(crew.reports.get(exit_.local_rank, b""))
@@ -73,6 +76,30 @@ def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
         ended = replace(ended, exit=replace(exit_, signal=None))
     suspect = _record(crew, facts, ended, exit_.local_rank, account)
     return None if suspect.failure.kind in ECHOES else suspect
+
+
+def _hanging(crew: Crew, facts: Facts, ended: Ended) -> _Suspect:
+    """A worker that was asked where it stood; when it last went on says who hung first."""
+    exit_ = ended.exit
+    progress = crew.progress.get(exit_.local_rank)
+    at = stand(exit_.stderr_tail)
+    step = last_step(crew) if progress is None else progress.step
+    told = f"no progress for {facts.hang_seconds:g} s" + (f" after step {step}" * (step >= 0))
+    if at is None:
+        where = "it did not say where it stood"
+    elif at.waits:
+        where = f"it waited for its peers in {at.place}"
+    else:
+        where = f"it was in {at.place}"
+    account = Account(
+        message=f"{told}: {where}",
+        traceback="" if at is None else at.traceback,
+        at_ms=progress.at_ms if progress is not None and progress.at_ms else None,
+    )
+    found = _record(crew, facts, ended, exit_.local_rank, account)
+    waits = at is not None and at.waits
+    kind = FailureClass.COLLECTIVE_TIMEOUT if waits else FailureClass.HANG
+    return replace(found, failure=replace(found.failure, kind=kind))
 
 
 def _still_ending(crew: Crew, facts: Facts) -> Iterator[_Suspect]:

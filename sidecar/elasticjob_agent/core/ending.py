@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_agent.core.classify import SIGNALS
+from elasticjob_agent.core.hang import hangs_at
 from elasticjob_agent.core.model import (
     LEFT_CODE,
     Command,
@@ -27,12 +28,15 @@ RELEASE_SECONDS = 5.0
 
 def wake_at(state: State) -> float | None:
     """When to send `Timer`, in monotonic seconds; None when nothing is due."""
-    leftovers = state.crew.leftovers_at if state.crew is not None else None
+    crew = state.crew
+    leftovers = crew.leftovers_at if crew is not None else None
+    hangs = hangs_at(state) if crew is not None and crew.order is None else None
     times = (
         state.leave_by,
         state.release_by,
         state.prepare_by,
         leftovers,
+        hangs,
         shows_at(state),
     )
     due = [at for at in times if at is not None]

@@ -40,6 +40,7 @@ class StopCause(StrEnum):
     PEER_FAILURE = "peerFailure"  # the rendezvous wants them dead: another node's worker failed
     URGENT = "urgent"  # the rendezvous wants them dead for another reason: a node was lost, …
     PLANNED = "planned"  # the rendezvous wants them to end in good order
+    HANG = "hang"  # they stand still: they are to say where
     LEAVE = "leave"  # this node leaves
     LEFTOVERS = "leftovers"  # all workers ended, processes of theirs did not
     END = "end"  # the job is over
@@ -51,6 +52,11 @@ class StopOrder:
 
     cause: StopCause
     grace_seconds: float
+
+    @property
+    def dump(self) -> bool:
+        """Whether workers are to write down where they stand."""
+        return self.cause is StopCause.HANG
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class Crew:
         empty: no process of theirs is left.
         progress: the latest word of each that said anything, by local rank.
         first_step_ms: from their start to the first step of the slowest; 0 while unknown.
+        advanced_at: when one of them last told something new, monotonic seconds.
     """
 
     round: int
@@ -99,6 +106,7 @@ class Crew:
     empty: bool = False
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
     first_step_ms: int = 0
+    advanced_at: float | None = None
 
     @property
     def leftovers_at(self) -> float | None:
@@ -145,6 +153,8 @@ class Facts:
         stop_grace_seconds: what workers get when this node leaves by itself.
         run_id: the job, for messages.
         warm_start: workers are to be forked from a preloaded interpreter, where they can be.
+        hang_seconds: after which workers that told of steps and are silent count as
+            hanging; 0 is never.
     """
 
     member: str
@@ -154,6 +164,7 @@ class Facts:
     stop_grace_seconds: float
     run_id: str
     warm_start: bool = False
+    hang_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +311,14 @@ class PrepareCrew:
 
 @dataclass(frozen=True, slots=True)
 class StopCrew:
-    """End a round's workers: at once with no grace, else SIGTERM, grace, SIGKILL."""
+    """End a round's workers: at once with no grace, else SIGTERM, grace, SIGKILL.
+
+    With `dump` they say where they stand first.
+    """
 
     round: int
     grace_seconds: float
+    dump: bool = False
 
 
 @dataclass(frozen=True, slots=True)

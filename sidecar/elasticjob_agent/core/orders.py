@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, stands_still
 from elasticjob_agent.core.model import Crew, State, StopCause, StopOrder
 from elasticjob_rendezvous.core.events import Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.records import CauseKind
@@ -15,7 +16,12 @@ def wanted_order(state: State, crew: Crew, now: float) -> StopOrder | None:
 
 
 def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
-    if crew.failure is not None:
+    dumps = crew.order is not None and crew.order.dump
+    hangs = hangs_at(state)
+    if hangs is not None and now >= hangs:
+        yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+    # Who stands still is given the time to say where, whatever others say meanwhile.
+    if crew.failure is not None and not dumps:
         yield StopOrder(StopCause.FAILURE, 0.0)
     if state.leaving:
         grace = 0.0 if state.hurried else state.facts.stop_grace_seconds
@@ -27,7 +33,10 @@ def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
             if not kill:
                 yield StopOrder(StopCause.PLANNED, grace)
             elif cause.kind is CauseKind.FAILURE:
-                yield StopOrder(StopCause.PEER_FAILURE, 0.0)
+                if not dumps and stands_still(state, now):
+                    yield StopOrder(StopCause.HANG, DUMP_SECONDS)
+                elif not dumps:
+                    yield StopOrder(StopCause.PEER_FAILURE, 0.0)
             else:
                 yield StopOrder(StopCause.URGENT, 0.0)
         case Run(roster, _, _) if crew.round < roster.number:

@@ -16,6 +16,7 @@ ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 THREADS = "OMP_NUM_THREADS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROUND = "ELASTICJOB_ROUND"
+FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,14 @@ class WorkerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a round's workers share beside the roster."""
+    """What a round's workers share beside the roster. `dumps`: they can say where they stand."""
 
     run_id: str
     max_restarts: int
+    dumps: bool = False
 
 
-def shared_environment(slots: int, inherited: Collection[str]) -> dict[str, str]:
+def shared_environment(slots: int, inherited: Collection[str], dumps: bool) -> dict[str, str]:
     """What is the same for all of a node's workers in all rounds, see `worker_environment`."""
     # Each round has a store of its own at a port of its own, served by rank 0.
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -43,6 +45,8 @@ def shared_environment(slots: int, inherited: Collection[str]) -> dict[str, str]
         env[ASYNC_ERRORS] = "1"
     if slots > 1 and THREADS not in inherited:
         env[THREADS] = "1"  # several workers with a thread for each core slow each other down
+    if dumps and FAULT_HANDLER not in inherited:
+        env[FAULT_HANDLER] = "1"  # so that SIGABRT writes the stacks of all threads
     return env
 
 
@@ -78,7 +82,7 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": run.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         ROUND: roster.number,
-        **shared_environment(seat.slots, inherited),
+        **shared_environment(seat.slots, inherited, run.dumps),
     }
     if files.error:
         env[ERROR_FILE] = files.error

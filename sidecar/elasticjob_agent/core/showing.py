@@ -6,9 +6,11 @@ rarer each of them speaks; a new checkpoint is told sooner, for newcomers may wa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elasticjob_agent.core.model import Crew, Shown, State, WorkersProgressed
+from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_rendezvous.core.events import Run
 
 STEP_SECONDS = 5.0
@@ -22,8 +24,18 @@ def progressed(state: State, event: WorkersProgressed, now: float) -> State:
     crew = state.crew
     if crew is None or crew.round != event.round:
         return state
-    crew = replace(crew, progress=event.progress)
+    news = _told(event.progress) != _told(crew.progress)
+    crew = replace(crew, progress=event.progress, advanced_at=now if news else crew.advanced_at)
     return replace(state, crew=replace(crew, first_step_ms=_first_step_ms(crew, event, now)))
+
+
+def _told(progress: Mapping[int, WorkerProgress]) -> dict[int, tuple[int, int, int, int]]:
+    """What moves when training goes on: a script that only repeats itself stands still."""
+    return {
+        rank: (worker.step, worker.checkpoint_step, worker.checkpoints, worker.points)
+        for rank, worker in progress.items()
+        if worker.step >= 0 or worker.checkpoints or worker.points
+    }
 
 
 def _first_step_ms(crew: Crew, event: WorkersProgressed, now: float) -> int:

@@ -183,12 +183,12 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
     wanted = wanted_order(state, crew, now)
     stands = crew.order
     if stands is not None and (wanted is None or wanted.grace_seconds >= stands.grace_seconds):
-        return state, (StopCrew(crew.round, stands.grace_seconds),) if again else ()
+        return state, (StopCrew(crew.round, stands.grace_seconds, stands.dump),) if again else ()
     if wanted is None:
         return state, ()
     order = wanted if stands is None else replace(stands, grace_seconds=wanted.grace_seconds)
     state = replace(state, crew=replace(crew, order=order))
-    return state, (StopCrew(crew.round, order.grace_seconds),)
+    return state, (StopCrew(crew.round, order.grace_seconds, order.dump),)
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:

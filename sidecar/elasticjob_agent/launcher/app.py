@@ -172,7 +172,7 @@ class Launcher:
                 message = "the launcher is ending"
                 self._tell({"type": "start_refused", "round": asked.round, "message": message})
         elif isinstance(asked, Stop):
-            self._workers.stop(asked.round, asked.grace_seconds)
+            self._workers.stop(asked.round, asked.grace_seconds, asked.dump)
         elif isinstance(asked, Signal):
             self._workers.signal(asked.round, asked.signum)
         elif isinstance(asked, Release):

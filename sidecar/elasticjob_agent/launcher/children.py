@@ -91,3 +91,13 @@ def open_pidfd(pid: int) -> int | None:
     with contextlib.suppress(PermissionError):
         os.kill(pid, 0)
     return None
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(mask & 1 << (signum - 1))

@@ -44,8 +44,11 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
+    """`dump`: workers that can write down where they stand do that first, and end by it."""
+
     round: int
     grace_seconds: float
+    dump: bool = False
 
 
 class Signal(NamedTuple):
@@ -68,7 +71,8 @@ def request(message: dict[str, Any]) -> Request:
     if kind == "start":
         return _start(message)
     if kind == "stop":
-        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"))
+        dump = bool(message.get("dump", False))  # an older agent does not say it
+        return Stop(_int(message, "round"), _seconds(message, "grace_seconds"), dump)
     if kind == "signal":
         return Signal(_int(message, "round"), _int(message, "signum", 1, 64))
     if kind == "release":

@@ -15,6 +15,7 @@ READ_BYTES = 256 * 1024
 SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which has a name only from Python 3.10 on
 PIPE_BYTES = 1024 * 1024
 TAIL_BYTES = 4096
+DUMP_BYTES = 64 * 1024  # the stacks of all threads, and the names of extension modules
 HELD_LINE_SECONDS = 1.0
 
 
@@ -54,6 +55,11 @@ class WorkerStream:
 
     @property
     def tail(self) -> str:
+        return self._tail[-TAIL_BYTES:].decode("utf-8", "replace")
+
+    @property
+    def long_tail(self) -> str:
+        """As much as a worker needs that writes down where it stands."""
         return self._tail.decode("utf-8", "replace")
 
     def drain(self) -> None:
@@ -91,7 +97,7 @@ class WorkerStream:
         return len(data)
 
     def _take(self, data: bytes) -> None:
-        self._tail = (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        self._tail = (self._tail + data[-DUMP_BYTES:])[-DUMP_BYTES:]
         if self._log is not None:
             self._output.log(self._log, data)
         self._forward(self._lines.feed(data))

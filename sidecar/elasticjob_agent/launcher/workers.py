@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .children import group_exists, group_has_only_zombies, kill_group
+from .children import catches, group_exists, group_has_only_zombies, kill_group
 from .loop import Loop, Timer
 from .memory import MemoryGroup
 from .output import Output
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # After SIGKILL, a dead group member whose parent left the group is not announced to us by SIGCHLD.
 RECHECK_SECONDS = 0.2
+# Python's faulthandler answers it with the stacks of all threads, and then lets it kill.
+DUMP_SIGNAL = signal.SIGABRT
 
 
 class Worker:
@@ -51,6 +53,7 @@ class Round:
         self.gone = False
         self.terminated = False
         self.killed = False
+        self.dumped = False
         self.kill_timer: Timer | None = None
         self.memory_kills: int | None = None
 
@@ -151,7 +154,7 @@ class Workers:
             self._record_exit(current, local_rank, 0, why.exit_code, None, why.message, "")
         self._check_groups()
 
-    def stop(self, number: int, grace_seconds: float) -> None:
+    def stop(self, number: int, grace_seconds: float, dump: bool = False) -> None:
         current = self._round
         if current is None or current.gone or current.number != number:
             self._emit({"type": "stopped", "round": number})
@@ -159,6 +162,8 @@ class Workers:
             self._check_groups()
         elif grace_seconds <= 0:
             self._kill(current)
+        elif dump and not current.terminated:
+            self._dump(current, grace_seconds)
         else:
             self._terminate(current, grace_seconds)
 
@@ -212,6 +217,21 @@ class Workers:
             for number, (fd, path) in enumerate(zip(read_fds, paths), 1)
         ]
 
+    def _dump(self, current: Round, grace_seconds: float) -> None:
+        """Have workers write the stacks of their threads, by the signal that also ends them.
+
+        Without a handler that signal only kills, perhaps slowly, for the sake of a core file.
+        """
+        running = [worker for worker in current.workers if not worker.exited]
+        able = [w for w in running if catches(w.process.pid, DUMP_SIGNAL)]
+        if not able:
+            self._kill(current)
+            return
+        current.terminated = current.dumped = True
+        for worker in running:  # not reaped yet: the numbers are still their own
+            os.kill(worker.process.pid, DUMP_SIGNAL if worker in able else signal.SIGTERM)
+        self._terminate(current, grace_seconds)
+
     def _terminate(self, current: Round, grace_seconds: float) -> None:
         if not current.terminated:
             current.terminated = True
@@ -257,7 +277,8 @@ class Workers:
         worker.process.returncode = code if code is not None else -(signum or 0)
         for stream in worker.streams:
             stream.drain()
-        tail = worker.streams[1].tail
+        errors = worker.streams[1]
+        tail = errors.long_tail if current.dumped else errors.tail
         memory = code != 0 and not current.killed and self._killed_for_memory(current)
         self._record_exit(current, worker.local_rank, pid, code, signum, "", tail, memory)
 
@@ -310,6 +331,8 @@ class Workers:
                 for stream in worker.streams:
                     stream.drain()
                     stream.close()
+        if current.dumped and not current.killed and all(w.exited for w in current.workers):
+            self._kill(current)  # all have said where they stood; what they left does not matter
         if all(worker.group_gone for worker in current.workers):
             current.gone = True
             if current.kill_timer is not None:

@@ -340,6 +340,7 @@ class FailureClass(StrEnum):
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
     OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not tell the host's from the device's
     COLLECTIVE_TIMEOUT = "CollectiveTimeout"  # a collective waited too long for a peer
+    HANG = "Hang"  # it stood still, and not because it waited for a peer
     PEER_ABORT = "PeerAbort"  # a collective broke because a peer went
     SIGNAL = "Signal"
     LAUNCH_ERROR = "LaunchError"

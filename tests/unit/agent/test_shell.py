@@ -85,7 +85,7 @@ class Hands:
             self.said.put_nowait(WorkerExited(command.round, rank, 100 + rank, 0, None, 1))
         self.said.put_nowait(Stopped(command.round))
 
-    async def stop(self, round: int, grace_seconds: float) -> None:
+    async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
         self.said.put_nowait(Stopped(round))
 
     async def signal(self, round: int, signum: int) -> None:

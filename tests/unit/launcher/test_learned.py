@@ -15,7 +15,7 @@ def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> No
     seat = sealed.seat(ME)
     assert seat is not None
     env = worker_environment(sealed, seat, 0, Run("job", 3), WorkerFiles("/e", "/p"), ())
-    assert shared(env) == shared_environment(seat.slots, ())
+    assert shared(env) == shared_environment(seat.slots, (), False)
 
 
 def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:

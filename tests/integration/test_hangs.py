@@ -1,0 +1,119 @@
+"""Training that hangs, for real: who hung, where, and that it goes on afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.hands import Started, Stopped
+from elasticjob_agent.launcher.children import catches
+from tests.integration.launcher_rig import (
+    StartLauncher,
+    attached,
+    exits,
+    launcher_file,
+    mark,
+    python,
+    soon,
+    start_launcher,
+    start_workers,
+    until,
+)
+from tests.integration.local_rig import LocalRig
+
+__all__ = ["launcher_file", "mark", "start_launcher"]
+
+# Rank 1 stops reading in the first attempt; rank 0 waits for its gradients.
+TRAIN = """
+import os, pathlib, threading
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from elasticjob import train
+
+def read_batch(step):
+    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first and step == 4 and dist.get_rank() == 1:
+        threading.Event().wait()
+    return torch.ones(8)
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+for step in range(20):
+    model(read_batch(step)).backward()
+    train.progress(step)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    corner = LocalRig(tmp_path)
+    yield corner
+    corner.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_rank_that_hung_is_named_with_its_stack(rig: LocalRig) -> None:
+    (rig.job / "train.py").write_text(TRAIN)
+    manifest = rig.manifest(
+        command=[sys.executable, "train.py"],
+        minNodes=2,
+        maxNodes=2,
+        recovery={"hangTimeoutSeconds": 3},
+    )
+    runner = rig.start(str(manifest))
+    output, _ = runner.communicate(timeout=100)
+    status = rig.status()
+    assert status["phase"] == "Succeeded", output
+    assert status["restarts"] == 1
+    failure = status["firstFailure"]
+    assert failure["class"] == "Hang", output
+    assert (failure["rank"], failure["pod"], failure["signal"]) == (1, "job-1", signal.SIGABRT)
+    assert failure["message"].startswith("no progress for 3 s after step 3: it was in read_batch")
+    assert "in read_batch" in failure["traceback"]
+    (waited,) = rig.state.glob("elasticjob/default/job/logs/job-0/workers/*/round_1/0/stderr.log")
+    assert "_engine_run_backward" in waited.read_text(), "the others' stacks are in their logs"
+
+
+ABLE = python("import faulthandler, time; faulthandler.enable(); time.sleep(60)")
+UNABLE = python("import time; time.sleep(60)")
+
+
+def test_only_who_can_is_asked_to_say_where_it_stands(
+    start_launcher: StartLauncher, mark: str
+) -> None:
+    async def scenario() -> None:
+        hands, events, _ = await attached(start_launcher())
+        await hands.start(start_workers(1, ABLE, UNABLE))
+        pids = (await until(events, Started)).pids
+        await soon(lambda: catches(pids[0], signal.SIGABRT))
+        assert not catches(pids[1], signal.SIGABRT)
+        await hands.stop(1, 0.5, dump=True)
+        found = await exits(events, 2)
+        assert found[0].signal == signal.SIGABRT
+        assert "Current thread" in found[0].stderr_tail
+        assert found[1].signal == signal.SIGTERM
+        assert found[1].stderr_tail == ""
+        await until(events, Stopped, round=1)
+        await hands.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_without_anybody_who_can_nobody_waits(start_launcher: StartLauncher, mark: str) -> None:
+    async def scenario() -> None:
+        hands, events, _ = await attached(start_launcher())
+        await hands.start(start_workers(1, UNABLE))
+        await until(events, Started)
+        await hands.stop(1, 3600, dump=True)
+        assert (await exits(events, 1))[0].signal == signal.SIGKILL
+        await until(events, Stopped, round=1)
+        await hands.aclose()
+
+    asyncio.run(scenario())

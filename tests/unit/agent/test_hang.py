@@ -1,0 +1,134 @@
+"""Training that stands still: when it counts, what is asked of the workers, what they answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hangs_at, stand
+from elasticjob_agent.core.model import Event, State, StopCrew, Timer, WorkersProgressed
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.step import step, wake_at
+from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass
+from elasticjob_rendezvous.core.verdicts import culprit
+from tests.unit.agent.builders import FACTS, ended, hello, run, started, stop, stopped
+
+HANG_SECONDS = 60.0
+BUSY = """Fatal Python error: Aborted
+
+Thread 0x00007f10b6ffd6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f11f5c5a740 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/numpy/lib/npyio.py", line 4 in load
+  File "/app/data.py", line 12 in read_batch
+  File "/app/train.py", line 40 in main
+  File "/app/train.py", line 44 in <module>
+
+Extension modules: numpy._core, torch._C (total: 2)
+"""
+WAITING = BUSY.replace("numpy/lib/npyio", "torch/distributed/distributed_c10d")
+
+
+def at_step(number: int, at: float, **more: Any) -> tuple[Event, float]:
+    progress = {rank: WorkerProgress(step=number, at_ms=int(at * 1000), **more) for rank in (0, 1)}
+    return WorkersProgressed(1, progress, int(at * 1000)), at
+
+
+def after(*events: tuple[Event, float], seconds: float = HANG_SECONDS) -> State:
+    """Two workers of a round that began at 10."""
+    state = State(replace(FACTS, hang_seconds=seconds))
+    story: list[tuple[Event, float]] = [(hello(), 0.0), (run(), 10.0), (started(), 11.0)]
+    for event, now in (*story, *events):
+        state, _ = step(state, event, now)
+    return state
+
+
+def stops(state: State, event: Event, now: float) -> list[StopCrew]:
+    return [each for each in step(state, event, now)[1] if isinstance(each, StopCrew)]
+
+
+def test_training_that_tells_nothing_new_is_asked_where_it_stands() -> None:
+    state = after(at_step(1, 20.0), at_step(2, 30.0))
+    assert wake_at(state) is not None
+    assert hangs_at(state) == 30.0 + HANG_SECONDS
+    assert stops(state, Timer(), 89.0) == []
+    assert stops(state, Timer(), 90.0) == [StopCrew(1, DUMP_SECONDS, dump=True)]
+
+
+def test_a_checkpoint_is_progress_and_the_same_words_again_are_not() -> None:
+    assert hangs_at(after(at_step(2, 30.0), at_step(2, 50.0))) == 30.0 + HANG_SECONDS
+    assert hangs_at(after(at_step(2, 30.0), at_step(2, 50.0, checkpoint_step=2))) == 110.0
+
+
+def test_a_script_that_never_told_a_step_cannot_be_seen_to_hang() -> None:
+    assert hangs_at(after()) is None
+
+
+def test_a_start_may_take_longer_and_is_not_watched_before_a_step_was_ever_told() -> None:
+    state = after(at_step(1, 20.0))
+    story: list[tuple[Event, float]] = [(stop(1, CauseKind.LOSS), 21.0), (stopped(), 22.0)]
+    for event, now in (*story, (run(2), 23.0), (started(2), 24.0)):
+        state, _ = step(state, event, now)
+    assert hangs_at(state) == 23.0 + START_SECONDS + HANG_SECONDS
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    assert hangs_at(after(at_step(1, 20.0), seconds=0.0)) is None
+
+
+def test_a_crew_that_may_be_why_its_peer_failed_says_where_it_stands() -> None:
+    state = after(at_step(1, 20.0))
+    failed = stop(1, CauseKind.FAILURE)
+    assert stops(state, failed, 21.0) == [StopCrew(1, 0.0)]
+    still = 20.0 + HANG_SECONDS * ALMOST
+    assert stops(state, failed, still) == [StopCrew(1, DUMP_SECONDS, dump=True)]
+    assert stops(state, stop(1, CauseKind.LOSS), still) == [StopCrew(1, 0.0)]
+
+
+def failure(first: str, second: str) -> Failure:
+    """What is told of two workers that wrote these, ended by the signal."""
+    state, _ = step(after(at_step(7, 20.0)), Timer(), 80.0)
+    state, orders = step(state, ended(0, signum=6, stderr=first), 80.1)
+    assert not [each for each in orders if isinstance(each, StopCrew)], "the other is not done yet"
+    state, _ = step(state, ended(1, signum=6, stderr=second), 80.2)
+    assert state.crew is not None
+    assert state.crew.failure is not None
+    return state.crew.failure
+
+
+def test_the_odd_one_out_is_named() -> None:
+    for found in (failure(BUSY, WAITING), failure(WAITING, BUSY)):
+        assert found.kind is FailureClass.HANG
+        assert found.message == (
+            "no progress for 60 s after step 7: it was in read_batch (data.py, line 12)"
+        )
+        assert found.traceback.splitlines()[0] == "Stack (most recent call last):"
+        assert found.traceback.splitlines()[-1].endswith("line 4, in load")
+    assert failure(BUSY, WAITING).local_rank == 0
+    assert failure(WAITING, BUSY).local_rank == 1
+
+
+def test_of_nodes_that_all_stood_still_the_one_that_did_not_wait_is_the_culprit() -> None:
+    waits = failure(WAITING, WAITING)
+    assert waits.kind is FailureClass.COLLECTIVE_TIMEOUT
+    assert "it waited for its peers in read_batch (data.py, line 12)" in waits.message
+    assert culprit([waits, failure(BUSY, WAITING)]) == failure(BUSY, WAITING)
+
+
+def test_one_that_could_not_say_where_it_stood() -> None:
+    found = failure("", "")
+    assert found.kind is FailureClass.HANG
+    assert found.message.endswith("it did not say where it stood")
+
+
+def test_the_interrupted_thread_is_read_or_else_the_last() -> None:
+    found = stand("noise\n" + BUSY)
+    assert found is not None
+    assert found.frames[0] == (
+        "/usr/lib/python3.11/site-packages/numpy/lib/npyio.py", 4, "load"
+    )  # fmt: skip
+    other = stand(BUSY.replace("Current thread", "Thread"))
+    assert other == found
+    assert stand("Traceback (most recent call last):\n  File x\n") is None
+    assert stand("Current thread 0x1 (most recent call first):\n  <no Python frame>\n") is None
