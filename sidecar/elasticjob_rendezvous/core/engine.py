@@ -158,6 +158,9 @@ class Engine:
     def step(self, event: Event, clock: Clock) -> list[Effect]:
         """Take one event in; returns what is to be done, in order."""
         self._clock = clock
+        if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
+            self.coordinator.peers.up(event, clock.now)
+            return []
         self._alarm = Alarm()
         self._effects = []
         self._take(event)
@@ -165,6 +168,10 @@ class Engine:
         self._act()
         self.directive = self._direct()
         return self._effects
+
+    def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
+        """Whether nothing follows from it; without a lease to vouch for us it is evidence."""
+        return self._backed() and self.coordinator.peers.is_routine(event)
 
     def hand_over(self) -> Directive:
         """The directive, as it is taken by the agent: from now on it may be obeyed.

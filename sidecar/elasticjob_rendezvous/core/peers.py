@@ -110,6 +110,18 @@ class Peers:
             for session in [s for s in self.orphans if s[0] == event.member]:
                 del self.orphans[session]
 
+    def is_routine(self, event: PeerUp | PeerHeard) -> bool:
+        """Whether this word of a member only says again what is believed already.
+
+        So it is where nothing stands against the member; then nobody need be judged anew,
+        which among a thousand members, each heard every second, would be all that is done.
+        """
+        id, session = event.member, (event.member, event.session)
+        if isinstance(event, PeerHeard) and session not in self.linked:
+            return False
+        doubted = id in self.silent or id in self.symptoms or id in self.inquiries
+        return not (doubted or self.orphans or session in self.strays)
+
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
         """A link closed: probe the member unless it said that it leaves, or linked anew."""
         self.linked.pop((event.member, event.session), None)
@@ -203,13 +215,14 @@ class Peers:
         if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
             return []
         self.roll_call_at = None
+        linked = {id for (id, _), heard in self.linked.items() if _fresh(heard, now)}
         return [
             probe(versioned.record, _number(view))
             for id, versioned in view.members().items()
             if id != own
             and versioned.record.state is MemberState.RUNNING
-            and not self.alive(id, now)
             and (id, versioned.record.session) not in self.orphans
+            and id not in linked
         ]
 
     def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
@@ -251,10 +264,7 @@ class Peers:
 
     def alive(self, member: str, now: float) -> bool:
         """Whether `member` may still trust its link to us."""
-        return any(
-            id == member and now - heard < COUNTS_AS_ALIVE_SECONDS
-            for (id, _), heard in self.linked.items()
-        )
+        return any(id == member and _fresh(heard, now) for (id, _), heard in self.linked.items())
 
     def cut_off(self, others: Collection[str]) -> bool:
         """Whether more than half of `others` fell silent without a refusal.
@@ -280,6 +290,10 @@ def probe(member: Member, round: int) -> Probe:
         member.launcher_port,
         round,
     )
+
+
+def _fresh(heard: float, now: float) -> bool:
+    return now - heard < COUNTS_AS_ALIVE_SECONDS
 
 
 def _number(view: View) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
@@ -24,6 +25,8 @@ from elasticjob_rendezvous.core.events import (
     LinkDown,
     LinkHeard,
     LocalChanged,
+    PeerHeard,
+    PeerUp,
     Probe,
     Probed,
     Read,
@@ -385,6 +388,52 @@ def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
     a.later(LEASE + 3)
     assert a.made(Serve)[-1] == Serve(2)
     assert isinstance(a.directive, Stop)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that a coordinator looks at all that it knows."""
+    looks: list[None] = []
+    decide = Coordinator.decide
+
+    def look(*arguments: Any) -> Any:
+        looks.append(None)
+        return decide(*arguments)
+
+    monkeypatch.setattr(Coordinator, "decide", look)
+    return looks
+
+
+def test_heartbeats_of_members_make_the_coordinator_judge_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = pair()
+    looks = counted(monkeypatch)
+    member, session = identity("b"), b.engine.session
+    a.hear(PeerUp(member, session))
+    for _ in range(100):
+        a.now += 0.001
+        a.hear(PeerHeard(member, session))
+    assert not looks
+    assert a.engine.coordinator.peers.evidence({member}) == a.now
+
+
+@pytest.mark.parametrize("doubt", ["unlinked", "silent", "symptoms", "strays"])
+def test_a_word_that_ends_a_doubt_is_judged_at_once(
+    monkeypatch: pytest.MonkeyPatch, doubt: str
+) -> None:
+    a, b = pair()
+    member, session = identity("b"), b.engine.session
+    peers = a.engine.coordinator.peers
+    if doubt != "unlinked":
+        a.hear(PeerUp(member, session))
+    if doubt in ("silent", "symptoms"):
+        getattr(peers, doubt)[member] = a.now
+    if doubt == "strays":
+        peers.strays[member, session] = a.now
+    looks = counted(monkeypatch)
+    a.hear(PeerHeard(member, session))
+    assert looks
+    assert member not in peers.silent
 
 
 def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
