@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bench.processes import die_with_parent
+from bench.forked import CaseFailed, Live, Say, forked
+
+__all__ = ["CaseFailed", "CaseResult", "Report", "WrongRendezvous", "run_case", "verify"]
 
 
 class Info(Protocol):
@@ -35,10 +32,6 @@ AFTERMATH_SECONDS = 0.5
 
 # Called in the member's own process with its index.
 HandlerFactory = Callable[[int], Handler]
-
-
-class CaseFailed(Exception):
-    """The members of a case did not all get a rank in time; the text says why."""
 
 
 class WrongRendezvous(Exception):
@@ -85,97 +78,31 @@ def run_case(
     `with_making` times making them too.
     Raises CaseFailed after the limit or at a member's first error, WrongRendezvous for bad ranks.
     """
-    start_read, start_write = os.pipe()
-    report_read, report_write = os.pipe()
-    pids: list[int] = []
-    try:
-        for index in range(members):
-            pid = os.fork()
-            if pid == 0:
-                os.close(start_write)
-                _member(index, make, start_read, report_write, log, with_making)
-            pids.append(pid)
-        lines = _Lines(report_read, time.monotonic() + limit_seconds)
-        lines.take(members)  # each says that it is there
+    with forked(members, _member(make, with_making), log) as processes:
+        processes.take(members, time.monotonic() + limit_seconds)  # each says that it is there
         before = requests() if requests else Counter[str]()
-        began = time.monotonic()
-        lines.deadline = began + limit_seconds
-        os.close(start_write)  # the end of file is the start signal: it reaches all at once
-        start_write = -1
-        reports = [_parsed(line) for line in lines.take(members)]
+        began = processes.release()
+        lines = processes.take(members, began + limit_seconds)
         spent = None
         if requests:
             time.sleep(AFTERMATH_SECONDS)
             spent = dict(requests() - before)
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still theirs
-        for pid in pids:
-            os.waitpid(pid, 0)
-        for descriptor in (start_read, report_read, report_write, start_write):
-            if descriptor >= 0:
-                os.close(descriptor)
+    reports = [Report(**line) for line in lines]
     verify(reports, members)
     wall = max(report.at for report in reports) - began
     return CaseResult(wall, sum(report.cpu_seconds for report in reports), spent)
 
 
-def _member(
-    index: int, make: HandlerFactory, start: int, report: int, log: Path, with_making: bool
-) -> None:
-    """The whole life of a member's process; it never returns."""
-    with suppress(BaseException):  # a forked child must not unwind into its parent's frames
-        die_with_parent()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        try:
-            handler = None if with_making else make(index)
-            os.write(report, b"{}\n")
-            os.read(start, 1)
-            began_cpu = time.process_time()
-            info = (handler or make(index)).next_rendezvous()
-            outcome: dict[str, object] = {
-                "rank": info.rank,
-                "world": info.world_size,
-                "at": time.monotonic(),
-                "cpu_seconds": time.process_time() - began_cpu,
-            }
-        except BaseException as error:
-            outcome = {"error": f"{type(error).__name__}: {error}"[:500]}
-        # Less than PIPE_BUF: lines of different members do not mix.
-        os.write(report, json.dumps(outcome).encode() + b"\n")
-        signal.pause()  # stay, with the handler's keep-alives, until the case is over
-    os._exit(1)
+def _member(make: HandlerFactory, with_making: bool) -> Live:
+    """The life of one member's process."""
 
+    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+        handler = None if with_making else make(index)
+        say({})
+        wait_for_start()
+        began_cpu = time.process_time()
+        info = (handler or make(index)).next_rendezvous()
+        at, spent = time.monotonic(), time.process_time() - began_cpu
+        say(asdict(Report(info.rank, info.world_size, at, spent)))
 
-def _parsed(line: str) -> Report:
-    content = json.loads(line)
-    if error := content.get("error"):
-        raise CaseFailed(error)
-    return Report(**content)
-
-
-class _Lines:
-    """Lines from the members' common pipe, until a deadline on the monotonic clock."""
-
-    def __init__(self, descriptor: int, deadline: float) -> None:
-        self.deadline = deadline
-        self._descriptor = descriptor
-        self._rest = b""
-
-    def take(self, count: int) -> list[str]:
-        lines: list[str] = []
-        while len(lines) < count:
-            line, found, rest = self._rest.partition(b"\n")
-            if found:
-                self._rest = rest
-                lines.append(line.decode())
-                if b'"error"' in line:  # no need to wait for the others: they may wait for this one
-                    _parsed(lines[-1])
-                continue
-            remaining = self.deadline - time.monotonic()
-            if remaining <= 0 or not select.select([self._descriptor], [], [], remaining)[0]:
-                raise CaseFailed(f"only {len(lines)} of {count} members got through in time")
-            self._rest += os.read(self._descriptor, 65536)
-        return lines
+    return live

@@ -1,0 +1,174 @@
+"""`python -m bench.crowd`: what one round costs as the gang grows, to a thousand members.
+
+Members share processes: a process each would measure the machine's memory and not the protocol.
+So this is about requests and processor time a member. The numbers go to build/bench/crowd.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import etcd_proc
+from bench.backends import preload
+from bench.etcd_proc import EtcdFailed, EtcdServer
+from bench.forked import CaseFailed, Live, Say, forked
+from bench.machine import machine_facts
+from bench.rendezvous_case import AFTERMATH_SECONDS, Report, verify
+from bench.settings import OUR_ETCD_VERSION, OUTPUT, ProgramMissing, etcd_binary, fresh_id
+from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.core.events import Local, Run
+from elasticjob_rendezvous.etcd.member import RendezvousMember
+from elasticjob_rendezvous.etcd.parameters import member_settings
+
+SIZES = (64, 256, 512, 1024)
+MOST_REQUESTS = 8.0
+"""Of one member in one round: the promise."""
+CONNECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one round cost, from the moment at which all its members were ready."""
+
+    members: int
+    processes: int
+    wall_seconds: float  # until the last has its rank
+    cpu_seconds: float  # of the members together
+    etcd_cpu_seconds: float
+    requests: Mapping[str, int]  # by method, the aftermath included
+
+    @property
+    def requests_per_member(self) -> float:
+        return round(sum(self.requests.values()) / self.members, 2)
+
+
+def measure(members: int, processes: int, limit_seconds: float, log: Path) -> Cost:
+    """One round on an etcd of its own. Raises CaseFailed, or WrongRendezvous for bad ranks."""
+    with contextlib.ExitStack() as stack:
+        server = etcd_proc.etcd_server(etcd_binary(OUR_ETCD_VERSION), v2=False)
+        etcd = stack.enter_context(server)
+        live = _process(etcd.endpoint, fresh_id("crowd"), members, processes)
+        gang = stack.enter_context(forked(processes, live, log))
+        gang.take(processes, time.monotonic() + limit_seconds)  # all members are connected
+        before, cpu = etcd.requests(), _cpu_seconds(etcd)
+        began = gang.release()
+        lines = gang.take(members, began + limit_seconds)
+        cpu = _cpu_seconds(etcd) - cpu
+        time.sleep(AFTERMATH_SECONDS)
+        requests = dict(etcd.requests() - before)
+    reports = [Report(**line) for line in lines]
+    verify(reports, members)
+    wall = max(report.at for report in reports) - began
+    spent = sum(report.cpu_seconds for report in reports)
+    return Cost(members, processes, wall, spent, cpu, requests)
+
+
+def _cpu_seconds(server: EtcdServer) -> float:
+    """Processor time of the server so far."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:
+    """The life of one process: every so manieth member lives in it."""
+
+    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+        names = [f"member-{name}" for name in range(index, members, processes)]
+        parameters = [
+            RendezvousParameters(
+                "elasticjob", endpoint, run_id, members, members, "127.0.0.1", node_name=name
+            )
+            for name in names
+        ]
+        asyncio.run(_members(parameters, wait_for_start, say))
+
+    return live
+
+
+async def _members(
+    parameters: Sequence[RendezvousParameters], wait_for_start: Callable[[], None], say: Say
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        made = [RendezvousMember(member_settings(one)) for one in parameters]
+        members = [await stack.enter_async_context(member) for member in made]
+        connected = [member.wait_connected(CONNECT_SECONDS) for member in members]
+        if not all(await asyncio.gather(*connected)):
+            raise CaseFailed(f"a member could not connect within {CONNECT_SECONDS:g} s")
+        say({})
+        await asyncio.to_thread(wait_for_start)
+        began_cpu = time.process_time()
+        for member in members:
+            member.tell(Local(ready=True, master_port=29500))
+        reports = await asyncio.gather(*[_seated(member) for member in members])
+        spent = (time.process_time() - began_cpu) / len(members)
+        for rank, world, at in reports:
+            say(asdict(Report(rank, world, at, spent)))
+        await asyncio.Event().wait()  # stay, with the leases' keep-alives, until the case is over
+
+
+async def _seated(member: RendezvousMember) -> tuple[int, int, float]:
+    """A member's rank and world, and when it had them."""
+    async for directive in member.directives():
+        if isinstance(directive, Run):
+            seat = directive.roster.seat(directive.member)
+            assert seat is not None, "a Run directive seats its member"
+            return seat.group_rank, len(directive.roster.seats), time.monotonic()
+    raise CaseFailed("a member's rendezvous ended without a round")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.crowd", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N")
+    parser.add_argument("--processes", type=int, default=16, help="that share the members")
+    parser.add_argument("--limit-seconds", type=float, default=120.0, help="of one size")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 where a size came to no round, or cost a member more than is promised."""
+    options = parse(arguments)
+    logs = options.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    facts = machine_facts()
+    preload()
+    costs: list[Cost] = []
+    failures: dict[str, str] = {}
+    for size in options.sizes:
+        log = logs / f"crowd-{size}.log"
+        log.unlink(missing_ok=True)
+        try:
+            cost = measure(size, min(size, options.processes), options.limit_seconds, log)
+        except (CaseFailed, EtcdFailed, ProgramMissing) as failure:
+            failures[str(size)] = str(failure)
+            print(f"{size} members: failed: {failure}", flush=True)
+            continue
+        costs.append(cost)
+        told = f"{cost.wall_seconds:.2f} s, {cost.requests_per_member} requests a member"
+        spent = 1000 * cost.cpu_seconds / size, 1000 * cost.etcd_cpu_seconds / size
+        told += ", {:.1f} ms of processor a member and {:.1f} ms of etcd's".format(*spent)
+        print(f"{size} members: {told}", flush=True)
+    content = {
+        "benchmark": "crowd",
+        "machine": facts,
+        "requests_per_member": {str(cost.members): cost.requests_per_member for cost in costs},
+        "results": [asdict(cost) for cost in costs],
+        "failures": failures,
+    }
+    (options.output / "crowd.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(f"written: {options.output / 'crowd.json'}")
+    dear = [cost for cost in costs if cost.requests_per_member > MOST_REQUESTS]
+    return int(bool(failures or dear))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Processes forked from one parent that has imported everything, released all at once.
+
+Owns their pipes and their end: one pipe whose end of file is the start signal, one on which all of
+them report, a JSON object a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.processes import die_with_parent
+
+Say = Callable[[object], None]
+"""Writes one line of less than 4 KiB: lines of different processes do not mix."""
+Live = Callable[[int, Callable[[], None], Say], None]
+"""A process' life: its index, what waits for the start signal, and how it reports."""
+
+
+class CaseFailed(Exception):
+    """The members of a case did not all get a rank in time; the text says why."""
+
+
+class Forked:
+    """The processes of one `forked` block."""
+
+    def __init__(self, report: int, start: int) -> None:
+        self._report = report
+        self._start = start
+        self._rest = b""
+
+    def release(self) -> float:
+        """Give the start signal, which reaches all at once; returns the monotonic time of it."""
+        began = time.monotonic()
+        os.close(self._start)
+        self._start = -1
+        return began
+
+    def take(self, count: int, deadline: float) -> list[dict[str, Any]]:
+        """The next lines. Raises CaseFailed at the deadline, or at the first that is an error."""
+        lines: list[dict[str, Any]] = []
+        while len(lines) < count:
+            line, found, rest = self._rest.partition(b"\n")
+            if found:
+                self._rest = rest
+                lines.append(json.loads(line))
+                if error := lines[-1].get("error"):  # the others may wait for this one
+                    raise CaseFailed(error)
+                continue
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._report], [], [], remaining)[0]:
+                raise CaseFailed(f"only {len(lines)} of {count} members got through in time")
+            self._rest += os.read(self._report, 65536)
+        return lines
+
+    def close(self) -> None:
+        if self._start >= 0:
+            self.release()
+
+
+@contextlib.contextmanager
+def forked(count: int, live: Live, log: Path) -> Iterator[Forked]:
+    """Run `count` processes until the end of the block; their output goes to `log`."""
+    start_read, start_write = os.pipe()
+    report_read, report_write = os.pipe()
+    pids: list[int] = []
+    processes = Forked(report_read, start_write)
+    try:
+        for index in range(count):
+            pid = os.fork()
+            if pid == 0:
+                os.close(start_write)
+                _child(index, live, start_read, report_write, log)
+            pids.append(pid)
+        yield processes
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still theirs
+        for pid in pids:
+            os.waitpid(pid, 0)
+        processes.close()
+        for descriptor in (start_read, report_read, report_write):
+            os.close(descriptor)
+
+
+def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
+    """The whole life of a process; it never returns."""
+
+    def say(outcome: object) -> None:
+        os.write(report, json.dumps(outcome).encode() + b"\n")
+
+    with contextlib.suppress(BaseException):  # must not unwind into its parent's frames
+        die_with_parent()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        try:
+            live(index, lambda: (os.read(start, 1), None)[1], say)
+        except BaseException as error:
+            say({"error": f"{type(error).__name__}: {error}"[:500]})
+        signal.pause()  # stay until the case is over
+    os._exit(1)
