@@ -76,12 +76,16 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
-.PHONY: bench bench-rendezvous bench-recovery bench-interop soak
+.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead soak
 bench: bench-rendezvous bench-recovery ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
 bench-recovery: etcd ## a fault to the next training step, ours and torchrun's: build/bench/recovery.json
 	$(PY) -m bench.recovery
+bench-crowd: etcd ## a round of up to 1,024 members, requests and processor time each: build/bench/crowd.json
+	$(PY) -m bench.crowd
+bench-overhead: etcd ## training steps with and without the sidecar: build/bench/overhead.json
+	$(PY) -m bench.overhead
 bench-interop: etcd ## torchrun and our nodes in one gang, through twenty changes each: build/bench/interop.json
 	$(PY) -m bench.interop
 soak: install ## one training run through 200 random faults: build/bench/soak.json

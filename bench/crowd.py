@@ -33,6 +33,8 @@ SIZES = (64, 256, 512, 1024)
 MOST_REQUESTS = 8.0
 """Of one member in one round: the promise."""
 CONNECT_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
+"""For leases and confirmations: members that share few processors starve each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,15 @@ def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:
         names = [f"member-{name}" for name in range(index, members, processes)]
         parameters = [
             RendezvousParameters(
-                "elasticjob", endpoint, run_id, members, members, "127.0.0.1", node_name=name
+                "elasticjob",
+                endpoint,
+                run_id,
+                members,
+                members,
+                "127.0.0.1",
+                node_name=name,
+                keep_alive_seconds=PATIENCE_SECONDS,
+                confirm=PATIENCE_SECONDS,
             )
             for name in names
         ]

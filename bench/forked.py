@@ -20,8 +20,9 @@ from bench.processes import die_with_parent
 
 Say = Callable[[object], None]
 """Writes one line of less than 4 KiB: lines of different processes do not mix."""
-Live = Callable[[int, Callable[[], None], Say], None]
-"""A process' life: its index, what waits for the start signal, and how it reports."""
+Live = Callable[[int, Callable[[], None], Say], object]
+"""A process' life: its index, what waits for the start signal, and how it reports. What it returns
+is kept until the process is killed: a handler may serve others."""
 
 
 class CaseFailed(Exception):
@@ -96,14 +97,19 @@ def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
     def say(outcome: object) -> None:
         os.write(report, json.dumps(outcome).encode() + b"\n")
 
+    def wait_for_start() -> None:
+        os.read(start, 1)
+
+    kept: object = None
     with contextlib.suppress(BaseException):  # must not unwind into its parent's frames
         die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
-            live(index, lambda: (os.read(start, 1), None)[1], say)
+            kept = live(index, wait_for_start, say)
         except BaseException as error:
             say({"error": f"{type(error).__name__}: {error}"[:500]})
         signal.pause()  # stay until the case is over
+        del kept
     os._exit(1)

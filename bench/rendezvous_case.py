@@ -96,13 +96,15 @@ def run_case(
 def _member(make: HandlerFactory, with_making: bool) -> Live:
     """The life of one member's process."""
 
-    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
+    def live(index: int, wait_for_start: Callable[[], None], say: Say) -> object:
         handler = None if with_making else make(index)
         say({})
         wait_for_start()
         began_cpu = time.process_time()
-        info = (handler or make(index)).next_rendezvous()
+        handler = handler or make(index)
+        info = handler.next_rendezvous()
         at, spent = time.monotonic(), time.process_time() - began_cpu
         say(asdict(Report(info.rank, info.world_size, at, spent)))
+        return handler, info
 
     return live

@@ -140,8 +140,11 @@ def _row_reader(kind: Any) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
     expected = tuple(hints[attribute] for attribute in kind._fields)
     most = len(expected)
+    make = tuple.__new__  # without the detour over the named tuple's own, which counts again
 
     def read(row: Any) -> Any:
+        if type(row) is list and tuple(map(type, row)) == expected:
+            return make(kind, row)
         row = _as(list, row)[:most]
         given = tuple(map(type, row))
         if given != expected[: len(given)]:

@@ -393,6 +393,7 @@ class Coordinator:
         current = view.round.record
         number = current.number
         roster = seal(number, members, restarts=len(current.charged))
+        sealed = encode(roster)
         final = replace(
             current,
             state=RoundState.FINAL,
@@ -405,8 +406,8 @@ class Coordinator:
             master_name=roster.seats[0].name,
         )
         ops: list[Op] = [
-            Put(self.keys.roster(number), encode(roster)),
-            Put(self.keys.seats, encode(roster)),
+            Put(self.keys.roster(number), sealed),
+            Put(self.keys.seats, sealed),
             Put(self.keys.history(number), encode(self._history(current, roster, clock))),
         ]
         stale = number - KEPT_ROUNDS

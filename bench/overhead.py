@@ -1,0 +1,171 @@
+"""`python -m bench.overhead`: what a sidecar costs the training beside it.
+
+A launcher and an agent, as in a pod, run a training loop. The agent is stopped and continued in
+turns (SIGSTOP, SIGCONT), each for less than its lease: so the same process trains with a sidecar
+and without, and neither the machine nor the memory it got makes the difference. Then the agent's
+own processor time and memory are read. The numbers go to build/bench/overhead.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from bench.machine import machine_facts
+from bench.numbers import median_or_none
+from bench.pod import Pod, pod
+from bench.settings import OUTPUT
+
+STEPPER = Path(__file__).parent / "peers" / "stepper.py"
+START_SECONDS = 60.0
+PHASE_SECONDS = 2.0
+"""Less than is left of a lease of 5 s when its renewal was about to be sent."""
+MOST_RESIDENT_MIB = 60.0
+
+
+class NoSteps(Exception):
+    """The training loop did not begin in time; the text carries the end of the pod's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A few training steps: when they ended, and their median in seconds."""
+
+    at: float
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The step, in seconds, of a time without the agent and of a time with it, side by side."""
+
+    alone: float
+    beside: float
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What the agent itself takes while the training goes on and nothing happens."""
+
+    seconds: float
+    cpu_seconds: float
+    resident_mib: float
+
+    @property
+    def cpu_percent(self) -> float:
+        """Of one processor."""
+        return round(100 * self.cpu_seconds / self.seconds, 3)
+
+
+def blocks(text: str) -> list[Block]:
+    """What the training loop has written so far; a line that is not whole yet is left out."""
+    whole = text[: text.rfind("\n") + 1]
+    return [Block(line["at"], line["step"]) for line in map(json.loads, whole.splitlines())]
+
+
+def within(found: Sequence[Block], begin: float, end: float) -> float | None:
+    """The step of the calmest block of those that lie in there as a whole.
+
+    What else runs on the machine comes in bursts; what an agent does comes every second.
+    """
+    pairs = pairwise(found)  # a block begins where the one before it ended
+    steps = [this.step for before, this in pairs if before.at >= begin and this.at <= end]
+    return min(steps, default=None)
+
+
+def overhead(turns: Sequence[Turn]) -> float | None:
+    """By which part a step takes longer beside an agent; turns are compared, not times."""
+    return median_or_none([turn.beside / turn.alone - 1 for turn in turns])
+
+
+def take_turns(steps: Path, agent: int, count: int) -> list[Turn]:
+    """Train without the agent and with it, in turns; each is compared with both neighbours."""
+    turns = []
+    beside = _phase(steps)
+    for _ in range(count):
+        os.kill(agent, signal.SIGSTOP)
+        alone = _phase(steps)
+        os.kill(agent, signal.SIGCONT)
+        before, beside = beside, _phase(steps)
+        turns += [Turn(alone, with_it) for with_it in (before, beside) if alone and with_it]
+    return turns
+
+
+def _phase(steps: Path) -> float | None:
+    begin = time.monotonic()
+    time.sleep(PHASE_SECONDS)
+    return within(blocks(steps.read_text()), begin, time.monotonic())
+
+
+def watch_agent(agent: int, seconds: float) -> Agent:
+    began, before = time.monotonic(), _cpu_seconds(agent)
+    time.sleep(seconds)
+    spent, lasted = _cpu_seconds(agent) - before, time.monotonic() - began
+    pages = int(Path(f"/proc/{agent}/statm").read_text().split()[1])
+    resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return Agent(round(lasted, 2), round(spent, 3), round(resident, 1))
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait_for_steps(steps: Path, there: Pod) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not (steps.exists() and blocks(steps.read_text())):
+        if time.monotonic() > deadline or not there.runs():
+            tail = there.log.read_text(errors="replace")[-1000:]
+            raise NoSteps(f"no training step within {START_SECONDS:g} s; the pod's log:\n{tail}")
+        time.sleep(0.1)
+
+
+def measure(turns: int, idle_seconds: float) -> tuple[list[Turn], Agent]:
+    with pod([sys.executable, str(STEPPER), "steps.jsonl"]) as there:
+        steps = there.folder / "steps.jsonl"
+        _wait_for_steps(steps, there)
+        taken = take_turns(steps, there.agent, turns)
+        return taken, watch_agent(there.agent, idle_seconds)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
+    parser.add_argument("--turns", type=int, default=30, help="of 2 s without and 2 s with")
+    parser.add_argument("--idle-seconds", type=float, default=30.0)
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 where the agent takes more memory than is promised, or no turn was whole."""
+    options = parse(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    facts = machine_facts()
+    turns, agent = measure(options.turns, options.idle_seconds)
+    share = overhead(turns)
+    content = {
+        "benchmark": "overhead",
+        "machine": facts,
+        "step_overhead": share,
+        "agent": {**asdict(agent), "cpu_percent": agent.cpu_percent},
+        "step_seconds": median([turn.alone for turn in turns]) if turns else None,
+        "turns": [asdict(turn) for turn in turns],
+    }
+    (options.output / "overhead.json").write_text(json.dumps(content, indent=2) + "\n")
+    told = "no whole turn" if share is None else f"{100 * share:+.2f} % of a step"
+    print(f"{told}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a processor")
+    print(f"written: {options.output / 'overhead.json'}")
+    return int(share is None or agent.resident_mib > MOST_RESIDENT_MIB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
