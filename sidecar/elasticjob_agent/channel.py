@@ -21,6 +21,7 @@ from elasticjob_agent.hands import (
     StartRefused,
     StartWorkers,
     Stopped,
+    StoreServed,
     WorkerExited,
 )
 from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES, WireError, decode, encode
@@ -162,6 +163,8 @@ def event(message: dict[str, Any]) -> HandsEvent:
                 bool(message.get("warm", False)),
                 str(message.get("cold_reason", "")),
             )
+        case "store":
+            return StoreServed(int(message["port"]))
         case "standby":
             return Prepared(bool(message["ready"]), str(message["reason"]))
         case "start_refused":

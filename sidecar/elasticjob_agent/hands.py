@@ -110,6 +110,15 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreServed:
+    """A store that workers can meet at is served at this port, for the next round that is started
+    with it as its master; 0: there is none, or no more.
+    """
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The round's workers run. One that could not be started has no pid; its exit follows.
 
@@ -165,6 +174,7 @@ class LogTrouble:
 HandsEvent: TypeAlias = (
     Hello
     | Prepared
+    | StoreServed
     | Started
     | StartRefused
     | WorkerExited

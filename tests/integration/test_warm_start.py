@@ -42,6 +42,8 @@ value = {
     "ours": sorted(name for name in sys.modules if "launcher" in name or "elasticjob" in name),
     "parent": open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[0],
     "command": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
+    "shown": sorted(v for v in open("/proc/self/environ").read().split("\\0") if v
+                    and "ERROR_FILE" not in v),
 }
 print(json.dumps(value, indent=1))
 """

@@ -23,6 +23,7 @@ def local_facts(state: State) -> Local:
         done=crew is not None and crew.done,
         leaving=state.leaving,
         master_port=state.port,
+        master_served=state.served,
         start_ms=0 if crew is None else crew.start_ms,
         first_step_ms=0 if crew is None else crew.first_step_ms,
         step=-1 if shown is None else shown.step,

@@ -187,6 +187,7 @@ class State:
         crew: the last round of workers that ran here, running or not.
         ran: the highest round before that of which a worker ran here.
         port: the port held for the next round, 0 before there is one.
+        served: a store listens there already.
         prepare_by: until when this node waits for its preloaded interpreter before it takes
             part; None when it does not wait.
         leaving: why this node goes; empty when it stays.
@@ -205,6 +206,7 @@ class State:
     crew: Crew | None = None
     ran: int = 0
     port: int = 0
+    served: bool = False
     prepare_by: float | None = None
     leaving: str = ""
     hurried: bool = False

@@ -39,7 +39,6 @@ class Run:
 
 def shared_environment(slots: int, inherited: Collection[str], dumps: bool) -> dict[str, str]:
     """What is the same for all of a node's workers in all rounds, see `worker_environment`."""
-    # Each round has a store of its own at a port of its own, served by rank 0.
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     if ASYNC_ERRORS not in inherited:
         env[ASYNC_ERRORS] = "1"
@@ -80,7 +79,9 @@ def worker_environment(
         "TORCHELASTIC_RESTART_COUNT": roster.restarts,
         "TORCHELASTIC_MAX_RESTARTS": run.max_restarts,
         "TORCHELASTIC_RUN_ID": run.run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        # Each round has a store of its own at a port of its own, served by rank 0 unless it is
+        # there already.
+        "TORCHELASTIC_USE_AGENT_STORE": roster.master_served,
         ROUND: roster.number,
         **shared_environment(seat.slots, inherited, run.dumps),
     }

@@ -42,6 +42,7 @@ from elasticjob_agent.hands import (
     Started,
     StartRefused,
     Stopped,
+    StoreServed,
     WorkerExited,
 )
 from elasticjob_rendezvous.core.events import Run, Stop
@@ -75,7 +76,7 @@ def absorb(state: State, event: Event, now: float) -> State:
             state = replace(state, hurried=state.hurried or hurry)
             return _leaving(state, reason)
         case PortHeld(port):
-            return replace(state, port=port)
+            return replace(state, port=port, served=False)
         case Timer():
             return state
         case WorkersProgressed():
@@ -124,6 +125,10 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
             return replace(state, crew=crews.after(crew, event, heard.reports, facts, now))
         case Prepared():
             return replace(state, prepare_by=None)
+        case StoreServed(0):
+            return replace(state, port=0, served=False) if state.served else state
+        case StoreServed(port):
+            return replace(state, port=port, served=True)
         case LauncherSignalled():
             return _leaving(state, "its launcher was told to end")
         case HandsGone(reason):
@@ -156,7 +161,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
     """Everything that the state asks for: stop, start, tell, end."""
     heard = event.event if isinstance(event, FromHands) else None
     commands: list[Command] = []
-    if isinstance(heard, Hello) and state.port == 0:
+    if isinstance(heard, Hello | StoreServed) and state.port == 0:
         commands.append(HoldPort())
     if isinstance(heard, Hello) and heard.warms and state.facts.warm_start:
         commands.append(PrepareCrew())
@@ -203,4 +208,7 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
         return state, ()
     crew = Crew(roster.number, seat.slots, seat.base_rank, now)
     state = replace(state, crew=crew, ran=state.round)
+    if state.served:
+        # The hands say when a store is used, and when there is another.
+        return state, (StartCrew(roster, seat, directive.max_restarts),)
     return state, (StartCrew(roster, seat, directive.max_restarts), HoldPort())

@@ -27,6 +27,7 @@ from .settings import Settings, worker_environment
 from .spawn import become_subreaper, spawn
 from .standby import Standby
 from .starting import Starter
+from .stores import Stores
 from .wire import MAX_MESSAGE_BYTES, WireError
 from .workers import Workers
 
@@ -53,8 +54,9 @@ class Launcher:
         self._env = worker_environment(environ, settings.library)
         # A `start` of somebody's own is no command that could be preloaded for.
         self._standby = None if start is not None else self._new_standby()
+        self._stores = self._new_stores(self._standby)
         cold = start or partial(spawn, keep_fds=settings.keep_fds)
-        starter = Starter(cold, self._standby)
+        starter = Starter(cold, self._standby, self._stores)
         self._workers = Workers(self._loop, self._output, self._env, self._tell, starter)
         self._cwd = str(Path.cwd())
         self._attach = Attach("", "", b"", settings.orphan_seconds)
@@ -71,6 +73,11 @@ class Launcher:
         return Standby(
             self._loop, self._output, self._env, self._settings.keep_fds, self._standby_settled
         )
+
+    def _new_stores(self, standby: Standby | None) -> Stores | None:
+        if standby is None:
+            return None
+        return Stores(self._loop, standby, self._store_spare)
 
     def run(self) -> int:
         become_subreaper()
@@ -202,7 +209,19 @@ class Launcher:
     # --- events
 
     def _standby_settled(self, ready: bool, reason: str) -> None:
+        """The agent hears of it together with the store, which is a moment's work."""
+        if ready and self._stores is not None and not self._stores.spare_port:
+            self._stores.refill(lambda: self._tell_standby(True, ""))
+        else:
+            self._tell_standby(ready, reason)
+
+    def _tell_standby(self, ready: bool, reason: str) -> None:
+        if self._stores is not None and self._stores.spare_port:
+            self._store_spare(self._stores.spare_port)
         self._tell({"type": "standby", "ready": ready, "reason": reason})
+
+    def _store_spare(self, port: int) -> None:
+        self._tell({"type": "store", "port": port})
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._agent is not None:

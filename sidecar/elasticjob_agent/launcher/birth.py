@@ -39,7 +39,7 @@ class Streams:
 def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
     """Become the worker, or end: the launcher then starts one afresh."""
     os.setsid()
-    _adopted(launcher)
+    adopted(launcher)
     trouble = bad_fork()
     os.dup2(streams.out, 1)
     os.dup2(streams.err, 2)
@@ -57,7 +57,7 @@ def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
     gc.enable()
 
 
-def _adopted(launcher: int) -> None:
+def adopted(launcher: int) -> None:
     """Wait until the launcher is our parent; then die when it dies."""
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() != launcher:
@@ -79,17 +79,3 @@ def _fresh_seeds() -> None:
         current = process.current_process()
         with contextlib.suppress(AttributeError):
             current.authkey = os.urandom(32)
-
-
-def show_as(words: Sequence[str]) -> None:
-    """Let `ps` show this command line: written over the one that the standby was started with."""
-    try:
-        with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
-            fields = stat.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
-        text = b"\0".join(os.fsencode(word) for word in words)
-        room = end - start
-        if room > 0:
-            ctypes.memmove(start, text[: room - 1].ljust(room, b"\0"), room)
-    except (OSError, ValueError, IndexError):
-        pass

@@ -110,7 +110,10 @@ class Guard:
 
     def _is_installed(self, place: str) -> bool:
         for each in (place, os.path.realpath(place)):
-            if any(each.startswith(folder) for folder in self._places):
+            # Also of another environment that this one was pointed at.
+            if any(folder in f"{each}/" for folder in ("/site-packages/", "/dist-packages/")):
+                return True
+            if each.startswith(self._places):
                 return True
         return False
 
@@ -162,8 +165,6 @@ def _installed_places() -> tuple[str, ...]:
         found += site.getsitepackages()
         if site.ENABLE_USER_SITE:
             found.append(site.getusersitepackages())
-    # Debian's own packages.
-    found += [path for path in sys.path if os.path.basename(path) == "dist-packages"]  # noqa: PTH119
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     found += [os.path.join(sys.base_prefix, "lib", version)]  # noqa: PTH118
     real = [os.path.realpath(path) for path in found if path]

@@ -24,6 +24,7 @@ from .learned import Learned
 from .loop import Loop, Timer
 from .output import Output
 from .ranks import shared
+from .shown import ROOM, ROOM_VALUE
 from .spawn import LaunchError, spawn
 from .stream import WorkerStream
 
@@ -125,6 +126,8 @@ class Standby:
         self._state = StandbyState.OFF
         self._reason = "warm start was not asked for"
         self._waiting: Callable[[], None] | None = None
+        self.on_able: Callable[[], object] = lambda: None
+        """Called when it can fork again after it has learned."""
 
     @property
     def asked_for(self) -> bool:
@@ -207,6 +210,18 @@ class Standby:
             self._learn_later(0)
         return results
 
+    def serve(self) -> int | None:
+        """Ask for a store; the descriptor on which its pid and port come, the caller's to close."""
+        told, tell = os.pipe()
+        try:
+            self._pass({"do": "serve"}, [tell])
+        except OSError:
+            os.close(told)
+            return None
+        finally:
+            os.close(tell)
+        return told
+
     def reaped(self, pid: int, status: int) -> None:
         """A child of the launcher's that is no worker has ended."""
         if self._process is None or pid != self._process.pid:
@@ -235,6 +250,7 @@ class Standby:
         folder, package = _own_place()
         argv = [wanted.interpreter, *wanted.options, "-c", BOOT_LINE, folder, package]
         env = shared({**self._base_env, **asked.env, **wanted.env})
+        env[ROOM] = ROOM_VALUE
         try:
             self._process = spawn(
                 [*argv, str(theirs.fileno())], env, write_fd, write_fd,
@@ -297,9 +313,11 @@ class Standby:
             return
         first = self._state == StandbyState.LOADING
         self._state, self._reason = StandbyState.READY, ""
+        self._go_on()
         if first:
             self._on_settled(True, "")
-        self._go_on()
+        else:
+            self.on_able()
 
     def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
         """Something in it must not be there: once more without that."""
@@ -370,24 +388,27 @@ class Standby:
 
     def _request(self, birth: Birth) -> int:
         """Ask for one worker; the descriptor on which its pid comes."""
-        assert self._sock is not None
-        told, tell = os.pipe()
         assert self._program is not None
         env = {**birth.env, **self._program.env}
+        told, tell = os.pipe()
         message = {"do": "fork", "env": env, "command": self._program.command}
-        fds = array("i", [birth.stdout_fd, birth.stderr_fd, tell])
         try:
-            if not select.select([], [self._sock], [], FORK_SECONDS)[1]:
-                raise BlockingIOError("it is stuck")
-            self._sock.sendmsg(
-                [json.dumps(message).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
-            )
+            self._pass(message, [birth.stdout_fd, birth.stderr_fd, tell])
         except OSError:
             os.close(told)
             raise
         finally:
             os.close(tell)
         return told
+
+    def _pass(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        """Send a message with descriptors; raises OSError."""
+        if self._sock is None:
+            raise BrokenPipeError("it is not there")
+        if not select.select([], [self._sock], [], FORK_SECONDS)[1]:
+            raise BlockingIOError("it is stuck")
+        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        self._sock.sendmsg([json.dumps(message).encode()], [passed])
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._sock is not None:

@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import mainmodule
-from .birth import Streams, born, show_as
+from .birth import Streams, born
 from .fitness import unfit_for_fork
 from .imports import Source, Wanted, module_files, read
 from .learning import Listener, Page
 from .mainmodule import Target
 from .preload import Guard, is_excluded
+from .serving import serve
+from .shown import ROOM, show_as
 from .threadcounts import WHILE_PRELOADING
 
 PACKET_BYTES = 1 << 20
@@ -53,6 +55,8 @@ class Standby:
                 self._preload(message)
             elif kind == "learn":
                 self._learn(message["workers"])
+            elif kind == "serve":
+                self._serve(fds)
             elif kind == "fork":
                 streams = Streams(fds)
                 if self._forked(message, streams):
@@ -155,8 +159,19 @@ class Standby:
         self._pages = [page]
         sys.meta_path.insert(0, Listener(page))
         born(streams, asked["env"], self._launcher)
-        show_as(asked["command"])
+        show_as(asked["command"], asked["env"])
         return True
+
+    def _serve(self, fds: list[int]) -> None:
+        """Fork a process that serves a store."""
+        if "torch" in sys.modules and not unfit_for_fork():
+            between = os.fork()
+            if not between:
+                self._forked_again()
+                self._sock.close()
+                serve(fds[0], self._launcher)
+            os.waitpid(between, 0)
+        os.close(fds[0])
 
     def _forked_again(self) -> None:
         try:
@@ -191,6 +206,7 @@ class Standby:
 
 def worker(fd: int) -> Callable[[], None]:
     """Be the standby on that socket; returns, in each worker, what runs its program."""
+    os.environ.pop(ROOM, None)
     os.environ.update(WHILE_PRELOADING)
     sock = socket.socket(fileno=fd)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)

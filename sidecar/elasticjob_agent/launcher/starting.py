@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .spawn import LaunchError
 from .standby import Birth, Standby
+from .stores import Stores
 
 if TYPE_CHECKING:
     from typing import Union
@@ -38,9 +39,10 @@ class How(NamedTuple):
 class Starter:
     """Starts processes; `standby` None leaves only the cold start."""
 
-    def __init__(self, spawn: Spawn, standby: Standby | None) -> None:
+    def __init__(self, spawn: Spawn, standby: Standby | None, stores: Stores | None) -> None:
         self._spawn = spawn
         self._standby = standby
+        self._stores = stores
 
     def when_able(self, plans: Sequence[Plan], then: Callable[[], None]) -> None:
         """Call back once there is nothing left to wait for: at once, unless the standby loads.
@@ -53,6 +55,14 @@ class Starter:
             self._standby.when_settled(then)
 
     def start(self, plans: Sequence[Plan]) -> How:
+        if self._stores is None:
+            return self._started(plans)
+        self._stores.starting([plan.env for plan in plans])
+        how = self._started(plans)
+        self._stores.refill()
+        return how
+
+    def _started(self, plans: Sequence[Plan]) -> How:
         reason = self._unsuited(plans)
         if self._standby is None or reason:
             how = How([self._cold(plan) for plan in plans], reason)
@@ -74,6 +84,8 @@ class Starter:
     def reaped(self, pid: int, status: int) -> None:
         if self._standby is not None:
             self._standby.reaped(pid, status)
+        if self._stores is not None:
+            self._stores.reaped(pid)
 
     def _cold(self, plan: Plan) -> Result:
         try:

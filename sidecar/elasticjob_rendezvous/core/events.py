@@ -45,6 +45,7 @@ class Local:
         done: every worker of `round` ended with success.
         leaving: why this node is about to go; empty when it is not.
         master_port: a port held for the next round, fresh after each round.
+        master_served: a store for the workers listens there already.
         start_ms: how long the workers of `round` took to start.
         first_step_ms: how long all of them then took to their first step; 0 while unknown.
         step: the last step that they told, told here now and then; -1 before the first.
@@ -62,6 +63,7 @@ class Local:
     first_step_ms: int = 0
     step: int = -1
     checkpoint_step: int = -1
+    master_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)

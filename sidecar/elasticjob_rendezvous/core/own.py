@@ -113,6 +113,7 @@ class Own:
             first_step_ms=local.first_step_ms if local.workers is Workers.RUNNING else 0,
             step=local.step,
             checkpoint_step=local.checkpoint_step,
+            master_served=local.master_served,
         )
 
 

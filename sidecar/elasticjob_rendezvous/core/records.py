@@ -168,6 +168,7 @@ class Member:
             of which a worker ever ran here (none runs any more).
         confirmed: mod_revision of the frozen round it has confirmed, or 0.
         master_port: a port held for this member's next round.
+        master_served: a store for the workers listens there already.
         lease: the lease that this key hangs on.
         known: highest round number seen, which survives a loss of etcd's data.
         reason: why it leaves, for `leaving`.
@@ -203,6 +204,7 @@ class Member:
     first_step_ms: int = 0
     step: int = -1
     checkpoint_step: int = -1
+    master_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,8 @@ class Roster:
     master_port: int
     seats: tuple[Seat, ...]
     restarts: int = 0
+    master_served: bool = False
+    """The store of the workers listens at the master's port; else rank 0 is to serve it."""
 
     def seat(self, member: str) -> Seat | None:
         return next((seat for seat in self.seats if seat.id == member), None)

@@ -94,4 +94,6 @@ def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
     )
     world_size = sum(member.slots for member in ordered)
     master = ordered[0]
-    return Roster(number, world_size, master.address, master.master_port, seats, restarts)
+    # An agent that does not know of it would tell its workers something else than the others.
+    served = all(member.master_served for member in ordered)
+    return Roster(number, world_size, master.address, master.master_port, seats, restarts, served)
