@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.integration.launcher_rig import mark, soon
-from tests.integration.warm_rig import Warm, console_script, in_folder, said, script, warm
+from tests.integration.warm_rig import SHARED, Warm, console_script, in_folder, said, script, warm
 
 __all__ = ["mark"]
 
@@ -49,14 +50,15 @@ print(json.dumps(value, indent=1))
 """
 
 
-def both(tmp_path: Path, *argv: str, **env: str) -> tuple[str, str]:
+def both(tmp_path: Path, *argv: str, env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """What a program says when it is started cold, and warm; it must end alike."""
 
     async def scenario(hands: Warm) -> None:
-        started, cold = await hands.outcome(*argv, **env)
+        started, cold = await hands.outcome(*argv, env=env)
         assert not started.warm
-        assert (await hands.prepare(*argv)).ready, hands.prepared.reason
-        started, forked = await hands.outcome(*argv, **env)
+        await hands.prepare(*argv, env={**SHARED, **(env or {})})
+        assert hands.prepared.ready, hands.prepared.reason
+        started, forked = await hands.outcome(*argv, env=env)
         assert started.warm, started.cold_reason
         assert (forked.exit_code, forked.signal) == (cold.exit_code, cold.signal)
 
@@ -160,8 +162,8 @@ def test_multiprocessing_works_by_every_method(tmp_path: Path) -> None:
 
 def test_each_worker_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     source = (
-        "import random, uuid, numpy, tempfile, multiprocessing.process as mp\n"
-        "print(random.random(), numpy.random.rand(), uuid.uuid4(),"
+        "import random, uuid, numpy, torch, multiprocessing.process as mp\n"
+        "print(random.random(), torch.rand(1).item(), numpy.random.rand(), uuid.uuid4(),"
         " bytes(mp.current_process().authkey).hex(), sep='\\n')\n"
     )
     path = script(tmp_path / "code", source)
@@ -175,7 +177,7 @@ def test_each_worker_has_random_numbers_of_its_own(tmp_path: Path) -> None:
     warm(tmp_path / "logs", scenario)
     words = [word for number in (1, 2) for rank in (0, 1)
              for word in said(tmp_path / "logs", number, rank).split()]  # fmt: skip
-    assert len(words) == len(set(words)) == 16
+    assert len(words) == len(set(words)) == 20
 
 
 def test_a_worker_dies_with_the_launcher_and_outlives_the_standby(tmp_path: Path) -> None:

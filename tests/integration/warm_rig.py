@@ -16,11 +16,12 @@ from elasticjob_agent.hands import (
     Started,
     StartWorkers,
     Stopped,
+    StoreServed,
     WorkerExited,
     WorkerStart,
 )
 from elasticjob_agent.local import LocalHands
-from tests.integration.launcher_rig import until
+from tests.integration.launcher_rig import Event, until
 
 SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -33,13 +34,28 @@ class Warm:
         self.events = events
         self.folder = folder
         self.prepared = Prepared(False)
+        self.store_port = 0
         self._round = 0
 
     async def prepare(self, *argv: str, **options: Any) -> Prepared:
         options.setdefault("env", SHARED)
         await self.hands.prepare(PrepareWorkers(argv, **options))
-        self.prepared = await until(self.events, Prepared)
+        self.prepared = await self._until(Prepared)
         return self.prepared
+
+    async def until_store(self) -> None:
+        """Wait for a store that is served."""
+        while not self.store_port:
+            await self._until(StoreServed)
+
+    async def _until(self, kind: type[Event], round: int | None = None) -> Event:
+        """The next event of that kind, of that round; where a store is served is noted."""
+        async for event in self.events:
+            if isinstance(event, StoreServed):
+                self.store_port = event.port
+            if isinstance(event, kind) and round in (None, getattr(event, "round", None)):
+                return event
+        raise AssertionError(f"the events ended without {kind.__name__}")
 
     async def start(
         self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None
@@ -54,14 +70,16 @@ class Warm:
             whole = {**SHARED, **ranks, **files, **(env or {})}
             workers.append(WorkerStart(rank, argv, whole, str(logs / str(rank)), f"[{rank}] "))
         await self.hands.start(StartWorkers(self._round, tuple(workers), 1 << 20))
-        return await until(self.events, Started, round=self._round)
+        return await self._until(Started, round=self._round)
 
     async def ended(self, count: int = 1) -> dict[int, WorkerExited]:
-        found = [await until(self.events, WorkerExited) for _ in range(count)]
-        await until(self.events, Stopped, round=self._round)
+        found = [await self._until(WorkerExited) for _ in range(count)]
+        await self._until(Stopped, round=self._round)
         return {exited.local_rank: exited for exited in found}
 
-    async def outcome(self, *argv: str, **env: str) -> tuple[Started, WorkerExited]:
+    async def outcome(
+        self, *argv: str, env: Mapping[str, str] | None = None
+    ) -> tuple[Started, WorkerExited]:
         started = await self.start(*argv, env=env)
         return started, (await self.ended())[0]
 
