@@ -10,7 +10,7 @@ from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.status import FirstFailure, Interruptions, RoundStatus
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
-WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS")
+WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS", "RECOVERY MS")
 NONE = "<none>"
 
 
@@ -56,6 +56,8 @@ def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
         cells += [str(job.spec.min_nodes), str(job.spec.max_nodes), master, cause, failure]
         counts = status.interruptions
         cells += [str(counts.losses), str(counts.preemptions)] if counts else [NONE, NONE]
+        spent = status.rounds[-1].recovery_ms if status.rounds else None
+        cells.append(NONE if spent is None else str(spent))
     return tuple(cells)
 
 

@@ -171,6 +171,10 @@ STATUS: Json = {
     "nodes": 4,
     "wantedNodes": 6,
     "restarts": 1,
+    "rounds": [
+        {"round": 2, "cause": "start", "nodes": 4, "recoveryMs": 100},
+        {"round": 3, "cause": "leave", "nodes": 4, "recoveryMs": 935},
+    ],
     "interruptions": {"losses": 2, "preemptions": 5},
     "firstFailure": {"round": 2, "pod": "job-1", "class": "OutOfMemory"},
 }
@@ -188,7 +192,7 @@ def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
     table = api_server.request("GET", path, accept=TABLE)
     narrow = ["Name", "Phase", "Rendezvous", "Round", "Nodes", "Wanted", "Restarts", "Age"]
     assert columns(table, wide=False) == narrow
-    wide = ["Min", "Max", "Master", "Cause", "Failure", "Losses", "Preemptions"]
+    wide = ["Min", "Max", "Master", "Cause", "Failure", "Losses", "Preemptions", "Recovery ms"]
     assert columns(table, wide=True) == [*narrow, *wide]
     (row,) = table["rows"]
     shown = dict(zip(columns(table, wide=True), row["cells"], strict=True))
@@ -208,6 +212,7 @@ def test_the_columns_of_kubectl_get(api_server: ApiServer, path: str) -> None:
         "Failure": "OutOfMemory",
         "Losses": 2,
         "Preemptions": 5,
+        "Recovery ms": 935,
     }
 
 

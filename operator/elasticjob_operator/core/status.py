@@ -7,6 +7,7 @@ from datetime import datetime
 
 from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions
+from elasticjob_operator.core.costs import recovery_ms
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.evidence import reason_of, reasons
 from elasticjob_operator.core.explain import explanation
@@ -135,7 +136,7 @@ def _rounds(view: RendezvousView, reasons: Mapping[int, str]) -> list[RoundStatu
 
 
 def _round(found: RoundView, reason: str) -> RoundStatus:
-    return RoundStatus(
+    parts = RoundStatus(
         round=found.round,
         cause=found.cause,
         nodes=found.nodes,
@@ -151,3 +152,4 @@ def _round(found: RoundView, reason: str) -> RoundStatus:
         detail=found.detail,
         final_time=found.final_at,
     )
+    return parts.model_copy(update={"recovery_ms": recovery_ms(parts)})

@@ -38,6 +38,7 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Failure", "string", ".status.firstFailure.class", 1),
     ("Losses", "integer", ".status.interruptions.losses", 1),
     ("Preemptions", "integer", ".status.interruptions.preemptions", 1),
+    ("Recovery ms", "integer", ".status.rounds[-1:].recoveryMs", 1),
 )
 """Name, type, path and priority: those with priority 1 are shown by `-o wide`."""
 

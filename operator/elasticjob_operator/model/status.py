@@ -126,8 +126,10 @@ class RoundStatus(StatusModel):
     """Milliseconds until all of them had confirmed, and the round was final."""
     start_ms: int | None = None
     """Milliseconds until all workers had started."""
+    recovery_ms: int | None = None
+    """The sum of these: milliseconds from the first symptom until all workers had started."""
     first_step_ms: int | None = None
-    """Milliseconds until all workers had reported a step; absent where they report none."""
+    """Milliseconds from there until all workers had reported a step; absent if they do not."""
 
 
 class FirstFailure(StatusModel):

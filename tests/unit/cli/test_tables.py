@@ -72,6 +72,10 @@ def test_a_row() -> None:
                     "master": "digits-0",
                     "cause": {"kind": "loss"},
                 },
+                "rounds": [
+                    {"round": 6, "cause": "start", "nodes": 3},
+                    {"round": 7, "cause": "loss", "nodes": 3, "recoveryMs": 935},
+                ],
                 "interruptions": {"losses": 2, "joins": 1},
                 "firstFailure": {"round": 2, "pod": "digits-1", "class": "UserError"},
             },
@@ -79,7 +83,8 @@ def test_a_row() -> None:
     )
     short = ("digits", "Running", "final", "7", "3", "4", "1", "60s")
     assert row(job, False, NOW) == short
-    assert row(job, True, NOW) == (*short, "1", "4", "digits-0", "loss", "UserError", "2", "0")
+    wide = ("1", "4", "digits-0", "loss", "UserError", "2", "0", "935")
+    assert row(job, True, NOW) == (*short, *wide)
 
 
 @pytest.mark.parametrize(

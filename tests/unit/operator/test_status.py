@@ -129,6 +129,7 @@ def test_a_running_job_is_mirrored() -> None:
                 "joinMs": 20,
                 "confirmMs": 25,
                 "startMs": 30,
+                "recoveryMs": 90,
                 "firstStepMs": 35,
             },
         ],
