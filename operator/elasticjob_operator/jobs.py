@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from elasticjob_operator.core.access import Access
+from elasticjob_operator.core.agent_causes import Attendance
 from elasticjob_operator.core.observed import Obstacle, Refusal
 from elasticjob_operator.model import Phase
 from elasticjob_rendezvous.core.records import Bounds
@@ -50,6 +51,7 @@ class JobMemory:
         written: resourceVersion of the last status written here, so as not to wake for it.
         phase: the one in that status.
         invalid: resourceVersion at which it could not be understood.
+        attendance: who takes part, where the rendezvous is read through its agents.
     """
 
     key: JobKey
@@ -68,6 +70,7 @@ class JobMemory:
     written: str = ""
     phase: Phase | None = None
     invalid: str = ""
+    attendance: Attendance = field(default_factory=Attendance)
 
     def refuse(self, obstacle: Obstacle, message: str, now: datetime) -> None:
         """Remember why pods cannot be created; the time is that of the first refusal in a row."""

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from elasticjob_operator.agent_status import Agent, Agents, Asked
 from elasticjob_operator.core.access import access_of
+from elasticjob_operator.core.agent_causes import with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
@@ -19,6 +20,7 @@ from elasticjob_operator.core.names import (
 )
 from elasticjob_operator.core.observed import Observed, Pod
 from elasticjob_operator.core.podview import observed_pod
+from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.etcds import Etcd
 from elasticjob_operator.jobs import JobMemory
@@ -142,10 +144,11 @@ def observed_through_agents(
     job: ElasticJob, memory: JobMemory, agents: Agents, pods: tuple[Pod, ...], now: datetime
 ) -> Observed:
     """The same of a job whose agents are asked; they hold no bounds that could be written."""
-    found = agents.records({pod.uid for pod in pods})
+    view = agent_view(job, pods, agents.records({pod.uid for pod in pods}), now)
+    memory.attendance = memory.attendance.seen(pods, view)
     return Observed(
         pods=pods,
-        rendezvous=agent_view(job, pods, found, now),
+        rendezvous=with_causes(view, remembered(job.status), memory.attendance.went.values()),
         incarnation=memory.incarnation or 1,
         refusal=memory.refusal,
         foreign=frozenset(memory.foreign),

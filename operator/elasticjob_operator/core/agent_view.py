@@ -14,7 +14,7 @@ from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.launches import hopeless, launch_failures
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
-from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
+from elasticjob_operator.core.observed import GIVEN_UP, NodeState, Observed, Pod, PodPhase
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
@@ -29,8 +29,6 @@ from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 
 DONE = "done"
-GIVEN_UP = frozenset({1, 3})
-"""Exit codes that an agent has its launcher end with: the job failed; the rendezvous is over."""
 
 
 def agent_view(

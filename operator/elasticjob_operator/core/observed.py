@@ -17,6 +17,10 @@ class PodPhase(StrEnum):
     FAILED = "Failed"
 
 
+GIVEN_UP = frozenset({1, 3})
+"""Exit codes that an agent has its launcher end with: the job failed; the rendezvous is over."""
+
+
 class NodeState(StrEnum):
     """What the machine under a pod is fit for."""
 

@@ -1,0 +1,111 @@
+"""Who went, and which rounds began because of it: the agents only know that somebody waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.core.agent_causes import Attendance, Went, with_causes
+from elasticjob_operator.core.observed import NodeState, Pod
+from elasticjob_operator.core.rendezvous_view import (
+    CauseView,
+    MemberView,
+    RendezvousView,
+    RoundView,
+)
+from elasticjob_operator.model import RendezvousState
+from elasticjob_rendezvous.core.records import CauseKind
+from tests.unit.operator.builders import final_round, pod, running
+
+
+def round_of(number: int, *pods: Pod, cause: str = "join") -> RendezvousView:
+    members = tuple(
+        MemberView(one.name, "running", one.node, rank, number, one.uid)
+        for rank, one in enumerate(pods)
+    )
+    rounds = tuple(RoundView(n, "start" if n == 1 else cause, 2) for n in range(1, number + 1))
+    return final_round(
+        len(pods),
+        number,
+        members=members,
+        rounds=rounds,
+        cause=CauseView(cause if number > 1 else "start"),
+    )
+
+
+GONE = replace(pod(1).failed().get(), exit_code=137)
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [
+        (pod(1).terminating().get(), CauseKind.LEAVE),
+        (pod(1).on(NodeState.NOT_READY).get(), CauseKind.LOSS),
+        (pod(1).terminating().on(NodeState.NOT_READY).get(), CauseKind.LOSS),
+        (GONE, CauseKind.LOSS),
+        (None, CauseKind.LOSS),
+        (replace(GONE, exit_code=1), None),
+        (pod(1).succeeded().get(), None),
+        (pod(1).get(), None),
+    ],
+    ids=["deleted", "cut off", "deleted where it is cut off", "killed", "removed at once",
+         "gave up with its job", "succeeded", "still there"],
+)  # fmt: skip
+def test_how_a_pod_ceases_to_take_part(after: Pod | None, kind: CauseKind | None) -> None:
+    stays = pod(0).get()
+    two = Attendance().seen(running(2), round_of(3, *running(2)))
+    left = two.seen([stays, after] if after else [stays], round_of(3, stays))
+    assert [one.kind for one in left.went.values()] == ([kind] if kind else [])
+    assert all((one.pod, one.round) == ("job-1", 3) for one in left.went.values())
+
+
+def test_a_pod_that_never_took_part_is_not_missed() -> None:
+    waiting = pod(2).pending().get()
+    seen = Attendance().seen([*running(2), waiting], round_of(1, *running(2)))
+    assert not seen.seen(running(2), round_of(1, *running(2))).went
+
+
+def test_what_kubernetes_tells_late_is_told_of_the_right_round() -> None:
+    """A node is known to be cut off long after the others have formed a round without it."""
+    stays = pod(0).get()
+    attendance = Attendance().seen(running(2), round_of(3, *running(2)))
+    attendance = attendance.seen(running(2), round_of(4, stays))
+    cut = [stays, pod(1).on(NodeState.NOT_READY).get()]
+    attendance = attendance.seen(cut, round_of(5, stays))
+    assert [one.round for one in attendance.went.values()] == [3]
+
+
+def test_the_round_after_it_began_because_of_it() -> None:
+    gone = (Went("job-10", 3, CauseKind.LEAVE), Went("job-9", 3, CauseKind.LEAVE))
+    told = with_causes(round_of(4, *running(2)), RendezvousView(), gone)
+    assert told.cause == CauseView("leave", ("job-9", "job-10"))
+    assert [(one.cause, one.members) for one in told.rounds] == [
+        ("start", ()), ("join", ()), ("join", ()), ("leave", ("job-9", "job-10")),
+    ]  # fmt: skip
+    lost = with_causes(
+        round_of(4, *running(2)), RendezvousView(), (*gone, Went("job-0", 3, CauseKind.LOSS))
+    )
+    assert lost.cause is not None
+    assert lost.cause.kind == "loss"
+
+
+def test_what_agents_know_for_sure_is_left_alone() -> None:
+    gone = (Went("job-1", 3, CauseKind.LOSS),)
+    failure = round_of(4, *running(2), cause="failure")
+    assert with_causes(failure, RendezvousView(), gone) == failure
+
+
+def test_what_was_shown_stays_when_the_operator_has_forgotten() -> None:
+    fresh = round_of(4, *running(2))
+    told = with_causes(fresh, RendezvousView(), (Went("job-1", 3, CauseKind.LOSS),))
+    assert with_causes(fresh, told, ()) == told
+    forming = replace(fresh, state=RendezvousState.JOINABLE, round=5)
+    again = with_causes(forming, told, ())
+    assert again.cause == CauseView("join"), "that was another round's"
+
+
+def test_only_the_last_rounds_are_remembered() -> None:
+    old = Attendance(went={"a": Went("job-1", 3, CauseKind.LEAVE)})
+    assert old.seen((), round_of(13)).went
+    assert not old.seen((), round_of(14)).went
