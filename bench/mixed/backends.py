@@ -26,7 +26,7 @@ class MixedBackend:
         etcd_version: None where it needs no etcd.
         etcd_v2: it speaks etcd's v2 API.
         first_hosts: the first node hosts the backend's store.
-        spares_first: nothing is done to the first node: what all need ends with it.
+        spares_first: the first node stays: what all need ends with it.
     """
 
     name: str

@@ -38,7 +38,7 @@ class Node:
     process: subprocess.Popen[bytes]
     log: Path
     spared: bool = False
-    """Hosts what all need: nothing is done to it."""
+    """All need it: it is neither drained nor killed."""
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-1500:]
@@ -100,10 +100,10 @@ class MixedGang:
         """Do it, to a node that chance decides; the node, which may be gone by now."""
         if change.kind is Kind.JOIN:
             return self.start(change.side)
-        candidates = [
-            node for node in self.nodes if node.side is change.side and not node.spared
-        ] or [node for node in self.nodes if not node.spared]
-        node = self.rolls.choice(candidates)
+        stays = change.kind is Kind.WORKER_KILLED
+        node = self.rolls.choice(
+            [node for node in self.nodes if node.side is change.side and (stays or not node.spared)]
+        )
         match change.kind:
             case Kind.DRAIN:
                 self.nodes.remove(node)
@@ -113,6 +113,9 @@ class MixedGang:
                 self.nodes.remove(node)
                 processes.kill(node.process.pid)
                 processes.kill(worker)
+            case Kind.AGENT_KILLED:
+                self.nodes.remove(node)
+                processes.kill(node.process.pid)
             case Kind.WORKER_KILLED:
                 processes.kill(self.worker(node))
             case _:

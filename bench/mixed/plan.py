@@ -17,10 +17,11 @@ class Kind(StrEnum):
     JOIN = "join"  # one node more
     DRAIN = "drain"  # SIGTERM to a node's agent
     NODE_KILLED = "node-killed"  # kill -9 of a node's agent and worker
+    AGENT_KILLED = "agent-killed"  # kill -9 of a node's agent alone: torchrun's worker goes on
     WORKER_KILLED = "worker-killed"  # kill -9 of a worker; the node stays
 
 
-LOSSES = (Kind.DRAIN, Kind.NODE_KILLED)
+LOSSES = (Kind.DRAIN, Kind.NODE_KILLED, Kind.AGENT_KILLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _allowed(kind: Kind, here: int, base: int) -> bool:
     match kind:
         case Kind.JOIN:
             return here <= base
-        case Kind.DRAIN | Kind.NODE_KILLED:
+        case Kind.DRAIN | Kind.NODE_KILLED | Kind.AGENT_KILLED:
             return here > max(1, base - 1)
         case Kind.WORKER_KILLED:
             return True

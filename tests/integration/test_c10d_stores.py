@@ -18,7 +18,8 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStateError,
 )
-from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend
+from elasticjob_rendezvous.c10d import C10dRendezvousBackend, create_backend, stores
+from elasticjob_rendezvous.c10d.stores import emptied, sharing
 from elasticjob_rendezvous.dynamic import wire
 from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc
 from elasticjob_rendezvous.dynamic.core.state import State, completed, redundant
@@ -137,3 +138,43 @@ def test_no_room_for_a_file_is_an_error_of_ours(
         create_backend(parameters("", store_type="file"))
     with pytest.raises(RendezvousConnectionError, match="no folder"):
         create_backend(parameters(str(tmp_path / "missing" / "file"), store_type="file"))
+
+
+def test_only_what_workers_left_in_a_store_is_deleted() -> None:
+    backend, store = create_backend(parameters("127.0.0.1:0", is_host="true"))
+    backend.set_state(b"state")
+    store.set("torch.rendezvous.run.3/MASTER_PORT", "1")
+    store.set("default_pg/0//cpu//0/1", "a stale address")
+    emptied("run", "127.0.0.1", store.port)
+    assert not store.check(["default_pg/0//cpu//0/1"])
+    assert store.check(["torch.rendezvous.run.3/MASTER_PORT"])
+    found = backend.get_state()
+    assert found is not None
+    assert found[0] == b"state"
+
+
+def test_a_store_that_serves_another_run_is_left_alone() -> None:
+    _, store = create_backend(parameters("127.0.0.1:0", is_host="true"))
+    store.set("torch.rendezvous.other", "its state")
+    store.set("default_pg/0//cpu//0/1", "an address of whoever")
+    with pytest.raises(RendezvousConnectionError, match="another run too"):
+        emptied("run", "127.0.0.1", store.port)
+    assert store.check(["default_pg/0//cpu//0/1"])
+
+
+def test_a_store_that_is_not_there_cannot_be_emptied(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "EMPTY_SECONDS", 1)
+    with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port}"):
+        emptied("run", "127.0.0.1", port)
+
+
+def test_a_tcp_store_serves_the_workers_of_mixed_gangs_and_a_file_does_not(tmp_path: Path) -> None:
+    given = parameters("localhost:0", is_host="true")
+    _, store = create_backend(given)
+    lasting = sharing(given, store).lasting
+    assert lasting is not None
+    assert (lasting.master_addr, lasting.master_port) == ("localhost", store.port)
+    given = parameters(str(tmp_path / "store"), store_type="file")
+    assert sharing(given, create_backend(given)[1]).lasting is None

@@ -18,21 +18,26 @@ pytestmark = pytest.mark.timeout(600)
 LIMIT_SECONDS = 150.0
 """Of one change; each imports torch in every worker, perhaps on a busy machine."""
 
-CHANGES = (
-    Change(Kind.JOIN, Side.THEIRS),
-    Change(Kind.WORKER_KILLED, Side.OURS),
-    Change(Kind.NODE_KILLED, Side.THEIRS),
-    Change(Kind.JOIN, Side.OURS),
-    Change(Kind.DRAIN, Side.OURS),
-)
+JOIN, DRAIN = Kind.JOIN, Kind.DRAIN
+WORKER, NODE = Kind.WORKER_KILLED, Kind.NODE_KILLED
+OURS, THEIRS = Side.OURS, Side.THEIRS
+
+PLANS = {
+    "etcd": (OURS, ((JOIN, THEIRS), (WORKER, OURS), (NODE, THEIRS), (JOIN, OURS), (DRAIN, OURS))),
+    # The first node hosts the store of all, under a plain torchrun as under ours.
+    "c10d": (THEIRS, ((JOIN, OURS), (NODE, OURS), (JOIN, THEIRS), (WORKER, OURS), (DRAIN, THEIRS))),
+    "etcd-v2": (OURS, ((JOIN, THEIRS), (WORKER, OURS), (NODE, THEIRS))),
+    "elasticjob": (OURS, ((JOIN, THEIRS), (WORKER, THEIRS), (NODE, OURS))),
+}
 
 
-@pytest.mark.parametrize("name", ["etcd"])
+@pytest.mark.parametrize("name", list(PLANS))
 def test_a_gang_of_both_trains_on_through_joins_and_losses(name: str, tmp_path: Path) -> None:
+    first, steps = PLANS[name]
+    plan = [Change(kind, side) for kind, side in steps]
+    mix = Mix(1, 1) if name != "elasticjob" else Mix(2, 1)
     with mixed_gang(BACKENDS[name], tmp_path / "logs") as gang:
-        outcomes = put_through(gang, Mix(1, 1), CHANGES, Side.OURS, LIMIT_SECONDS)
+        outcomes = put_through(gang, mix, plan, first, LIMIT_SECONDS)
         errors = [outcome for outcome in outcomes if outcome.error]
         assert not errors, f"{errors}\n{gang.output()}"
-    assert [outcome.change for outcome in outcomes] == [
-        "start", *(str(change) for change in CHANGES), "finish"
-    ]  # fmt: skip
+    assert [each.change for each in outcomes] == ["start", *map(str, plan), "finish"]

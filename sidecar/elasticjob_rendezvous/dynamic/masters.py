@@ -103,9 +103,12 @@ class Masters:
             self._port = None
 
     def _adopted(self, held: Seat) -> RendezvousStoreInfo | None:
-        """The store that a torch node's agent hosts since an earlier round; it is empty now."""
+        """The store that an agent hosts since an earlier round; it is empty now.
+
+        Also of a torch node that is not in this one: those that are may look nowhere else.
+        """
         info = self._earlier(held.round)
-        if info is None or info.master_addr not in {node.addr for node in held.torchs}:
+        if info is None or (self._port is not None and info.master_port == self._port.number):
             return None
         return info if _listens(info) and self._emptied(info) else None
 

@@ -37,9 +37,9 @@ A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
         ([A, B, C, D], name_of(C), [C, A, B, D]),
         ([A, B, C, D], name_of(D), [D, A, B, C]),
         ([B, C, D], name_of(A), [C, B, D]),
-        ([A, B, C], name_of(ours("gone")), [B, A, C]),
+        ([A, B, C], name_of(ours("gone")), [A, B, C]),
         ([A, B, C], None, [A, B, C]),
-        ([B, C], ("no", "name"), [B, C]),
+        ([B, C], ("no", "name"), [C, B]),
     ],
     ids=[
         "ours alone: natural order",
@@ -48,9 +48,9 @@ A, B, C, D = ours("a"), torchs("b"), ours("c"), torchs("d")
         "it stays with ours",
         "it stays with torch's",
         "the master is gone, several of torch's",
-        "the master is gone, and torch's only node must learn a new address",
+        "the master is gone, one of torch's",
         "nobody was master",
-        "not a name: somebody was",
+        "not a name",
     ],
 )
 def test_who_gets_rank_0(participants: list[NodeDesc], last: object, expected: Any) -> None:
@@ -153,13 +153,12 @@ def test_a_store_that_nobody_hosts_any_more_is_not_used(rounds: Rounds) -> None:
     masters.close()
 
 
-def test_a_store_on_a_node_that_is_not_in_the_round_is_not_used(
+def test_the_store_of_a_torch_node_that_missed_the_round_is_kept(
     rounds: Rounds, agents_store: int
 ) -> None:
     master.publish(rounds.store(0), HOST.addr, agents_store)
     masters = rounds.masters(A)
-    assert masters.publish(seat(1, A, A, B)).master_port != agents_store
-    masters.close()
+    assert masters.publish(seat(1, A, A, B)).master_port == agents_store, "it will be back"
 
 
 def test_a_store_that_cannot_be_emptied_is_not_used(rounds: Rounds, agents_store: int) -> None:

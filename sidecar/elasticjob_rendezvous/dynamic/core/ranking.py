@@ -20,14 +20,10 @@ def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list
         last_master: `name_of` whom a node of ours gave rank 0 last; anything else is nobody.
     """
     ordered = sorted(participants, key=rank_order)
-    torchs = [node for node in ordered if is_torchs(node)]
-    if len(torchs) in (0, len(ordered)):
+    ours = [node for node in ordered if not is_torchs(node)]
+    if len(ours) in (0, len(ordered)):
         return ordered
-    master = next((node for node in ordered if name_of(node) == last_master), None)
-    if master is None and last_master is not None and len(torchs) == 1:
-        # The address went with the master: torch's node forgets it only when it has rank 0.
-        master = torchs[0]
-    master = master or next(node for node in ordered if not is_torchs(node))
+    master = next((node for node in ordered if name_of(node) == last_master), ours[0])
     return [master, *(node for node in ordered if node != master)]
 
 
