@@ -4,7 +4,10 @@ for `control`, which must be light.
 | variable | meaning | default |
 |---|---|---|
 | `ELASTICJOB_PREFIX` | `/elasticjob/<namespace>/<uid>/<incarnation>/`, the job's keys | required |
-| `ELASTICJOB_ENDPOINTS` | etcd, `host:port` or URLs, separated by commas | required |
+| `ELASTICJOB_BACKEND` | who keeps the rendezvous: etcd (v3), etcd-v2 or c10d | etcd |
+| `ELASTICJOB_ENDPOINTS` | etcd, `host:port` or URLs, with commas; or the c10d store | required |
+| `ELASTICJOB_STORE_HOST` | `true`: this agent hosts the c10d store | false |
+| `ELASTICJOB_BOUNDS` | a `Bounds` record, which only etcd's v3 API holds | required, or none |
 | `ELASTICJOB_MEMBER_ID` | this member: a pod's uid | required |
 | `ELASTICJOB_NAME` | its name; natural order of names gives the ranks | required |
 | `ELASTICJOB_ADDRESS` | the IP address at which peers reach its workers | required |
@@ -36,21 +39,31 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MAX_LOG_BYTES = 16 * 1024 * 1024
 KEEP_ROUNDS = 20
-_PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/\d+/")
+_PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
 class SettingsError(ValueError):
     """The agent cannot start as it was called; the text names the setting and the fix."""
+
+
+class Backend(StrEnum):
+    """Who keeps the rendezvous."""
+
+    ETCD = "etcd"
+    ETCD_V2 = "etcd-v2"
+    C10D = "c10d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,8 @@ class AgentSettings:
 
     `bounds` is None where an operator writes them. `announce`: the launcher
     prints the outcome and leaves its own termination message. `warm_start` None
-    starts every worker afresh.
+    starts every worker afresh. `rendezvous_id` and `hosts_store` are for the backends
+    that are not etcd's v3 API; there `etcd` says where their rendezvous is.
     """
 
     prefix: str
@@ -101,6 +115,9 @@ class AgentSettings:
     etcd: EtcdAccess
     job_key: bytes
     slots: int = 1
+    backend: Backend = Backend.ETCD
+    rendezvous_id: str = ""
+    hosts_store: bool = False
     node: str = ""
     role: str = "default"
     bounds: Bounds | None = None
@@ -190,6 +207,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             f"got {prefix!r}"
         )
     run_id = environ.get("ELASTICJOB_RUN_ID") or shape["uid"]
+    backend = _backend(environ)
     folder = environ.get("ELASTICJOB_LOG_DIR", "")
     control = environ.get(CONTROL, "")
     port = environ.get("ELASTICJOB_HEALTH_PORT", "")
@@ -201,6 +219,10 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
         address=_address(environ, "ELASTICJOB_ADDRESS"),
         etcd=_etcd(environ),
         job_key=_secret(environ, "ELASTICJOB_JOB_KEY_FILE"),
+        backend=backend,
+        rendezvous_id=f"{shape['uid']}-{shape['incarnation']}",
+        bounds=None if backend is Backend.ETCD else _bounds(environ),
+        hosts_store=environ.get("ELASTICJOB_STORE_HOST") == "true",
         slots=_whole(environ, "ELASTICJOB_SLOTS", 1, least=1, most=1024),
         node=environ.get("ELASTICJOB_NODE", ""),
         role=environ.get("ELASTICJOB_ROLE") or "default",
@@ -224,6 +246,23 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             "ELASTICJOB_WARM_START",
         ),
     )
+
+
+def _backend(environ: Mapping[str, str]) -> Backend:
+    text = environ.get("ELASTICJOB_BACKEND") or Backend.ETCD
+    try:
+        return Backend(text)
+    except ValueError as error:
+        known = ", ".join(Backend)
+        raise SettingsError(f"ELASTICJOB_BACKEND must be one of {known}, got {text!r}") from error
+
+
+def _bounds(environ: Mapping[str, str]) -> Bounds:
+    name = "ELASTICJOB_BOUNDS"
+    try:
+        return decode(Bounds, name, _required(environ, name).encode())
+    except MalformedRecord as error:
+        raise SettingsError(f"{name} must be a Bounds record as JSON: {error}") from error
 
 
 def _etcd(environ: Mapping[str, str]) -> EtcdAccess:

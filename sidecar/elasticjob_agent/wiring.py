@@ -12,6 +12,7 @@ from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.api.directed import DirectedHandler
 from elasticjob_agent.api.handed import NodeElasticAgent
 from elasticjob_agent.api.spec import WorkerSpec
+from elasticjob_agent.backends import job_handler
 from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.hands import Hands
 from elasticjob_agent.health import answering
@@ -30,7 +31,7 @@ NONCE_BYTES = 6
 LAUNCHERS_COMMAND = "launcher"
 """Stands for the entrypoint where the launcher, not the agent, was given the command."""
 MONITOR_SECONDS = 1.0
-SHUTDOWN_SECONDS = 10.0
+SHUTDOWN_SECONDS = 15.0
 
 
 def run_beside_launcher() -> int:
@@ -38,12 +39,14 @@ def run_beside_launcher() -> int:
     to_standard_error()
     try:
         settings = agent_settings.from_environment()
+        handler = job_handler(settings)
     except SettingsError as error:
         log.error("%s", error)
         write_termination(agent_settings.told_termination_log(), str(error))
         return ExitCode.USAGE
     session = session_nonce()
-    ending = asyncio.run(run_agent(settings, launcher_hands(settings, session), session))
+    hands = launcher_hands(settings, session)
+    ending = asyncio.run(run_agent(settings, hands, session, handler))
     level = logging.INFO if ending.code is ExitCode.OK else logging.ERROR
     log.log(level, "%s: %s", settings.name, ending.message)
     return ending.code
@@ -178,10 +181,12 @@ async def _let_go(handler: RendezvousHandler, ending: Ending) -> None:
     """Only a job's end closes its rendezvous: of torch's kind they close on `shutdown`."""
     over = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
     let_go = handler.shutdown if over else getattr(handler, "leave", handler.shutdown)
-    try:
-        await in_thread(let_go, SHUTDOWN_SECONDS)
-    except Exception as error:
-        log.warning("the rendezvous could not be left: %r", error)
+    for call in (let_go, getattr(handler, "close", None)):
+        try:
+            if call is not None:
+                await in_thread(call, SHUTDOWN_SECONDS)
+        except Exception as error:
+            log.warning("the rendezvous could not be left: %r", error)
 
 
 async def explain(settings: AgentSettings, ending: Ending) -> None:

@@ -34,8 +34,10 @@ from elasticjob_agent.core.following import (
     Seen,
     Terms,
     Told,
+    Trouble,
     Waited,
 )
+from elasticjob_rendezvous.api import RendezvousTimeoutError
 from elasticjob_rendezvous.core.events import Directive, Local
 from elasticjob_rendezvous.core.records import Roster
 
@@ -45,6 +47,7 @@ CALL_SECONDS = 30.0
 DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
 LAST_JOIN_SECONDS = 1.0
 NOTE_SECONDS = 1.0
+SEEK_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
 DEAF_LOOKS = 3
 """So many looks in vain from the exit barrier: the store went with the agent that hosted it."""
@@ -186,11 +189,11 @@ class HandlerRendezvous:
                 assert_never(order)
 
     async def _seek(self, order: Join) -> None:
-        least = self._state.number
+        least, began = self._state.number, time.monotonic()
         if self._noting is not None:  # who sees that we wait should see why
             await asyncio.wait([self._noting], timeout=NOTE_SECONDS)
         try:
-            place = await in_thread(lambda: self._seeker.seek(order.charge, order.restarts, least))
+            place = await self._sought(order, least, began)
         except Exception as error:
             # A handler is a user's choice; whatever it raises is why there is no place.
             self.error = error
@@ -199,6 +202,25 @@ class HandlerRendezvous:
             return
         self._place, self._met_at = place, ""
         self._step(Joined(place.roster))
+
+    async def _sought(self, order: Join, least: int, began: float) -> Place:
+        """A place, sought again where the handler outlives a loss of what keeps it."""
+        limit_seconds = getattr(self._handler, "join_seconds", 0.0)
+        while True:
+            try:
+                return await in_thread(
+                    lambda: self._seeker.seek(order.charge, order.restarts, least)
+                )
+            except Exception as error:
+                waited = time.monotonic() - began
+                persists = getattr(self._handler, "persists", False)
+                # Its store went, or whoever was to come to it did: the next round is another.
+                if not persists or trouble_of(error) is not Trouble.ERROR:
+                    raise
+                if waited > limit_seconds:
+                    raise RendezvousTimeoutError(str(error)) from error
+                log.warning("a place in a round was lost again: %r", error)
+            await asyncio.sleep(SEEK_SECONDS)
 
     async def _meet(self) -> None:
         """Come to the exit barrier. The looks then see whether all have: a store that waits is

@@ -31,7 +31,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         RendezvousConnectionError: the store can't be reached.
     """
 
-    errors = _FAILURES
+    errors: tuple[type[Exception], ...] = _FAILURES
 
     def __init__(self, store: Any, run_id: str) -> None:
         if not run_id:

@@ -134,7 +134,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             keep_alive_max_attempt,
             sharing is not None and sharing.lasting is not None,
         )
-        node = _new_node(local_addr)
+        node = new_node(local_addr)
         return cls(node, settings, backend, store, prefixed, close_on_shutdown, sharing=sharing)
 
     # -- the API --------------------------------------------------------------------
@@ -222,6 +222,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             held = seat(join.run(), self._node)
             assert held is not None, "a join finishes on a seat"
             self._held = held
+            self._actor.least_round = held.round + 1
             self._heartbeats = Heartbeats(
                 self, DynamicRendezvousHandler._beat, self._settings.interval_seconds
             )
@@ -299,7 +300,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._heartbeats = None
 
 
-def _new_node(local_addr: str | None) -> NodeDesc:
+def new_node(local_addr: str | None) -> NodeDesc:
     """A name of our own, also beside a handler of torch's and beside another pid namespace."""
     local_id = _process_base + next(_handler_numbers)
     return NodeDesc(local_addr or socket.getfqdn(), os.getpid(), local_id)

@@ -58,6 +58,7 @@ class Actor:
     reconnects: bool
     lock: threading.RLock
     leaving: bool = False
+    least_round: int = 0
 
     def wait(self, seconds: float) -> None:
         """Sleep, but wake when we are to leave."""
@@ -171,6 +172,7 @@ class Operation:
             rejoins=self._rejoins,
             was_redundant=self._was_redundant,
             leaving=actor.leaving,
+            least_round=actor.least_round,
         )
 
     def _idle_seconds(self, polls: int) -> float:

@@ -106,8 +106,8 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     """A handler from torch's parameters.
 
     Settings: `timeout` (600) and `last_call_timeout` (30) in seconds, `etcd_prefix`
-    (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1), and those of
-    `create_client`.
+    (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1),
+    `recovery_call_timeout` (as `last_call_timeout`), and those of `create_client`.
 
     Raises:
         ValueError: a setting is malformed; it names it.
@@ -116,6 +116,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     timeout = params.get_as_float("timeout", DEFAULT_TIMEOUT_SECONDS)
     last_call = params.get_as_float("last_call_timeout", DEFAULT_LAST_CALL_SECONDS)
     notice = params.get_as_float("notice_seconds", NOTICE_SECONDS)
+    recovery = params.get_as_float("recovery_call_timeout")
     closes = params.get_as_bool("close_on_shutdown", True)
     assert timeout is not None
     assert last_call is not None
@@ -132,6 +133,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         timeout=timeout,
         last_call_timeout=last_call,
         notice_seconds=notice,
+        recovery_call_timeout=recovery,
     )
     return EtcdRendezvousHandler(member, params.local_addr, bool(closes))
 

@@ -56,6 +56,7 @@ class EtcdRendezvous(Endings):
         timeout: seconds that `rendezvous_barrier` takes at most.
         last_call_timeout: seconds that others may still join once the fewest have.
         notice_seconds: see NOTICE_SECONDS.
+        recovery_call_timeout: the last call of every version but the first, if it is another.
 
     Raises:
         ValueError: prefix or run id cannot be part of a path.
@@ -73,10 +74,12 @@ class EtcdRendezvous(Endings):
         last_call_timeout: float,
         *,
         notice_seconds: float = NOTICE_SECONDS,
+        recovery_call_timeout: float | None = None,
     ) -> None:
         paths = Paths.of(prefix, run_id)
         super().__init__(client, paths, num_min_workers, num_max_workers, timeout, notice_seconds)
         self._last_call_timeout = last_call_timeout
+        self._recovery_call_timeout = recovery_call_timeout
         self._looked: tuple[float, set[str] | None] = (0.0, None)  # when, and what was there
         lay_out(client, paths, None)
         self._lease_run_id_stop = renew(client, paths.run, RUN_TTL_SECONDS, lost=lambda: True)
@@ -181,9 +184,14 @@ class EtcdRendezvous(Endings):
         state = parsed(active_version.value)
         log.info("%s: rank %d of version %s", self._run_id, this_rank, expected_version)
         if this_rank == self._num_min_workers - 1 and state.status is Status.JOINABLE:
-            self.handle_join_last_call(expected_version, time.time() + self._last_call_timeout)
+            deadline = time.time() + self._call_timeout(expected_version)
+            self.handle_join_last_call(expected_version, deadline)
         self.wait_for_peers(expected_version)
         return self.confirm_phase(expected_version, this_rank)
+
+    def _call_timeout(self, version: str) -> float:
+        recovery = self._recovery_call_timeout
+        return self._last_call_timeout if recovery is None or version == "1" else recovery
 
     def confirm_phase(self, expected_version: str, this_rank: int) -> tuple[str, int, int]:
         """Say that we are there, and wait until every participant has."""

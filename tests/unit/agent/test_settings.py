@@ -97,3 +97,37 @@ def test_a_certificate_needs_its_key(environ: dict[str, str], tmp_path: Path) ->
     environ["ELASTICJOB_ETCD_CERT_FILE"] = str(tmp_path / "cert")
     with pytest.raises(SettingsError, match="ELASTICJOB_ETCD_KEY_FILE"):
         from_environment(environ)
+
+
+BOUNDS = '{"minNodes":1,"maxNodes":4,"settleSeconds":1.5}'
+
+
+def test_another_backend(environ: dict[str, str]) -> None:
+    assert from_environment(environ).backend == "etcd"
+    environ |= {
+        "ELASTICJOB_BACKEND": "c10d",
+        "ELASTICJOB_ENDPOINTS": "digits-0.digits.team.svc:29400",
+        "ELASTICJOB_STORE_HOST": "true",
+        "ELASTICJOB_BOUNDS": BOUNDS,
+    }
+    settings = from_environment(environ)
+    assert (settings.backend, settings.hosts_store) == ("c10d", True)
+    assert settings.rendezvous_id == "uid-7-2", "another one after each suspension"
+    assert settings.bounds is not None
+    assert (settings.bounds.min_nodes, settings.bounds.max_nodes) == (1, 4)
+    assert not from_environment(environ | {"ELASTICJOB_STORE_HOST": "false"}).hosts_store
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"ELASTICJOB_BACKEND": "zookeeper"}, "ELASTICJOB_BACKEND must be one of etcd, etcd-v2"),
+        ({"ELASTICJOB_BACKEND": "etcd-v2"}, "ELASTICJOB_BOUNDS must be set"),
+        ({"ELASTICJOB_BACKEND": "c10d", "ELASTICJOB_BOUNDS": "{}"}, "ELASTICJOB_BOUNDS must be a"),
+    ],
+)
+def test_what_another_backend_lacks_is_named(
+    environ: dict[str, str], variables: dict[str, str], named: str
+) -> None:
+    with pytest.raises(SettingsError, match=named):
+        from_environment(environ | variables)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from elasticjob_agent.backends import job_handler
 from elasticjob_agent.launcher.settings import OWN_VARIABLES, read_settings
 from elasticjob_agent.settings import (
     AgentSettings,
@@ -71,7 +72,24 @@ def test_the_agent_reads_all_that_it_is_told(tmp_path: Path) -> None:
         health_port=17946,
         termination_log=Path("/end"),
         warm_start=WarmStart(),
+        rendezvous_id="job-uid-2",
     )
+
+
+def test_the_agent_of_another_backend_is_told_where_and_within_which_bounds(tmp_path: Path) -> None:
+    (tmp_path / "job-key").write_bytes(b"k")
+    made = container("elasticjob-agent", rendezvous={"backend": "c10d"}, minNodes=2, maxNodes=5)
+    variables = {
+        name: value.replace(names.ACCESS_PATH, str(tmp_path)) for name, value in told(made).items()
+    }
+    absent = {name for name in variables if name.startswith("ELASTICJOB_ETCD_")}
+    found = from_environment({n: v for n, v in variables.items() if n not in absent})
+    assert found.backend == "c10d"
+    assert found.bounds is not None
+    assert (found.bounds.min_nodes, found.bounds.max_nodes) == (2, 5)
+    assert found.etcd.endpoints == ("job-0.job.default.svc:29400",)
+    assert not found.hosts_store, "the pod with index 0 does, and this is another"
+    assert job_handler(found) is not None
     assert str(found.logs.max_bytes) == variables["ELASTICJOB_MAX_LOG_BYTES"]
 
 

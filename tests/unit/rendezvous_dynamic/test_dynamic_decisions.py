@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,8 @@ from elasticjob_rendezvous.dynamic.core.decisions import (
     keep_alive,
     leave,
 )
-from elasticjob_rendezvous.dynamic.core.state import State, without
-from tests.unit.rendezvous_dynamic.builders import node, settings, situation, state
+from elasticjob_rendezvous.dynamic.core.state import WORLD, State, without
+from tests.unit.rendezvous_dynamic.builders import UTC_NOW, node, settings, situation, state
 
 LATE: dict = {"now": 201.0}
 WHOLE = state("ab", complete=True)
@@ -113,3 +115,50 @@ def test_every_action_writes_what_it_says_or_nothing(action: Action) -> None:
     else:
         with pytest.raises(ValueError, match="writes nothing"):
             applied(action, s)
+
+
+class TestRecovery:
+    """With a recovery call of its own, a round that follows on another waits for nobody else."""
+
+    SETTINGS = replace(settings(), recovery_call=timedelta(seconds=3))
+
+    def open(self, after: int = 2, number: int = 3, **parts: str) -> State:
+        return state(**{"participants": "ab", **parts}, round=number, extra={WORLD: (after, 3)})
+
+    def decided(self, of: State, **facts: Any) -> Action:
+        return join(situation(of, settings=self.SETTINGS, **facts))
+
+    def test_all_are_back(self) -> None:
+        assert self.decided(self.open()) is Action.MARK_COMPLETE
+        assert join(situation(self.open())) is Action.SYNC, "without it, as the reference"
+
+    def test_some_are_on_their_way(self) -> None:
+        assert self.decided(self.open(waits="c")) is Action.SYNC
+        assert self.decided(self.open(spare="c")) is Action.SYNC
+        assert self.decided(self.open(waits="c"), last_call_over=True) is Action.MARK_COMPLETE
+
+    def test_too_few_are_back(self) -> None:
+        assert self.decided(self.open(participants="a")) is Action.SYNC
+
+    def test_nothing_is_known_of_who_was_there_before(self) -> None:
+        assert self.decided(state("ab")) is Action.SYNC
+        assert self.decided(self.open(after=0)) is Action.SYNC
+
+    def test_the_last_call_is_another_after_the_first_round(self) -> None:
+        for number, seconds in ((0, 30), (1, 3)):
+            s = situation(state("b", round=number), settings=self.SETTINGS)
+            deadline = applied(Action.ADD_TO_PARTICIPANTS, s).deadline
+            assert deadline is not None
+            assert round((deadline - UTC_NOW).total_seconds()) == seconds
+
+
+def test_a_node_that_knows_of_later_rounds_goes_on_with_them() -> None:
+    """The store was lost, and a newcomer made it anew."""
+    fresh = state("b", round=0, deadline=UTC_NOW)
+    after = applied(Action.ADD_TO_PARTICIPANTS, situation(fresh, least_round=6))
+    assert after.round == 6
+    assert after.deadline is not None
+    assert after.deadline > UTC_NOW
+    assert applied(Action.ADD_TO_PARTICIPANTS, situation(fresh, least_round=0)).round == 0
+    alone = replace(state("a", complete=True), round=2)
+    assert applied(Action.REJOIN, situation(alone, least_round=6)).round == 6

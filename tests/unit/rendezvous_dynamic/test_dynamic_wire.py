@@ -164,6 +164,7 @@ def test_an_endless_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         wire.decode(OF_TORCH)
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # pickletools'
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(OF_TORCH) - 1), st.binary(min_size=1, max_size=4))
 def test_damage_never_raises_anything_else(place: int, noise: bytes) -> None:

@@ -51,6 +51,7 @@ class Situation:
         rejoins: a place that the node has is one of before this operation.
         was_redundant: the node was told to stand by during this operation.
         leaving: the node was asked to shut down meanwhile.
+        least_round: the first round that is newer than any the node had a place in.
     """
 
     node: NodeDesc
@@ -64,6 +65,7 @@ class Situation:
     rejoins: bool = False
     was_redundant: bool = False
     leaving: bool = False
+    least_round: int = 0
 
 
 def join(s: Situation) -> Action:
@@ -94,9 +96,18 @@ def join(s: Situation) -> Action:
         return _idle(s) if node in state.wait_list else Action.ADD_TO_WAIT_LIST
     if not takes_part:
         return Action.SYNC if full else Action.ADD_TO_PARTICIPANTS
-    if len(state.participants) >= s.settings.min_nodes and (full or s.last_call_over):
+    enough = len(state.participants) >= s.settings.min_nodes
+    if enough and (full or s.last_call_over or _all_are_back(s)):
         return Action.MARK_COMPLETE
     return _idle(s)
+
+
+def _all_are_back(s: Situation) -> bool:
+    """A recovery waits for nobody else, where `recovery_call` is set: this round follows on
+    another, whose nodes have all come or gone, and nobody stands by."""
+    if s.settings.recovery_call is None or s.state.wait_list or s.state.redundancy_list:
+        return False
+    return shared.follows_on(s.state)
 
 
 def leave(s: Situation) -> Action:
@@ -127,13 +138,13 @@ def applied(action: Action, s: Situation) -> State:
         case Action.KEEP_ALIVE:
             return shared.alive(state, node, s.utc)
         case Action.ADD_TO_PARTICIPANTS:
-            return shared.joined(state, node, s.settings, s.utc)
+            return shared.joined(state, node, s.settings, s.utc, s.least_round)
         case Action.ADD_TO_WAIT_LIST:
             return shared.waiting(state, node, s.utc)
         case Action.ADD_TO_REDUNDANCY_LIST:
             return shared.redundant(state, node, s.utc)
         case Action.REJOIN:
-            return shared.rejoined(state, node, s.settings, s.utc)
+            return shared.rejoined(state, node, s.settings, s.utc, s.least_round)
         case Action.REMOVE:
             return shared.without(state, [node], s.settings)
         case Action.MARK_COMPLETE:

@@ -78,7 +78,7 @@ def _last_call(
         return None
     if known is not None and (known.round, known.deadline) == (state.round, state.deadline):
         return known
-    longest = settings.timeout.last_call.total_seconds()
+    longest = settings.last_call(state.round).total_seconds()
     left = longest
     if state.deadline is not None:
         left = (state.deadline - utc).total_seconds()

@@ -62,6 +62,8 @@ class RendezvousSettings:
         keep_alive_interval: how often a node says that it lives.
         keep_alive_max_attempt: after how many missed intervals it counts as dead.
         lasting_store: the backend has a store where the workers of every round can meet.
+        recovery_call: the last call of every round but the first, if it is another; with it, a
+            round that follows on another is complete as soon as all who stopped for it are back.
 
     Raises:
         ValueError: a value is out of range; it says which.
@@ -74,6 +76,7 @@ class RendezvousSettings:
     keep_alive_interval: timedelta
     keep_alive_max_attempt: int
     lasting_store: bool = False
+    recovery_call: timedelta | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:
@@ -92,6 +95,11 @@ class RendezvousSettings:
             raise ValueError(
                 f"keep_alive_max_attempt must be at least 1, not {self.keep_alive_max_attempt}"
             )
+
+    def last_call(self, number: int) -> timedelta:
+        """How long the round of this number stays open once it has its minimum of nodes."""
+        later = number > 0 and self.recovery_call is not None
+        return self.recovery_call if later and self.recovery_call else self.timeout.last_call
 
     @property
     def interval_seconds(self) -> float:

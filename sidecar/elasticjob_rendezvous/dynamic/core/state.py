@@ -96,8 +96,20 @@ def alive(state: State, node: NodeDesc, utc: datetime) -> State:
     return replace(state, last_heartbeats=heartbeats)
 
 
-def joined(state: State, node: NodeDesc, settings: RendezvousSettings, utc: datetime) -> State:
-    """The node takes part in the open round; the last one that fits completes it."""
+def joined(
+    state: State,
+    node: NodeDesc,
+    settings: RendezvousSettings,
+    utc: datetime,
+    least_round: int = 0,
+) -> State:
+    """The node takes part in the open round; the last one that fits completes it.
+
+    Where the store was lost and made anew by a node that knew of no round, the numbers go on
+    with whoever knows better: `least_round` is the first that is new to the node.
+    """
+    if state.round < least_round:
+        state = replace(state, round=least_round, deadline=None)
     state = replace(
         alive(state, node, utc),
         participants={**state.participants, node: 0},
@@ -107,7 +119,7 @@ def joined(state: State, node: NodeDesc, settings: RendezvousSettings, utc: date
     if len(state.participants) >= settings.max_nodes:
         return completed(state, settings.lasting_store)
     if len(state.participants) >= settings.min_nodes and state.deadline is None:
-        deadline = gang_time(state, utc) + settings.timeout.last_call
+        deadline = gang_time(state, utc) + settings.last_call(state.round)
         return replace(state, deadline=deadline)
     return state
 
@@ -169,10 +181,18 @@ def without(state: State, nodes: Iterable[NodeDesc], settings: RendezvousSetting
     return state
 
 
-def rejoined(state: State, node: NodeDesc, settings: RendezvousSettings, utc: datetime) -> State:
+def rejoined(
+    state: State,
+    node: NodeDesc,
+    settings: RendezvousSettings,
+    utc: datetime,
+    least_round: int = 0,
+) -> State:
     """The node gives up its place in a round and asks for one in the next, in one write."""
     state = without(state, [node], settings)
-    return waiting(state, node, utc) if state.complete else joined(state, node, settings, utc)
+    if state.complete:
+        return waiting(state, node, utc)
+    return joined(state, node, settings, utc, least_round)
 
 
 def seat(state: State, node: NodeDesc) -> Seat | None:
@@ -195,6 +215,12 @@ def seat(state: State, node: NodeDesc) -> Seat | None:
     ):
         return None
     return Seat(state.round, ranks[node], dict(ranks))
+
+
+def follows_on(state: State) -> bool:
+    """Whether the round before this one was complete. Not so where the store was lost meanwhile."""
+    world = state.extra.get(WORLD)
+    return isinstance(world, tuple) and world[:1] == (state.round - 1,)
 
 
 def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings) -> int:

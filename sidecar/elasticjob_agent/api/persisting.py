@@ -1,0 +1,119 @@
+"""A handler that is made when it is first needed, and made again until it can be.
+
+What keeps a job's rendezvous may come later than its agents: etcd is not there yet, the pod
+that hosts the c10d store is still being made, or is being replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
+
+log = logging.getLogger("elasticjob.agent")
+
+RETRY_SECONDS = 0.5
+STORE_SECONDS = 20.0
+"""How long the keys of a new round are waited for: who is to set one may just have died."""
+
+
+class PersistentHandler(RendezvousHandler):
+    """Hands every call on to the handler that `make` gives.
+
+    Args:
+        make: the handler; raises RendezvousConnectionError where that is not yet possible.
+        join_seconds: how long one `next_rendezvous` takes at most, that included.
+        closed: is called after the handler was shut down or left for good.
+        first_round: what the handler numbers its first round by; here it is 0.
+    """
+
+    persists = True
+    """A place that could not be had for want of a connection is worth seeking again."""
+
+    def __init__(
+        self,
+        make: Callable[[], RendezvousHandler],
+        backend: str,
+        run_id: str,
+        join_seconds: float,
+        closed: Callable[[], None] = lambda: None,
+        first_round: int = 0,
+    ) -> None:
+        self._first_round = first_round
+        self._make = make
+        self._backend = backend
+        self._run_id = run_id
+        self._closed = closed
+        self._going = threading.Event()
+        self._handler: RendezvousHandler | None = None
+        self.join_seconds = join_seconds
+
+    def get_backend(self) -> str:
+        return self._backend
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        info = self._made().next_rendezvous()
+        if info.store is not None:
+            info.store.set_timeout(timedelta(seconds=STORE_SECONDS))
+        return replace(info, round=info.round - self._first_round)
+
+    def is_closed(self) -> bool:
+        return self._handler is not None and self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        if self._handler is not None:
+            self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return 0 if self._handler is None else self._handler.num_nodes_waiting()
+
+    def leave(self) -> None:
+        """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
+        self._going.set()
+        leave = getattr(self._handler, "leave", None)
+        if leave is not None:
+            leave()
+
+    def shutdown(self) -> bool:
+        self._going.set()
+        return self._handler is None or self._handler.shutdown()
+
+    def close(self) -> None:
+        """Let go of everything; after `leave` or `shutdown`."""
+        self._going.set()
+        self._closed()
+
+    def _made(self) -> RendezvousHandler:
+        deadline = time.monotonic() + self.join_seconds
+        told = False
+        while self._handler is None:
+            if self._going.is_set():
+                raise RendezvousGracefulExitError("this node leaves")
+            try:
+                self._handler = self._make()
+            except RendezvousConnectionError as error:
+                if time.monotonic() > deadline:
+                    raise RendezvousTimeoutError(str(error)) from error
+                if not told:
+                    log.warning("no rendezvous yet, trying again: %s", error)
+                told = True
+                self._going.wait(RETRY_SECONDS)
+        return self._handler

@@ -1,0 +1,160 @@
+"""The handler of a job's rendezvous where it is not etcd's v3 API: etcd-v2, or c10d.
+
+Each imports only what it needs. What they can and cannot do: `docs/backends.md`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from elasticjob_agent.api.persisting import PersistentHandler
+from elasticjob_agent.settings import AgentSettings, Backend, SettingsError
+from elasticjob_rendezvous.api import RendezvousHandler, RendezvousParameters
+from elasticjob_rendezvous.core.records import Bounds
+
+CONNECT_SECONDS = 5.0
+HOST_PATIENCE_SECONDS = 10.0
+"""How long the host of a c10d store stays for the others to have seen the end."""
+BEATS = 3
+"""Heartbeats in the time after which a silent node is lost."""
+LEAST_CALL_SECONDS = 2.0
+"""Nodes look at the shared state about once a second: who stopped must have time to come back."""
+
+
+def job_handler(settings: AgentSettings) -> PersistentHandler | None:
+    """The rendezvous of a job that is not kept by etcd v3; None for one that is.
+
+    Raises:
+        SettingsError: what the backend needs is not installed.
+    """
+    match settings.backend:
+        case Backend.ETCD:
+            return None
+        case Backend.ETCD_V2:
+            return _etcd_v2(settings)
+        case Backend.C10D:
+            return _c10d(settings)
+
+
+def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
+    try:
+        from elasticjob_rendezvous import etcd_v2
+    except ImportError as error:
+        raise SettingsError(
+            f"the rendezvous backend etcd-v2 needs python-etcd ({error}): "
+            "install elasticjob[etcd-v2]"
+        ) from error
+    bounds, access = _bounds(settings), settings.etcd
+    options: dict[str, Any] = {
+        "timeout": bounds.join_timeout_seconds,
+        "last_call_timeout": bounds.last_call_seconds,
+        "recovery_call_timeout": max(LEAST_CALL_SECONDS, bounds.settle_seconds),
+        "username": access.user,
+        "password": access.password,
+    }
+    if access.tls is not None:
+        options["protocol"] = "https"
+        options["cacert"] = access.tls.ca_file
+        options["cert"], options["key"] = access.tls.cert_file, access.tls.key_file
+    endpoints = ",".join(endpoint.rpartition("://")[2] for endpoint in access.endpoints)
+    parameters = RendezvousParameters(
+        "etcd",
+        endpoints,
+        settings.rendezvous_id,
+        bounds.min_nodes,
+        bounds.max_nodes,
+        settings.address,
+        **options,
+    )
+    return PersistentHandler(
+        lambda: etcd_v2.create_rdzv_handler(parameters),
+        settings.backend,
+        settings.rendezvous_id,
+        bounds.join_timeout_seconds,
+        first_round=1,
+    )
+
+
+def _c10d(settings: AgentSettings) -> PersistentHandler:
+    from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint
+
+    if len(settings.etcd.endpoints) != 1:
+        raise SettingsError(
+            "the rendezvous backend c10d has one endpoint: its store is on one host"
+        )
+    host, port = parse_endpoint(settings.etcd.endpoints[0].rpartition("://")[2], 0)
+    made = _C10d(settings, host, port)
+    return PersistentHandler(
+        made.handler,
+        settings.backend,
+        settings.rendezvous_id,
+        _bounds(settings).join_timeout_seconds,
+        made.close,
+    )
+
+
+class _C10d:
+    """Hosts the store if that is this agent's part, and connects to it."""
+
+    def __init__(self, settings: AgentSettings, host: str, port: int) -> None:
+        self._settings = settings
+        self._host, self._port = host, port
+        self._hosted: Any = None
+        self._stores: list[Any] = []
+
+    def handler(self) -> RendezvousHandler:
+        from elasticjob_rendezvous.c10d import native
+        from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler, new_node
+
+        settings = self._settings
+        host = self._host
+        if settings.hosts_store:
+            if self._hosted is None:
+                self._hosted = native.Host(_listening(settings), self._port)
+            # By its own address: the endpoint's name may still lead to the host before us.
+            host = settings.address
+        backend, *self._stores = native.connect(
+            host, self._port, settings.rendezvous_id, CONNECT_SECONDS
+        )
+        return DynamicRendezvousHandler(
+            new_node(settings.address), _dynamic(settings), backend, self._stores[0]
+        )
+
+    def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
+        for store in self._stores:
+            store.close()
+        if self._hosted is not None:
+            self._hosted.close(patience_seconds)
+
+
+def _listening(settings: AgentSettings) -> str:
+    """A store has no password: it is where peers reach this node, and nowhere else."""
+    anywhere = settings.bind_address in ("", "0.0.0.0", "::")
+    return settings.address if anywhere else settings.bind_address
+
+
+def _dynamic(settings: AgentSettings) -> Any:
+    from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
+
+    bounds = _bounds(settings)
+    interval = max(1.0, bounds.keep_alive_seconds / BEATS)
+    timeout = RendezvousTimeout(
+        join=timedelta(seconds=bounds.join_timeout_seconds),
+        last_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.last_call_seconds)),
+    )
+    return RendezvousSettings(
+        settings.rendezvous_id,
+        bounds.min_nodes,
+        bounds.max_nodes,
+        timeout,
+        timedelta(seconds=interval),
+        BEATS,
+        recovery_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.settle_seconds)),
+    )
+
+
+def _bounds(settings: AgentSettings) -> Bounds:
+    if settings.bounds is None:
+        raise SettingsError("ELASTICJOB_BOUNDS must be set for any backend but etcd")
+    return settings.bounds

@@ -1,0 +1,99 @@
+"""The c10d rendezvous without torch: its state and its rounds' stores in a TCPStore of our own.
+
+One process hosts the store (`Host`); all connect to it. When that process ends, the store is
+gone with all that it held. Other than torch's, this backend connects to whoever hosts it next
+and begins anew there: the dynamic rendezvous' numbers go on (`dynamic.core.state.joined`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+from typing import Any
+
+from elasticjob_rendezvous.api import RendezvousConnectionError
+from elasticjob_rendezvous.c10d.backend import NOTHING, C10dRendezvousBackend
+from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
+
+log = logging.getLogger(__name__)
+
+READ_SECONDS = 20.0
+"""How long a key of a round is waited for: whoever is to set it may just have died."""
+
+
+class Host:
+    """Hosts a store while its process lives.
+
+    Args:
+        address: where to listen; "" is all of this machine's addresses.
+
+    Raises:
+        RendezvousConnectionError: the port is taken.
+    """
+
+    def __init__(self, address: str, port: int) -> None:
+        try:
+            self._server = TCPStoreServer(address, port)
+        except OSError as error:
+            raise RendezvousConnectionError(
+                f"cannot host the c10d store at port {port}: {error}"
+            ) from error
+        self.port = self._server.port
+        log.info("process %d hosts the c10d store at port %d", os.getpid(), self.port)
+
+    def close(self, patience_seconds: float = 0.0) -> None:
+        """End the store, after the others have gone or after that time."""
+        self._server.drained(patience_seconds)
+        self._server.close()
+
+
+class MendingBackend(C10dRendezvousBackend):
+    """A backend on a `tcpstore.TCPStore`, which outlives the loss of the store's host."""
+
+    reconnects = True
+    errors = (StoreGone, StoreTimeout, ValueError, RuntimeError)
+
+    def __init__(self, store: TCPStore, run_id: str) -> None:
+        self._connection = 0
+        super().__init__(store, run_id)
+
+    def _call(self, operation: str, *arguments: Any) -> Any:
+        try:
+            self._begin_anew()
+            return super()._call(operation, *arguments)
+        except StoreGone as error:
+            raise RendezvousConnectionError(str(error)) from error
+
+    def _begin_anew(self) -> None:
+        """To get an absent key would block: a store that is new to us gets the empty state."""
+        store: TCPStore = self._store
+        if store.connected and store.connections == self._connection:
+            return
+        found = store.compare_set(self._key, b"", NOTHING)
+        if self._connection and found == NOTHING:
+            log.warning("%s: the c10d store came back empty: its host was lost", self._key)
+        self._connection = store.connections
+
+
+def connect(
+    host: str, port: int, run_id: str, timeout_seconds: float
+) -> tuple[MendingBackend, TCPStore, TCPStore]:
+    """A backend, the store for its rounds, and the backend's own: each has its connection.
+
+    Raises:
+        RendezvousConnectionError: nobody hosts a store there, within that time.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    made: list[TCPStore] = []
+    try:
+        for _ in range(2):
+            made.append(TCPStore(host, port, timeout))
+        backend = MendingBackend(made[0], run_id)
+    except (StoreGone, RendezvousConnectionError) as error:
+        for store in made:
+            store.close()
+        raise RendezvousConnectionError(str(error)) from error
+    for store in made:
+        store.set_timeout(timedelta(seconds=READ_SECONDS))
+    return backend, made[1], made[0]

@@ -1,0 +1,333 @@
+"""A TCPStore's client in plain Python, for torch's servers and ours; with torch's methods.
+
+Other than torch's, a connection that breaks is made again with the next call: whoever hosts
+the store may come back, perhaps at another address and without its keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+from elasticjob_rendezvous.tcpstore.wire import (
+    I64,
+    NOT_READY,
+    READY,
+    STOP_WAITING,
+    U8,
+    U32,
+    U64,
+    WAIT_CANCELED,
+    Malformed,
+    Query,
+    block,
+    hello,
+    keys_of,
+    query,
+    stored,
+    value_of,
+)
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = timedelta(seconds=60)
+ANSWER_SECONDS = 60.0
+"""What a server may take to answer, which answers at once."""
+CANCEL_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+"""For one attempt: an address that is gone may swallow it."""
+RETRY_SECONDS = 0.2
+
+T = TypeVar("T")
+
+
+class StoreTimeout(TimeoutError):
+    """The keys that were waited for did not come."""
+
+
+class StoreGone(ConnectionError):
+    """There is no connection to the store; the next call tries again."""
+
+
+class TCPStore:
+    """A client. Its methods are those of `torch.distributed.TCPStore`; from any thread.
+
+    One call at a time: who waits for a key holds up all others, so give who must not be
+    held up a client of its own.
+
+    Args:
+        host, port: where the server is; the name is looked up for every connection.
+        timeout: for `get`, `wait` and `multi_get`, and for the first connection.
+
+    Raises:
+        StoreGone: no server answers within the timeout.
+    """
+
+    def __init__(self, host: str, port: int, timeout: timedelta = TIMEOUT) -> None:
+        self.host, self.port = host, port
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._closed = False
+        self.connections = 0
+        """How often a connection was made."""
+        self._connect_within(timeout.total_seconds())
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection that is good as far as we know."""
+        if not self._lock.acquire(blocking=False):
+            return self._socket is not None
+        try:
+            return self._held() is not None
+        finally:
+            self._lock.release()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def close(self) -> None:
+        """Let the server know that we are gone; a call under way fails."""
+        self._closed = True
+        self._drop()
+
+    # -- torch's methods --------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._send(query(Query.SET, block(stored(key)), block(value_of(value))))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._send(query(Query.APPEND, block(stored(key)), block(value_of(value))))
+
+    def get(self, key: str) -> bytes:
+        """Waits for the key. Raises StoreTimeout."""
+
+        def ask(wire: _Wire) -> bytes:
+            self._await(wire, [key], self._timeout)
+            wire.send(query(Query.GET, block(stored(key))))
+            return wire.block()
+
+        return self._call(ask)
+
+    def add(self, key: str, amount: int) -> int:
+        parts = block(stored(key)), I64.pack(amount)
+        return self._asked(query(Query.ADD, *parts), lambda wire: wire.number(I64))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """The value then; of a key that is not there, what was expected."""
+        parts = block(stored(key)), block(value_of(expected)), block(value_of(desired))
+        return self._asked(query(Query.COMPARE_SET, *parts), _Wire.block)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+
+        def answer(wire: _Wire) -> bool:
+            return wire.one_of(READY, NOT_READY) == READY
+
+        return self._asked(query(Query.CHECK, keys_of([stored(key) for key in keys])), answer)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Until all keys are there. Raises StoreTimeout."""
+        limit = self._timeout if timeout is None else timeout
+        self._call(lambda wire: self._await(wire, keys, limit))
+
+    def delete_key(self, key: str) -> bool:
+        """Whether it was there."""
+        deleted = self._asked(
+            query(Query.DELETE_KEY, block(stored(key))), lambda wire: wire.number(I64)
+        )
+        return deleted == 1
+
+    def num_keys(self) -> int:
+        return self._asked(query(Query.NUM_KEYS), lambda wire: wire.number(I64))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits for all keys. Raises StoreTimeout."""
+
+        def ask(wire: _Wire) -> list[bytes]:
+            self._await(wire, keys, self._timeout)
+            wire.send(query(Query.MULTI_GET, keys_of([stored(key) for key in keys])))
+            return [wire.block() for _ in keys]
+
+        return self._call(ask) if keys else []
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        pairs = zip(keys, values, strict=True)
+        parts = [block(stored(key)) + block(value_of(value)) for key, value in pairs]
+        self._send(query(Query.MULTI_SET, U64.pack(len(parts)), *parts))
+
+    # -- calls --------------------------------------------------------------------------
+
+    def _asked(self, request: bytes, answer: Callable[[_Wire], T]) -> T:
+        def ask(wire: _Wire) -> T:
+            wire.send(request)
+            return answer(wire)
+
+        return self._call(ask)
+
+    def _send(self, request: bytes) -> None:
+        """A request without an answer: a ping tells that it has arrived.
+
+        torch's client does not look, and loses what it wrote to a server that was gone.
+        """
+        nonce = secrets.randbits(32)
+
+        def ask(wire: _Wire) -> None:
+            wire.send(request + query(Query.PING, U32.pack(nonce)))
+            if wire.number(U32) != nonce:
+                raise Malformed("the store answered to another question")
+
+        self._call(ask)
+
+    def _await(self, wire: _Wire, keys: Sequence[str], limit: timedelta) -> None:
+        """Wait on the server, and take it back when it takes too long."""
+        wire.send(query(Query.WAIT, keys_of([stored(key) for key in keys])))
+        if wire.comes_within(limit.total_seconds()):
+            wire.one_of(STOP_WAITING)
+            return
+        wire.send(query(Query.CANCEL_WAIT))
+        if wire.one_of(STOP_WAITING, WAIT_CANCELED) == STOP_WAITING:
+            wire.one_of(WAIT_CANCELED)
+            return  # they came at the last moment
+        seconds = limit.total_seconds()
+        raise StoreTimeout(f"{', '.join(keys)} did not come within {seconds:g} s")
+
+    def _call(self, ask: Callable[[_Wire], T]) -> T:
+        """One exchange. One that broke is not made again: it may have been taken."""
+        with self._lock:
+            with self._explained("reached"):
+                wire = _Wire(self._held() or self._connected())
+            with self._explained("heard"):
+                try:
+                    return ask(wire)
+                except StoreTimeout:
+                    raise
+                except BaseException:  # an answer may still come, which nobody would expect
+                    self._drop()
+                    raise
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreTimeout:
+            raise
+        except (OSError, Malformed) as error:
+            raise StoreGone(
+                f"the store at {self.host}:{self.port} cannot be {what}: {error}"
+            ) from error
+
+    def _held(self) -> socket.socket | None:
+        """The connection, unless the server has ended it while nobody looked."""
+        held = self._socket
+        if held is None:
+            return None
+        try:
+            held.settimeout(0.0)
+            held.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return held
+        except OSError as error:
+            log.debug("the store at %s:%d has gone: %s", self.host, self.port, error)
+        self._drop()  # ended, or it says what nobody asked for
+        return None
+
+    def _connect_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                with self._lock, self._explained("reached"):
+                    self._connected()
+                return
+            except StoreGone:
+                if time.monotonic() + RETRY_SECONDS > deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    def _connected(self) -> socket.socket:
+        if self._closed:
+            raise OSError("this client is closed")
+        made = socket.create_connection((self.host, self.port), CONNECT_SECONDS)
+        try:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(made)
+            nonce, wire = secrets.randbits(32), _Wire(made)
+            wire.send(hello(nonce))
+            if wire.number(U32, CONNECT_SECONDS) != nonce:
+                raise Malformed("it is no TCPStore, or one older than torch 2.4")
+        except BaseException:
+            made.close()
+            raise
+        self._socket = made
+        self.connections += 1
+        return made
+
+    def _drop(self) -> None:
+        held, self._socket = self._socket, None
+        if held is not None:
+            with contextlib.suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)  # wakes who reads from it
+            held.close()
+
+
+class _Wire:
+    """Reads and writes whole parts on a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, data: bytes) -> None:
+        self._socket.settimeout(ANSWER_SECONDS)
+        self._socket.sendall(data)
+
+    def comes_within(self, seconds: float) -> bool:
+        """Whether anything comes; nothing is taken."""
+        self._socket.settimeout(max(seconds, 1e-3))
+        try:
+            if not self._socket.recv(1, socket.MSG_PEEK):
+                raise ConnectionResetError("the server ended the connection")
+        except TimeoutError:
+            return False
+        return True
+
+    def number(self, form: struct.Struct, seconds: float = ANSWER_SECONDS) -> int:
+        return int(form.unpack(self._exactly(form.size, seconds))[0])
+
+    def block(self) -> bytes:
+        return self._exactly(self.number(U64), ANSWER_SECONDS)
+
+    def one_of(self, *words: int) -> int:
+        found = self.number(U8, CANCEL_SECONDS)
+        if found not in words:
+            raise Malformed(f"the store answered {found} where one of {words} belongs")
+        return found
+
+    def _exactly(self, size: int, seconds: float) -> bytes:
+        self._socket.settimeout(seconds)
+        data = bytearray()
+        while len(data) < size:
+            part = self._socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise ConnectionResetError("the server ended the connection")
+            data += part
+        return bytes(data)
+
+
+def _keep_alive(made: socket.socket) -> None:
+    """A server's machine that vanished is noticed in about half a minute, also while we wait."""
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

@@ -1,0 +1,81 @@
+"""The keys and values of a TCPStore, and who waits for which. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+
+class NotANumber(ValueError):
+    """A value that is no number was to be added to."""
+
+
+class Memory:
+    """What a server holds. Waiters are whatever the server knows its clients by."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._missing: dict[Hashable, set[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._missing)
+
+    def get(self, key: bytes) -> bytes:
+        """The value; empty for a key that is not there."""
+        return self._values.get(key, b"")
+
+    def set(self, key: bytes, value: bytes) -> list[Hashable]:
+        """Returns who has waited for this and waits for nothing more."""
+        self._values[key] = value
+        return self._came(key)
+
+    def append(self, key: bytes, value: bytes) -> list[Hashable]:
+        return self.set(key, self.get(key) + value)
+
+    def compare_set(
+        self, key: bytes, expected: bytes, desired: bytes
+    ) -> tuple[bytes, list[Hashable]]:
+        """The value then; of a key that is not there, what was expected, as torch has it."""
+        found = self._values.get(key)
+        if found is None and expected:
+            return expected, []
+        if found is None or found == expected:
+            return desired, self.set(key, desired)
+        return found, []
+
+    def add(self, key: bytes, amount: int) -> tuple[int, list[Hashable]]:
+        try:
+            total = int(self._values.get(key, b"0")) + amount
+        except ValueError as error:
+            raise NotANumber(f"{key!r} holds no number") from error
+        return total, self.set(key, str(total).encode())
+
+    def delete(self, key: bytes) -> int:
+        return 0 if self._values.pop(key, None) is None else 1
+
+    def holds(self, keys: Iterable[bytes]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, who: Hashable, keys: Iterable[bytes]) -> bool:
+        """True when all are there; else `who` is told of by a later change."""
+        missing = {key for key in keys if key not in self._values}
+        if missing:
+            self._missing[who] = missing
+        return not missing
+
+    def forget(self, who: Hashable) -> None:
+        """They wait no more."""
+        self._missing.pop(who, None)
+
+    def _came(self, key: bytes) -> list[Hashable]:
+        done = []
+        for who, missing in self._missing.items():
+            missing.discard(key)
+            if not missing:
+                done.append(who)
+        for who in done:
+            del self._missing[who]
+        return done

@@ -1,0 +1,171 @@
+"""The c10d rendezvous of jobs, without torch: one agent hosts the store, and may be lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as torch_distributed
+from torch.distributed.elastic.rendezvous import RendezvousParameters as TorchParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    create_backend as torchs_backend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    create_handler as torchs_handler,
+)
+
+from elasticjob_agent.api.persisting import PersistentHandler
+from elasticjob_agent.backends import job_handler
+from elasticjob_agent.settings import AgentSettings, Backend, EtcdAccess, SettingsError
+from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousInfo
+from elasticjob_rendezvous.core.records import Bounds
+from tests.integration.local_rig import until
+
+SECONDS = 40
+
+
+class Job:
+    """The agents' handlers of one job."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            self.port = held.getsockname()[1]
+        self.pool = ThreadPoolExecutor(16)
+        self.made: list[PersistentHandler] = []
+
+    def settings(self, hosts: bool = False, most: int = 3) -> AgentSettings:
+        bounds = Bounds(1, most, last_call_seconds=2, keep_alive_seconds=2, settle_seconds=0)
+        return AgentSettings(
+            prefix="/elasticjob/default/uid/1/",
+            run_id="digits",
+            member="uid-1",
+            name="node-1",
+            address="127.0.0.1",
+            etcd=EtcdAccess((f"127.0.0.1:{self.port}",)),
+            job_key=b"k",
+            bounds=bounds,
+            bind_address="127.0.0.1",
+            backend=Backend.C10D,
+            rendezvous_id="uid-1",
+            hosts_store=hosts,
+        )
+
+    def agent(self, hosts: bool = False, most: int = 3) -> PersistentHandler:
+        made = job_handler(self.settings(hosts, most))
+        assert made is not None
+        self.made.append(made)
+        return made
+
+    def join(self, *agents: Any) -> list[Future[RendezvousInfo]]:
+        return [self.pool.submit(agent.next_rendezvous) for agent in agents]
+
+    def joined(self, *agents: Any) -> list[RendezvousInfo]:
+        return [future.result(SECONDS) for future in self.join(*agents)]
+
+    def close(self) -> None:
+        for agent in self.made:
+            self.crash(agent)
+        self.pool.shutdown(wait=False)
+
+    def crash(self, agent: PersistentHandler) -> None:
+        """Its process is gone: neither a word nor a store is left of it."""
+        agent._closed.__self__.close(0.0)  # type: ignore[attr-defined]
+        if agent._handler is not None:
+            agent._handler._release()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def test_agents_meet_at_the_one_that_hosts(job: Job) -> None:
+    early = job.join(job.agent(), job.agent())  # before there is a store
+    infos = [job.agent(hosts=True).next_rendezvous(), *(f.result(SECONDS) for f in early)]
+    assert sorted(info.rank for info in infos) == [0, 1, 2]
+    assert {info.world_size for info in infos} == {3}
+    assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
+    infos[0].store.set("k", "v")
+    assert infos[1].store.get("k") == b"v"
+    assert job.made[0].num_nodes_waiting() == 0
+
+
+def test_a_recovery_waits_for_nobody_who_is_not_known(job: Job) -> None:
+    agents = [job.agent(hosts=True), job.agent()]
+    first = job.joined(*agents)
+    assert {info.world_size for info in first} == {2}
+    second = job.joined(*agents)
+    assert {info.world_size for info in second} == {2}
+    assert {info.round for info in second} == {first[0].round + 1}
+
+
+def test_the_rounds_go_on_with_a_new_host(job: Job) -> None:
+    host, survivor, other = agents = [job.agent(hosts=True), job.agent(), job.agent()]
+    for _ in range(3):
+        number = job.joined(*agents)[0].round
+    job.crash(host)
+    seeking = job.join(survivor, other)
+    replacement = job.agent(hosts=True)
+    infos = [replacement.next_rendezvous(), *(f.result(SECONDS) for f in seeking)]
+    while {info.world_size for info in infos} != {3}:
+        # The replacement may have begun a round before the others found it: they wait there.
+        until(lambda: replacement.num_nodes_waiting() > 0, "somebody to wait")
+        infos = job.joined(replacement, survivor, other)
+    assert {info.round for info in infos} == {infos[0].round}
+    assert infos[0].round > number
+
+
+def test_a_host_that_is_lost_between_rounds_is_noticed(job: Job) -> None:
+    host, survivor = job.agent(hosts=True), job.agent()
+    job.joined(host, survivor)
+    job.crash(host)
+    job.agent(hosts=True).next_rendezvous()
+
+    def asked() -> bool:
+        try:
+            return survivor.num_nodes_waiting() > 0
+        except RendezvousConnectionError:
+            return False
+
+    until(asked, "the survivor to see that its round is over")
+
+
+def test_an_end_closes_for_all_and_the_host_waits_for_them(job: Job) -> None:
+    host, other = job.agent(hosts=True), job.agent()
+    job.joined(host, other)
+    host.shutdown()
+    leaving = job.pool.submit(host.close)
+    until(other.is_closed, "the other to see that it is over")
+    assert not leaving.done()
+    other.shutdown()
+    job.crash(other)
+    leaving.result(SECONDS)
+
+
+def test_torchs_own_handler_is_in_one_gang_with_ours(job: Job) -> None:
+    host = job.agent(hosts=True, most=2)
+    ours = job.join(host)[0]
+    parameters = TorchParameters(
+        "c10d", f"127.0.0.1:{job.port}", "uid-1", 1, 2, local_addr="127.0.0.1", is_host="false"
+    )
+    until(lambda: host._handler is not None, "the store")
+    backend, store = torchs_backend(parameters)
+    theirs = torchs_handler(store, backend, parameters)
+    info = theirs.next_rendezvous()
+    assert {info.world_size, ours.result(SECONDS).world_size} == {2}
+    info.store.set("k", "v")
+    assert ours.result().store.get("k") == b"v"
+    assert isinstance(info.store, torch_distributed.PrefixStore)
+    theirs.shutdown()
+
+
+def test_an_endpoint_is_one() -> None:
+    settings = replace(Job().settings(), etcd=EtcdAccess(("a:1", "b:2")))
+    with pytest.raises(SettingsError, match="one endpoint"):
+        job_handler(settings)

@@ -1,0 +1,89 @@
+"""A handler that is made late, and a place that is sought again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.api import persisting
+from elasticjob_agent.api.persisting import PersistentHandler
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+)
+from tests.unit.agent_api.memory import Gang
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persisting, "RETRY_SECONDS", 0.01)
+
+
+def handler(make: Callable[[], RendezvousHandler], join_seconds: float = 20.0) -> Any:
+    return PersistentHandler(make, "c10d", "run", join_seconds)
+
+
+def test_it_is_made_when_it_can_be() -> None:
+    made, refusals = Gang().handler(), [RendezvousConnectionError("not yet")] * 3
+
+    def make() -> RendezvousHandler:
+        if refusals:
+            raise refusals.pop()
+        return made
+
+    one = handler(make)
+    assert (one.get_backend(), one.get_run_id()) == ("c10d", "run")
+    assert (one.is_closed(), one.num_nodes_waiting()) == (False, 0), "nothing is asked before"
+    assert one.next_rendezvous().rank == 0
+    assert not refusals
+    one.set_closed()
+    assert one.is_closed()
+    one.leave()
+    assert made.calls[-2:] == ["set_closed", "leave"]
+
+
+def test_it_is_not_tried_for_ever() -> None:
+    def make() -> RendezvousHandler:
+        raise RendezvousConnectionError("nobody hosts a store")
+
+    with pytest.raises(RendezvousTimeoutError, match="nobody hosts"):
+        handler(make, 0.05).next_rendezvous()
+
+
+@pytest.mark.parametrize("end", ["leave", "shutdown"])
+def test_who_goes_meanwhile_is_not_held_up(end: str) -> None:
+    tried = threading.Event()
+
+    def make() -> RendezvousHandler:
+        tried.set()
+        raise RendezvousConnectionError("nobody hosts a store")
+
+    one, ends = handler(make), []
+
+    def seek() -> None:
+        try:
+            one.next_rendezvous()
+        except RendezvousGracefulExitError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=seek)
+    thread.start()
+    assert tried.wait(10)
+    getattr(one, end)()
+    thread.join(10)
+    assert len(ends) == 1
+
+
+def test_what_was_made_for_it_is_let_go() -> None:
+    closed = []
+    one = PersistentHandler(Gang().handler, "c10d", "run", 1.0, lambda: closed.append(True))
+    one.next_rendezvous()
+    assert one.shutdown()
+    assert not closed
+    one.close()
+    assert closed == [True]
