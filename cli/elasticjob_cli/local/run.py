@@ -14,19 +14,21 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from elasticjob_cli import settings
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local import control, etcd
 from elasticjob_cli.local.apply import Applier
+from elasticjob_cli.local.asked import AskedAgents
 from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.ended import Ended
 from elasticjob_cli.local.logs import TRAINER, Tail, pods
 from elasticjob_cli.local.loop import Loop
 from elasticjob_cli.local.pods import Kubelet
 from elasticjob_cli.local.processes import Exit, Processes
-from elasticjob_cli.local.programs import PodPrograms
+from elasticjob_cli.local.programs import LOOPBACK, PodPrograms
 from elasticjob_cli.local.records import RoundBook
 from elasticjob_cli.local.snapshot import Snapshot, node_rows, read_progress
 from elasticjob_cli.local.state import JobFolder, Run
@@ -36,6 +38,7 @@ from elasticjob_cli.local.view import View
 from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import ElasticJob, Phase
+from elasticjob_operator.model.enums import Backend
 from elasticjob_rendezvous.etcd.client import Client
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -60,12 +63,15 @@ class LocalRun:
         self._troubles: set[str] = set()
         self._tails: dict[str, Tail] = {}
         self._interrupted = False
+        self._backend = job.spec.rendezvous.backend
+        self._etcd: etcd.EtcdServer | None = None
         self._kubelet: Kubelet | None = None
         self._loop: Loop | None = None
 
     async def run(self) -> Ended:
         """Raises `CommandError` when the local cluster itself cannot work."""
-        etcd.find_etcd()
+        if self._backend is not Backend.C10D:
+            etcd.find_etcd(self._backend is Backend.ETCD_V2)
         lock = self._folder.acquire()
         try:
             run_dir = settings.run_dir()
@@ -86,21 +92,26 @@ class LocalRun:
 
     async def _in_cluster(self, run_dir: Path) -> None:
         """With etcd, the mirror, the pods and the control socket around it."""
-        self._etcd = etcd.EtcdServer(self._processes, run_dir, self._folder.logs / "etcd.log")
         self._stored.save()
-        await self._etcd.start()
-        endpoint, environment = self._etcd.endpoint, settings.base_environment()
+        endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
         programs = PodPrograms(self._stored.job, self._trainer, environment, run_dir, endpoint)
         programs.build()
-        async with (
-            Client([endpoint], request_timeout_seconds=REQUEST_SECONDS) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
-            mirror = Mirror(client)
+        async with AsyncExitStack() as stack:
+            written: tuple[Client, Mirror] | None = None
+            if self._backend is Backend.ETCD:
+                made = Client([endpoint], request_timeout_seconds=REQUEST_SECONDS)
+                client = await stack.enter_async_context(made)
+                written = client, Mirror(client)
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
             kubelet = Kubelet(
                 self._processes, run_dir, self._folder.logs, programs, tasks, self._note
             )
-            applier = Applier(client, mirror, kubelet, programs.prefix, self._stored, self._note)
+            applier = Applier(written, kubelet, programs.prefix, self._stored, self._note)
+            mirror: Mirror | AskedAgents
+            if written is not None:
+                mirror = written[1]
+            else:
+                mirror = AskedAgents(kubelet, lambda: applier.prefix, programs.job_key_file)
             loop = Loop(
                 self._stored, self._processes, mirror, kubelet, applier, self._book, self._show
             )
@@ -122,6 +133,16 @@ class LocalRun:
                 kubelet.stop()
                 for helper in helpers:
                     helper.cancel()
+
+    async def _endpoint(self, run_dir: Path) -> str:
+        """Where the agents find their rendezvous: an etcd of this run's, or a port for c10d."""
+        if self._backend is Backend.C10D:
+            return f"{LOOPBACK}:{etcd.free_ports(1)[0]}"
+        log = self._folder.logs / "etcd.log"
+        server = etcd.EtcdServer(self._processes, run_dir, log, v2=self._backend is Backend.ETCD_V2)
+        self._etcd = server
+        await server.start()
+        return server.endpoint
 
     def _exit_code(self) -> ExitCode:
         if self._stored.job.status.phase is Phase.SUCCEEDED:
@@ -160,7 +181,7 @@ class LocalRun:
     def _exited(self, end: Exit) -> None:
         if self._kubelet is None or self._loop is None:
             return  # etcd while it is being started
-        if end.name == etcd.NAME:
+        if end.name == etcd.NAME and self._etcd is not None:
             self._note(f"etcd ended ({end}): starting it again with its data")
             self._kubelet.spawn(self._etcd.again())
             return

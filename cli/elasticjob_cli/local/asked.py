@@ -1,0 +1,99 @@
+"""The rendezvous of a local job that no etcd v3 keeps: its agents are asked, over their sockets.
+
+Takes the mirror's place: as there, what cannot be known is None, and changes wake the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from elasticjob_cli.local.pods import Kubelet, LocalPod
+from elasticjob_operator.core.mirrored import Records, records
+from elasticjob_rendezvous.core.codec import MalformedRecord
+from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.served import PATH, Served, headers, merged, read
+
+PERIOD_SECONDS = 0.2
+ASK_SECONDS = 2.0
+FAILURES = "failures/"
+
+
+class AskedAgents:
+    """What the agents of one job said last.
+
+    Args:
+        kubelet: has the pods.
+        prefix: of the job's newest incarnation.
+        job_key_file: the secret by which agents know who asks.
+    """
+
+    def __init__(self, kubelet: Kubelet, prefix: Callable[[], str], job_key_file: Path) -> None:
+        self._kubelet = kubelet
+        self._prefix = prefix
+        self._job_key_file = job_key_file
+        self._said: dict[str, Served] = {}
+        self._changed = asyncio.Event()
+
+    def records(self, prefix: str) -> Records | None:
+        """The records as all answers together tell them; None before there is one."""
+        if not self._said:
+            return None
+        present = [uid for uid, pod in self._kubelet.pods.items() if pod.launcher_exit is None]
+        return records(prefix, merged(prefix, self._told(present), present))
+
+    async def changes(self) -> AsyncIterator[str]:
+        """The job's prefix at each change, for one consumer."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield self._prefix()
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            pods = list(self._kubelet.pods.values())
+            answers = await asyncio.gather(*(self._asked(pod) for pod in pods))
+            for answer in answers:
+                if answer is not None and self._said.get(answer.member) != answer:
+                    self._said[answer.member] = answer
+                    self._changed.set()
+            await asyncio.sleep(PERIOD_SECONDS)
+
+    def _told(self, present: list[str]) -> list[Served]:
+        """Of a pod that is gone only its failures count, unless it saw the job's end: its round
+        may be one that the others know nothing of."""
+        told = []
+        for uid, said in self._said.items():
+            if uid in present or said.state == RoundState.CLOSED:
+                told.append(said)
+                continue
+            failures = {key: v for key, v in said.records.items() if key.startswith(FAILURES)}
+            told.append(replace(said, records=failures))
+        return told
+
+    async def _asked(self, pod: LocalPod) -> Served | None:
+        """An agent's answer; None where it gives none, as before its start and after its end."""
+        key = self._job_key_file.read_bytes().strip()
+        with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(ASK_SECONDS):
+                return read(await _get(pod.files.control, key))
+        return None
+
+
+async def _get(control: Path, job_key: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(control)
+    try:
+        pairs = headers(job_key, time.time_ns() // 1_000_000)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in pairs.items())
+        writer.write(f"GET {PATH} HTTP/1.1\r\n{lines}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.split(b" ", 2)[1] != b"200":
+            raise MalformedRecord(PATH, head.partition(b"\r\n")[0].decode("latin-1"))
+        return await reader.read()
+    finally:
+        writer.close()
