@@ -1,0 +1,184 @@
+"""`elasticjob run` on the backends of torch: etcd's v2 API, and c10d without any etcd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.etcd_server import binary
+from tests.integration.local_rig import LocalRig, until
+
+KINDS = ["c10d", "etcd-v2 3.4", "etcd-v2 3.5.35"]
+SLOW_SECONDS = 90.0
+"""A member that is silent holds a version of etcd-v2 for ten seconds, whatever the job says."""
+
+FAILING = """
+import os, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    raise ValueError("the loss is not a number")
+while not os.path.exists("finish"):
+    time.sleep(0.05)
+"""
+
+
+class Rig(LocalRig):
+    """With one backend, on the etcd of one version."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        super().__init__(folder)
+        self.backend, _, version = kind.partition(" ")
+        if version:
+            self.env["PATH"] = f"{binary(version).parent}{os.pathsep}{self.env['PATH']}"
+
+    def job_file(self, **spec: Any) -> Path:
+        rendezvous = {"backend": self.backend, "keepAliveSeconds": 2, "lastCallSeconds": 3}
+        return self.manifest(**{"rendezvous": rendezvous, **spec})
+
+    def settled(self, nodes: int, after: int = 0) -> dict[str, Any]:
+        """As `running`; a round may be followed by another at once, until all are in one."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.status()
+            rendezvous = status.get("rendezvous") or {}
+            number = rendezvous.get("round", 0)
+            members = [m for m in status.get("members", ()) if m["state"] == "running"]
+            here = [m for m in members if m["round"] == number]
+            good = rendezvous.get("state") == "final" and number > after
+            return status if good and len(here) == nodes == rendezvous["nodes"] else None
+
+        self.note_run_dirs()
+        found: dict[str, Any] = until(look, f"{nodes} nodes after round {after}", SLOW_SECONDS)
+        until(lambda: len(self.workers()) == nodes, f"{nodes} workers")
+        return found
+
+
+@pytest.fixture(params=KINDS)
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    corner = Rig(tmp_path, request.param)
+    yield corner
+    corner.close()
+
+
+@pytest.fixture
+def c10d(tmp_path: Path) -> Iterator[Rig]:
+    corner = Rig(tmp_path, "c10d")
+    yield corner
+    corner.close()
+
+
+def names(status: dict[str, Any]) -> list[str]:
+    return [member["pod"] for member in status["members"]]
+
+
+@pytest.mark.timeout(240)
+def test_a_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
+    runner = rig.start(rig.job_file(), "--plain")
+    status = rig.settled(2)
+    assert status["rendezvous"]["worldSize"] == 2
+    assert status["rendezvous"]["master"] in names(status)
+    assert status["rendezvous"]["cause"]["kind"] == "start"
+
+    number = status["rendezvous"]["round"]
+    os.kill(rig.workers()[1], signal.SIGKILL)
+    status = rig.settled(2, after=number)
+    assert status["restarts"] == 1
+    assert status["firstFailure"]["signal"] == 9
+    assert status["rounds"][-1]["cause"] == "failure"
+
+    number = status["rendezvous"]["round"]
+    assert rig.call("scale", "job", "--nodes", "3").returncode == 0
+    status = rig.settled(3, after=number)
+    assert sorted(m["rank"] for m in status["members"]) == [0, 1, 2]
+
+    number = status["rendezvous"]["round"]
+    assert rig.call("fault", "kill-node", "job", "job-1").returncode == 0
+    status = rig.settled(3, after=number)
+    assert "job-1" not in names(status)
+
+    number = status["rendezvous"]["round"]
+    assert rig.call("fault", "drain", "job", "job-2").returncode == 0
+    status = rig.settled(3, after=number)
+    assert "job-2" not in names(status)
+    assert status["restarts"] == 1, "losses and leaves are free"
+
+    number = status["rendezvous"]["round"]
+    assert rig.call("scale", "job", "--nodes", "1").returncode == 0
+    status = rig.settled(1, after=number)
+    rig.finish()
+    assert runner.wait(30) == 0
+    assert rig.status()["phase"] == "Succeeded"
+    rig.nothing_left()
+
+
+def test_a_failure_is_told_with_its_traceback(rig: Rig) -> None:
+    (rig.job / "failing.py").write_text(FAILING)
+    runner = rig.start(rig.job_file(command=["python3", "failing.py"]), "--plain")
+    status = until(lambda: (s := rig.status()).get("restarts") == 1 and s, "a restart", 60)
+    failure = status["firstFailure"]
+    assert (failure["rank"], failure["exitCode"]) == (1, 1)
+    assert "the loss is not a number" in failure["message"]
+    assert "ValueError" in failure["traceback"]
+    rig.finish()
+    assert runner.wait(60) == 0
+
+
+def test_a_spent_budget_fails_the_job(rig: Rig) -> None:
+    code = "import time; time.sleep(0.5); raise ValueError('always')"
+    spec = {"command": ["python3", "-c", code], "maxRestarts": 1}
+    ran = rig.call("run", rig.job_file(**spec), "--plain")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    status = rig.status()
+    assert (status["phase"], status["rendezvous"]["state"]) == ("Failed", "closed")
+    assert "always" in status["firstFailure"]["message"]
+    rig.nothing_left()
+
+
+def test_an_interrupt_drains(rig: Rig) -> None:
+    runner = rig.start(rig.job_file(), "--plain")
+    rig.settled(2)
+    runner.send_signal(signal.SIGTERM)
+    assert runner.wait(30) == 130
+    assert rig.status()["phase"] == "Suspended"
+    assert rig.status()["restarts"] == 0
+    rig.nothing_left()
+
+
+@pytest.mark.parametrize("fault", ["kill-node", "kill-agent", "drain"])
+def test_the_job_outlives_the_host_of_its_store(c10d: Rig, fault: str) -> None:
+    runner = c10d.start(c10d.job_file(nodes=3), "--plain")
+    status = c10d.settled(3)
+    before = status["rendezvous"]["round"]
+    pids = set(c10d.workers().values())
+
+    assert c10d.call("fault", fault, "job", "job-0").returncode == 0
+    status = c10d.settled(3, after=before)
+
+    assert "job-0" in names(status), "its successor hosts the store"
+    assert not pids & set(c10d.workers().values()), "nobody trains on in a round that is over"
+    assert status["restarts"] == 0
+    rounds = json.loads((c10d.state / "elasticjob/default/job/rounds.json").read_text())
+    assert [item["round"] for item in rounds] == sorted({item["round"] for item in rounds})
+    c10d.finish()
+    assert runner.wait(30) == 0
+    c10d.nothing_left()
+
+
+def test_an_etcd_that_cannot_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from elasticjob_cli.local import etcd
+
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho 'Usage: etcd --unsafe-no-fsync'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(etcd, "_programs", lambda: iter([program]))
+    assert etcd.find_etcd() == program
+    with pytest.raises(etcd.NoEtcdV2, match=r"needs etcd 3\.4 or 3\.5.*cannot \(no --enable-v2\)"):
+        etcd.find_etcd(v2=True)
+    monkeypatch.setattr(etcd, "_programs", lambda: iter([]))
+    with pytest.raises(etcd.NoEtcd):
+        etcd.find_etcd(v2=True)
