@@ -41,7 +41,16 @@ class NoEtcdV2(CommandError):
         names = ", ".join(map(str, found))
         super().__init__(
             "rendezvous.backend etcd-v2 needs etcd 3.4 or 3.5, which can serve the v2 API: "
-            f"{names} cannot (no --enable-v2). Put one of those on PATH, or use backend etcd or c10d"
+            f"{names} cannot (no --enable-v2). Put one of those on PATH, or use another backend"
+        )
+
+
+class NoEtcdV2Client(CommandError):
+    """What agents speak the v2 API with is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "rendezvous.backend etcd-v2 needs python-etcd: `pip install 'elasticjob[etcd-v2]'`"
         )
 
 
@@ -54,7 +63,10 @@ def find_etcd(v2: bool = False) -> Path:
     Raises:
         NoEtcd: there is none.
         NoEtcdV2: none can do that.
+        NoEtcdV2Client: agents could not speak it.
     """
+    if v2 and importlib.util.find_spec("etcd") is None:
+        raise NoEtcdV2Client
     found = list(_programs())
     if not found:
         raise NoEtcd
