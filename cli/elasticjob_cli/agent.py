@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from elasticjob_agent.backends import job_handler
 from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.options import Options, PlainAgent, plain_agent
@@ -36,13 +37,17 @@ def agent(
         ),
     ] = "1",
     rdzv_backend: Annotated[
-        str, typer.Option("--rdzv-backend", "--rdzv_backend", help="Only etcd (its v3 API).")
+        str,
+        typer.Option(
+            "--rdzv-backend", "--rdzv_backend", metavar="etcd|etcd-v2|c10d",
+            help="etcd (its v3 API), etcd-v2 (the v2 API; torchrun calls it etcd), or c10d.",
+        ),
     ] = "etcd",
     rdzv_endpoint: Annotated[
         str,
         typer.Option(
             "--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
-            help="Where etcd is.",
+            help="Where etcd is; for c10d the host of the store, by default localhost:29400.",
         ),
     ] = "",
     rdzv_id: Annotated[
@@ -55,7 +60,7 @@ def agent(
             "--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...",
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
             "connect_timeout (seconds); increment, incarnation; protocol, cacert, cert, key, "
-            "server_name, user, password, password_file.",
+            "server_name, user, password, password_file; is_host (of the c10d store).",
         ),
     ] = "",
     max_restarts: Annotated[
@@ -138,10 +143,14 @@ def agent(
 
 
 async def _run(plain: PlainAgent) -> Ending:
+    settings = plain.settings
     try:
-        await check(plain.settings, plain.connect_seconds)
-    except PreflightError as error:
-        ending = Ending(ExitCode.RENDEZVOUS, ExitCode.RENDEZVOUS, f"elasticjob: {error}")
-        await explain(plain.settings, ending)
+        handler = job_handler(settings)
+        if handler is None:
+            await check(settings, plain.connect_seconds)
+    except (PreflightError, SettingsError) as error:
+        code = ExitCode.RENDEZVOUS if isinstance(error, PreflightError) else ExitCode.USAGE
+        ending = Ending(code, code, f"elasticjob: {error}")
+        await explain(settings, ending)
         return ending
-    return await run_agent(plain.settings, LocalHands(plain.command), session_nonce())
+    return await run_agent(settings, LocalHands(plain.command), session_nonce(), handler)

@@ -5,13 +5,20 @@ Each imports only what it needs. What they can and cannot do: `docs/backends.md`
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any
 
 from elasticjob_agent.api.persisting import PersistentHandler
 from elasticjob_agent.settings import AgentSettings, Backend, SettingsError
-from elasticjob_rendezvous.api import RendezvousHandler, RendezvousParameters
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousParameters,
+)
 from elasticjob_rendezvous.core.records import Bounds
+
+log = logging.getLogger("elasticjob.agent")
 
 CONNECT_SECONDS = 5.0
 HOST_PATIENCE_SECONDS = 10.0
@@ -108,18 +115,30 @@ class _C10d:
         from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler, new_node
 
         settings = self._settings
-        host = self._host
-        if settings.hosts_store:
-            if self._hosted is None:
-                self._hosted = native.Host(_listening(settings), self._port)
-            # By its own address: the endpoint's name may still lead to the host before us.
-            host = settings.address
+        if self._hosted is None:
+            self._hosted = self._host_if_ours()
+        # By its own address: the endpoint's name may still lead to the host before us.
+        host = self._host if self._hosted is None else settings.address
         backend, *self._stores = native.connect(
             host, self._port, settings.rendezvous_id, CONNECT_SECONDS
         )
         return DynamicRendezvousHandler(
             new_node(settings.address), _dynamic(settings), backend, self._stores[0]
         )
+
+    def _host_if_ours(self) -> Any:
+        from elasticjob_rendezvous.c10d import native
+        from elasticjob_rendezvous.dynamic.endpoint import is_this_machine
+
+        settings = self._settings
+        if settings.hosts_store:
+            return native.Host(_listening(settings), self._port)
+        if settings.hosts_store is None and is_this_machine(self._host):
+            try:
+                return native.Host(_listening(settings), self._port)
+            except RendezvousConnectionError as error:
+                log.info("another process hosts the store, as it seems: %s", error)
+        return None
 
     def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
         for store in self._stores:
@@ -129,9 +148,14 @@ class _C10d:
 
 
 def _listening(settings: AgentSettings) -> str:
-    """A store has no password: it is where peers reach this node, and nowhere else."""
+    """A store has no password: a pod's is where peers reach it, and nowhere else.
+
+    An agent that people start may have many addresses, and any of them may be its endpoint.
+    """
     anywhere = settings.bind_address in ("", "0.0.0.0", "::")
-    return settings.address if anywhere else settings.bind_address
+    if not anywhere:
+        return settings.bind_address
+    return settings.address if settings.hosts_store else ""
 
 
 def _dynamic(settings: AgentSettings) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from elasticjob_agent.rdzv_conf import Conf, read_conf
 from elasticjob_agent.settings import (
     AgentSettings,
+    Backend,
     EtcdAccess,
     LogSettings,
     SettingsError,
@@ -26,6 +27,8 @@ from elasticjob_agent.settings import (
 )
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
+from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
 from elasticjob_rendezvous.etcd.errors import InvalidConfiguration
 from elasticjob_rendezvous.etcd.reach import address_of, address_towards
@@ -71,16 +74,13 @@ def plain_agent(options: Options) -> PlainAgent:
     """Check everything that can be checked before anything starts. Raises `SettingsError`."""
     command = _command(options)
     least, most = _nodes(options.nnodes)
-    if options.rdzv_backend not in ("etcd", "elasticjob"):
-        raise SettingsError(
-            f"--rdzv-backend must be etcd (the v3 API), got {options.rdzv_backend!r}"
-        )
+    backend = _backend(options.rdzv_backend)
     if options.max_restarts < 0:
         raise SettingsError(f"--max-restarts must be 0 or more, got {options.max_restarts}")
     conf = read_conf(options.rdzv_conf)
     run_id = _named("--rdzv-id", options.rdzv_id)
     name = _named("--name", options.name or f"{socket.gethostname()}-{os.getpid()}")
-    etcd = _etcd(options.rdzv_endpoint, conf)
+    etcd = _etcd(options.rdzv_endpoint, conf, backend)
     address = _address(options.local_addr, etcd)
     prefix = job_prefix(NAMESPACE, run_id, conf.incarnation)
     loopback = ip_address(address).is_loopback
@@ -116,9 +116,33 @@ def plain_agent(options: Options) -> PlainAgent:
         bind_address=address if loopback else everywhere,
         termination_log=told_termination_log(),
         announce=False,  # the command does, once
+        backend=backend,
+        rendezvous_id=run_id,
+        hosts_store=_hosts(conf),
         warm_start=warm_start_of(options.warm_start, options.warm_start_modules, "--warm-start"),
     )
     return PlainAgent(settings, command, conf.connect_timeout)
+
+
+def _backend(text: str) -> Backend:
+    """`elasticjob` is another name of the v3 API's, as torchrun knows it by our plug-in."""
+    try:
+        return Backend.ETCD if text == "elasticjob" else Backend(text)
+    except ValueError as error:
+        known = "etcd (the v3 API), etcd-v2 (the v2 API, which torchrun calls etcd) or c10d"
+        raise SettingsError(f"--rdzv-backend must be {known}, got {text!r}") from error
+
+
+def _hosts(conf: Conf) -> bool | None:
+    """Whether this agent hosts the c10d store; None: where the endpoint is of this machine."""
+    match conf.is_host.lower():
+        case "":
+            return None
+        case "true" | "1" | "yes":
+            return True
+        case "false" | "0" | "no":
+            return False
+    raise SettingsError(f"--rdzv-conf is_host must be true or false, got {conf.is_host!r}")
 
 
 def slots_of(text: str) -> int:
@@ -196,7 +220,9 @@ def _named(option: str, text: str) -> str:
     return text
 
 
-def _etcd(text: str, conf: Conf) -> EtcdAccess:
+def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
+    if backend is Backend.C10D:
+        return EtcdAccess((_store_endpoint(text),))
     if not text:
         raise SettingsError("--rdzv-endpoint must name etcd, such as host:2379")
     endpoints = endpoints_of(text, "--rdzv-endpoint")
@@ -223,6 +249,17 @@ def _etcd(text: str, conf: Conf) -> EtcdAccess:
     except InvalidConfiguration as error:
         raise SettingsError(f"--rdzv-endpoint {error.endpoint}: {error.detail}") from error
     return EtcdAccess(endpoints, tls, conf.user or None, password or None)
+
+
+def _store_endpoint(text: str) -> str:
+    """Where the c10d store is; as with torchrun, by default on this machine."""
+    try:
+        host, port = parse_store_endpoint(text, DEFAULT_C10D_PORT)
+    except ValueError as error:
+        raise SettingsError(f"--rdzv-endpoint: {error}") from error
+    if not 0 < port < 65536:
+        raise SettingsError(f"--rdzv-endpoint must have a port from 1 to 65535, got {text!r}")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address(local_addr: str, etcd: EtcdAccess) -> str:

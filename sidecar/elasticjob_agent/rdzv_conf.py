@@ -23,6 +23,7 @@ class Conf:
     connect_timeout: float = 30.0
     increment: int = 1
     incarnation: int = 0
+    is_host: str = ""
     protocol: str = ""
     cacert: str = ""
     cert: str = ""

@@ -104,7 +104,8 @@ class AgentSettings:
     `bounds` is None where an operator writes them. `announce`: the launcher
     prints the outcome and leaves its own termination message. `warm_start` None
     starts every worker afresh. `rendezvous_id` and `hosts_store` are for the backends
-    that are not etcd's v3 API; there `etcd` says where their rendezvous is.
+    that are not etcd's v3 API; there `etcd` says where their rendezvous is. `hosts_store`
+    None: this agent hosts it if the endpoint is of this machine and no other does.
     """
 
     prefix: str
@@ -117,7 +118,7 @@ class AgentSettings:
     slots: int = 1
     backend: Backend = Backend.ETCD
     rendezvous_id: str = ""
-    hosts_store: bool = False
+    hosts_store: bool | None = False
     node: str = ""
     role: str = "default"
     bounds: Bounds | None = None

@@ -222,7 +222,9 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             slots, budget = spec.local_world_size, spec.max_restarts
             return directed.member(slots, spec.role, launcher_port, budget)
         node = self._node() if self._shell is None else self._shell.settings
-        terms = Terms(node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds)
+        terms = Terms(
+            node.member, node.run_id, spec.max_restarts, node.stop_grace_seconds, node.name
+        )
         self._ours = HandlerRendezvous(
             terms,
             spec.rdzv_handler,

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, assert_never
 
 from elasticjob_agent.api.calling import in_thread
-from elasticjob_agent.api.looking import ENDED_NOTE, FAILED_NOTE, look, trouble_of
+from elasticjob_agent.api.looking import ENDED_NOTE, FAILED_NOTE, LEFT_NOTE, look, trouble_of
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
 from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
@@ -271,6 +271,8 @@ class HandlerRendezvous:
         leave = getattr(self._handler, "leave", None)
         if leave is None:
             return
+        if self._state.number and self._state.terms.name:
+            await self._note(LEFT_NOTE, self._state.terms.name, DEPART_SECONDS / 4)
         await self._called("leave", leave, DEPART_SECONDS / 2)
         if self._join is None or self._join.done():
             return
@@ -278,10 +280,10 @@ class HandlerRendezvous:
         if not self._join.done():
             await self._called("shutdown", self._handler.shutdown, DEPART_SECONDS / 4)
 
-    async def _note(self, key: str, text: str) -> None:
+    async def _note(self, key: str, text: str, seconds: float = CALL_SECONDS) -> None:
         store = None if self._place is None else self._place.store
         if store is not None:
-            await self._called(key, lambda: store.set(key, text.encode()))
+            await self._called(key, lambda: store.set(key, text.encode()), seconds)
 
     async def _called(
         self, what: str, call: Callable[[], object], seconds: float = CALL_SECONDS

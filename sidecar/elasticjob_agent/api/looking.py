@@ -8,6 +8,7 @@ from elasticjob_agent.core.following import Seen, Trouble
 
 FAILED_NOTE = "elasticjob/failed"
 ENDED_NOTE = "elasticjob/ended"
+LEFT_NOTE = "elasticjob/left"
 
 
 def look(handler: Any, store: Any, met_at: str) -> Seen:
@@ -20,12 +21,15 @@ def look(handler: Any, store: Any, met_at: str) -> Seen:
     if store is None:
         return Seen(waiting, closed)
     news = waiting > 0 or closed
+    lost = getattr(handler, "lost", None)
     return Seen(
         waiting,
         closed,
         failed=_noted(store, FAILED_NOTE) if news else "",
         ended=_noted(store, ENDED_NOTE) if closed else "",
         met=bool(met_at) and bool(store.check([met_at])),
+        lost=waiting > 0 and lost is not None and bool(lost()),
+        left=_noted(store, LEFT_NOTE) if waiting > 0 else "",
     )
 
 

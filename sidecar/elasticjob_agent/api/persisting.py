@@ -85,6 +85,11 @@ class PersistentHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         return 0 if self._handler is None else self._handler.num_nodes_waiting()
 
+    def lost(self) -> bool:
+        """Whether a node of our round is gone, where the handler can tell."""
+        lost = getattr(self._handler, "lost", None)
+        return lost is not None and bool(lost())
+
     def leave(self) -> None:
         """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
         self._going.set()

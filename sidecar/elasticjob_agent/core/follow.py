@@ -187,9 +187,20 @@ def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
     if seen.failed:
         return _stop(state, True, Cause(CauseKind.FAILURE, detail=seen.failed)), ()
     if seen.waiting > 0:
-        many = f"{seen.waiting} node{'s' * (seen.waiting > 1)} wait for a round, or one was lost"
-        return _stop(state, False, Cause(CauseKind.JOIN, detail=many)), ()
+        cause = _cause(seen)
+        return _stop(state, cause.kind is CauseKind.LOSS, cause), ()
     return state, ()
+
+
+def _cause(seen: Seen) -> Cause:
+    """Why a round is over in which no worker failed."""
+    if seen.left:
+        return Cause(CauseKind.LEAVE, (seen.left,))
+    if seen.lost:
+        return Cause(CauseKind.LOSS, detail="a node of the round is gone")
+    one = seen.waiting == 1
+    many = "1 node waits" if one else f"{seen.waiting} nodes wait"
+    return Cause(CauseKind.JOIN, detail=f"{many} for a round, or one was lost")
 
 
 def _stop(state: Following, kill: bool, cause: Cause) -> Following:

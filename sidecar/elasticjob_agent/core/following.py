@@ -5,9 +5,10 @@ answers and from what the agent tells of its node this makes the directives that
 engine would give: `core.follow` decides, and here is what it speaks of. The edge
 (`elasticjob_agent.api.following`) asks the handler and does what is ordered.
 
-Agents of ours leave each other two notes in a round's store, since a handler cannot tell
-them apart: that a worker failed (so the others' collectives cannot end), and that the job
-failed (so nobody is to wait for it). torch's agents neither write nor read them.
+Agents of ours leave each other notes in a round's store, since a handler cannot tell
+them apart: that a worker failed (so the others' collectives cannot end), that the job
+failed (so nobody is to wait for it), and that a node left, rather than was lost. torch's
+agents neither write nor read them.
 """
 
 from __future__ import annotations
@@ -43,12 +44,16 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What never changes: who we are, the job's budget, and the grace of a planned stop."""
+    """What never changes: who we are, the job's budget, and the grace of a planned stop.
+
+    `name` is what people call us.
+    """
 
     member: str
     run_id: str
     max_restarts: int
     stop_grace_seconds: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,8 @@ class Seen:
         failed: the note that a worker failed; empty without one.
         ended: the note that the job failed.
         met: all members have come to the exit barrier.
+        lost: a node of our round is gone, and does not wait for another.
+        left: the note by which a node left; its name.
     """
 
     waiting: int = 0
@@ -113,6 +120,8 @@ class Seen:
     failed: str = ""
     ended: str = ""
     met: bool = False
+    lost: bool = False
+    left: str = ""
 
 
 @dataclass(frozen=True, slots=True)

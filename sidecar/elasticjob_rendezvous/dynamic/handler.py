@@ -182,6 +182,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
             state = self._actor.shared.read(cached=True)
             return nodes_waiting(state, self._held, self._settings)
 
+    def lost(self) -> bool:
+        """Whether a node of our round is gone: it neither has its place nor waits for another."""
+        with self._actor.lock:
+            state, held = self._actor.shared.read(cached=True), self._held
+        if held is None or state.round != held.round:
+            return False
+        return not held.roster.keys() <= state.participants.keys() | state.wait_list
+
     def leave(self) -> None:
         """Give up our place, and leave the rendezvous open for the others."""
         self._release()

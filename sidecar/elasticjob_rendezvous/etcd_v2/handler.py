@@ -86,6 +86,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
             log.info("%s: who waits is not known now: %r", self.get_run_id(), error)
         return self._waiting
 
+    def lost(self) -> bool:
+        """Whether a member of our version is gone, as the last `num_nodes_waiting` has seen it."""
+        with contextlib.suppress(etcd.EtcdException):
+            return self._rdzv_impl.lost()
+        return False
+
     def leave(self) -> None:
         """Take no part any more, and leave the rendezvous open; see `EtcdRendezvous.leave`."""
         self._rdzv_impl.leave()

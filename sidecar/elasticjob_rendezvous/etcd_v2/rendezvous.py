@@ -262,6 +262,12 @@ class EtcdRendezvous(Endings):
                 self._looked = (time.monotonic(), alive)
         return patience.nodes_waiting(state, ours, alive)
 
+    def lost(self) -> bool:
+        """Whether a member of our version is gone, as the last `num_nodes_waiting` has seen it."""
+        state, ours = self._active.state(), self._completed
+        final = state is not None and ours is not None and state.has(Status.FINAL, ours)
+        return final and state is not None and patience.is_lost(state, self._looked[1])
+
     # -- paths, leases, data --------------------------------------------------------
 
     def get_path(self, path: str) -> str:

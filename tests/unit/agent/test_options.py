@@ -95,7 +95,11 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"nproc_per_node": "0"}, "--nproc-per-node"),
         ({"nproc_per_node": "many"}, "--nproc-per-node"),
         ({"max_restarts": -1}, "--max-restarts"),
-        ({"rdzv_backend": "c10d"}, "--rdzv-backend must be etcd"),
+        ({"rdzv_backend": "static"}, "--rdzv-backend must be etcd"),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:no"}, "--rdzv-endpoint"),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}, "port from 1"),
+        ({"rdzv_backend": "c10d", "rdzv_conf": "is_host=maybe"}, "is_host must be true or false"),
+        ({"rdzv_backend": "etcd-v2", "rdzv_endpoint": ""}, "--rdzv-endpoint must name etcd"),
         ({"rdzv_endpoint": ""}, "--rdzv-endpoint must name etcd"),
         ({"rdzv_endpoint": "127.0.0.1"}, "host:port"),
         ({"rdzv_endpoint": "127.0.0.1:no"}, "host:port"),
@@ -166,3 +170,23 @@ def test_the_command_exits_with_2(
         main()
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [("", "localhost:29400"), ("127.0.0.1", "127.0.0.1:29400"), ("[::1]:7", "[::1]:7")],
+)
+def test_the_store_of_c10d_is_here_unless_said(endpoint: str, expected: str) -> None:
+    asked = replace(OPTIONS, rdzv_backend="c10d", rdzv_endpoint=endpoint, local_addr="127.0.0.1")
+    settings = plain_agent(asked).settings
+    assert settings.etcd.endpoints == (expected,)
+    assert (settings.backend, settings.hosts_store) == ("c10d", None)
+    assert settings.rendezvous_id == OPTIONS.rdzv_id, "a plain torchrun names the run so"
+    told = plain_agent(replace(asked, rdzv_conf="is_host=false")).settings
+    assert told.hosts_store is False
+
+
+def test_the_v2_api() -> None:
+    settings = plain_agent(replace(OPTIONS, rdzv_backend="etcd-v2")).settings
+    assert settings.backend == "etcd-v2"
+    assert settings.etcd.endpoints == plain_agent(OPTIONS).settings.etcd.endpoints

@@ -104,7 +104,7 @@ def test_who_waits_ends_the_round_in_good_order() -> None:
 
 def test_who_waits_after_a_failure_of_its_own_has_the_workers_killed() -> None:
     part = running()
-    part.feed(Seen(waiting=1, failed="rank 3 broke"))
+    part.feed(Seen(waiting=1, failed="rank 3 broke", lost=True))
     stop = part.directive
     assert isinstance(stop, Stop)
     assert (stop.kill, stop.cause.kind, stop.cause.detail) == (
@@ -255,3 +255,17 @@ def test_nothing_follows_the_end() -> None:
     assert part.feed(Told(READY)) == ()
     assert part.feed(Joined(roster(1))) == ()
     assert isinstance(part.directive, Refused)
+
+
+def test_why_a_round_is_over_in_which_nothing_failed() -> None:
+    part = running()
+    part.feed(Seen(waiting=1, lost=True))
+    assert part.directive.kill, "collectives with a node that is gone cannot end"
+    assert part.directive.cause.kind is CauseKind.LOSS
+    part = running()
+    part.feed(Seen(waiting=1, lost=True, left="node-2"))
+    assert not part.directive.kill
+    assert (part.directive.cause.kind, part.directive.cause.members) == (
+        CauseKind.LEAVE,
+        ("node-2",),
+    )

@@ -111,8 +111,12 @@ def nodes_waiting(
         if state.status is Status.FINAL:
             return max(state.waiting, 0 if ours is None else 1)
         return 0 if ours is None else max(1, len(state.participants))
-    lost = alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
-    return max(state.waiting, int(lost))
+    return max(state.waiting, int(is_lost(state, alive)))
+
+
+def is_lost(state: State, alive: Collection[str] | None) -> bool:
+    """Whether a member of the version is gone, by the keys that are there."""
+    return alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
 
 
 def _slashed(key: str) -> str:
