@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from elasticjob_agent.api.persisting import PersistentHandler
@@ -15,6 +16,7 @@ from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
     RendezvousParameters,
+    RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.core.records import Bounds
 
@@ -113,6 +115,7 @@ class _C10d:
     def handler(self) -> RendezvousHandler:
         from elasticjob_rendezvous.c10d import native
         from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler, new_node
+        from elasticjob_rendezvous.dynamic.masters import Sharing
 
         settings = self._settings
         if self._hosted is None:
@@ -122,8 +125,17 @@ class _C10d:
         backend, *self._stores = native.connect(
             host, self._port, settings.rendezvous_id, CONNECT_SECONDS
         )
+        # Where torchrun's nodes take part, their workers meet in this store, and so do ours.
+        sharing = Sharing(
+            partial(native.emptied, settings.rendezvous_id),
+            RendezvousStoreInfo(self._host, self._port),
+        )
         return DynamicRendezvousHandler(
-            new_node(settings.address), _dynamic(settings), backend, self._stores[0]
+            new_node(settings.address),
+            _dynamic(settings),
+            backend,
+            self._stores[0],
+            sharing=sharing,
         )
 
     def _host_if_ours(self) -> Any:
@@ -174,6 +186,7 @@ def _dynamic(settings: AgentSettings) -> Any:
         timeout,
         timedelta(seconds=interval),
         BEATS,
+        lasting_store=True,
         recovery_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.settle_seconds)),
     )
 

@@ -162,6 +162,11 @@ def test_torchs_own_handler_is_in_one_gang_with_ours(job: Job) -> None:
     info.store.set("k", "v")
     assert ours.result().store.get("k") == b"v"
     assert isinstance(info.store, torch_distributed.PrefixStore)
+    theirs_at, ours_at = info.bootstrap_store_info, ours.result().bootstrap_store_info
+    assert theirs_at.master_port == ours_at.master_port
+    if ours.result().rank == 0:  # torch's nodes remember one place: that of the backend's store
+        assert ours_at.master_port == job.port
+        assert host.use_agent_store, "so rank 0's worker must not host another"
     theirs.shutdown()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +118,28 @@ def test_what_is_there(dial: Dial) -> None:
     assert other.delete_key("a")
     assert not other.delete_key("a")
     assert not one.check(["a"])
+
+
+@pytest.mark.parametrize("dial", ["ours-ours", "ours-libuv"], indirect=True)
+def test_the_keys_are_told(dial: Dial) -> None:
+    one, other = dial(), dial()
+    one.multi_set(["a", "b/c"], ["1", "2"])
+    assert {"a", "b/c"} <= set(other.list_keys())
+    other.delete_key("a")
+    assert "a" not in one.list_keys()
+
+
+def test_torchs_client_is_told_the_keys_too(server: TCPStoreServer, ours: Clients) -> None:
+    ours(server.port).multi_set(["a", "b/c"], ["1", "2"])
+    # In a process of its own: torch holds Python's lock meanwhile, which our server needs.
+    code = (
+        "import sys, torch.distributed as distributed\n"
+        "store = distributed.TCPStore('127.0.0.1', int(sys.argv[1]), wait_for_workers=False)\n"
+        "print(*sorted(store.list_keys()))"
+    )
+    command = [sys.executable, "-c", code, str(server.port)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == "a b/c\n"
 
 
 def test_a_wait_ends_with_the_last_key(dial: Dial) -> None:

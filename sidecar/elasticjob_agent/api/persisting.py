@@ -67,7 +67,7 @@ class PersistentHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        return False
+        return self._handler is not None and self._handler.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
         info = self._made().next_rendezvous()

@@ -14,10 +14,12 @@ from typing import Any
 
 from elasticjob_rendezvous.api import RendezvousConnectionError
 from elasticjob_rendezvous.c10d.backend import NOTHING, C10dRendezvousBackend
+from elasticjob_rendezvous.c10d.stores import empty
 from elasticjob_rendezvous.tcpstore import StoreGone, StoreTimeout, TCPStore, TCPStoreServer
 
 log = logging.getLogger(__name__)
 
+EMPTY_SECONDS = 5.0
 READ_SECONDS = 20.0
 """How long a key of a round is waited for: whoever is to set it may just have died."""
 
@@ -74,6 +76,24 @@ class MendingBackend(C10dRendezvousBackend):
         if self._connection and found == NOTHING:
             log.warning("%s: the c10d store came back empty: its host was lost", self._key)
         self._connection = store.connections
+
+
+def emptied(run_id: str, host: str, port: int) -> None:
+    """Delete all keys of a TCPStore but those of this run's rendezvous; see `masters.Sharing`.
+
+    Raises:
+        RendezvousConnectionError: it can't be reached, or serves another run too.
+    """
+    try:
+        store = TCPStore(host, port, timedelta(seconds=EMPTY_SECONDS))
+    except StoreGone as error:
+        raise RendezvousConnectionError(str(error)) from error
+    try:
+        empty(store, run_id, f"{host}:{port}")
+    except (StoreGone, StoreTimeout) as error:
+        raise RendezvousConnectionError(str(error)) from error
+    finally:
+        store.close()
 
 
 def connect(

@@ -96,18 +96,26 @@ def emptied(run_id: str, host: str, port: int) -> None:
             missing.
     """
     try:
-        store = _connected(host, port, False, EMPTY_SECONDS)
-        keys: list[str] = store.list_keys()
-        _refuse_other_runs(keys, run_id, f"{host}:{port}")
-        for key in keys:
-            if not key.startswith(STATE_PREFIX):
-                store.delete_key(key)
+        empty(_connected(host, port, False, EMPTY_SECONDS), run_id, f"{host}:{port}")
     except RendezvousConnectionError:
         raise
     except (RendezvousError, *_FAILURES) as error:
         raise RendezvousConnectionError(
             f"could not empty the c10d store at {host}:{port}: {error}"
         ) from error
+
+
+def empty(store: Any, run_id: str, where: str) -> None:
+    """Delete all of its keys but those of this run's rendezvous.
+
+    Raises:
+        RendezvousConnectionError: it serves another run too.
+    """
+    keys: list[str] = store.list_keys()
+    _refuse_other_runs(keys, run_id, where)
+    for key in keys:
+        if not key.startswith(STATE_PREFIX):
+            store.delete_key(key)
 
 
 def _refuse_other_runs(keys: list[str], run_id: str, where: str) -> None:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from elasticjob_rendezvous.tcpstore.wire import (
     I64,
+    KEY_PREFIX,
     NOT_READY,
     READY,
     STOP_WAITING,
@@ -152,6 +153,15 @@ class TCPStore:
 
     def num_keys(self) -> int:
         return self._asked(query(Query.NUM_KEYS), lambda wire: wire.number(I64))
+
+    def list_keys(self) -> list[str]:
+        """All keys of the store; torch's servers know this since 2.10 or so."""
+
+        def answer(wire: _Wire) -> list[str]:
+            found = [wire.block() for _ in range(wire.number(U64))]
+            return [key.removeprefix(KEY_PREFIX).decode(errors="replace") for key in found]
+
+        return self._asked(query(Query.LIST_KEYS), answer)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Waits for all keys. Raises StoreTimeout."""

@@ -23,6 +23,9 @@ class Memory:
     def waiting(self) -> int:
         return len(self._missing)
 
+    def keys(self) -> list[bytes]:
+        return list(self._values)
+
     def get(self, key: bytes) -> bytes:
         """The value; empty for a key that is not there."""
         return self._values.get(key, b"")

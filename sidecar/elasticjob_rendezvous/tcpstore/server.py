@@ -30,6 +30,7 @@ from elasticjob_rendezvous.tcpstore.wire import (
     Malformed,
     Query,
     block,
+    keys_of,
 )
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,8 @@ class TCPStoreServer:
                 for _ in range(await _count(reader, MAX_KEYS)):
                     key, value = await _key(reader), await _value(reader)
                     _wake(memory.set(key, value))
+            case Query.LIST_KEYS:
+                writer.write(keys_of(memory.keys()))
             case Query.VALIDATE:
                 raise Malformed("validated twice")
 

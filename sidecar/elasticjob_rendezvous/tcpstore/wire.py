@@ -20,6 +20,9 @@ There is no version and no name in it: who speaks something else is only noticed
 | DELETE_KEY | key | 8 bytes: how many were deleted |
 | MULTI_GET | keys | the values |
 | MULTI_SET | count, then key and value of each | none |
+| LIST_KEYS | none | all keys, prefix and all |
+
+Queues (14 to 16) are not served: nothing of a rendezvous uses them.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class Query(IntEnum):
     MULTI_SET = 11
     CANCEL_WAIT = 12
     PING = 13
+    LIST_KEYS = 17
 
 
 class Malformed(ValueError):
