@@ -21,6 +21,8 @@ from elasticjob_rendezvous.core.records import CauseKind, FailureClass
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
 _UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
+_WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
+"""There was nothing to recover from."""
 _VERBS = {
     "detect": "noticing",
     "stop": "stopping",
@@ -54,7 +56,8 @@ def _told(begin: str, found: RoundStatus) -> Iterator[str]:
         yield text
         return
     parts = _parts(found)
-    yield f"{text}, recovered in {seconds_text(spent)}" + (f" ({parts})" if parts else "")
+    lasted = "with a pause of" if found.cause in _WISHED else "recovered in"
+    yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
     if found.first_step_ms is not None:
         yield f"The first step came {seconds_text(found.first_step_ms)} after that"
 

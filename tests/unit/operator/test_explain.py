@@ -269,14 +269,14 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 left (it was told "
         "to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 "
         "s, coming together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s "
-        "after that. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, recovered in 40 ms "
+        "after that. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, with a pause of 40 ms "
         "(starting 40 ms).",
     ),
     "grown": (
         observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, JOINED))),
         {},
         "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC on "
-        "2026-01-31, recovered in 40 ms (starting 40 ms).",
+        "2026-01-31, with a pause of 40 ms (starting 40 ms).",
     ),
     "its workers start": (
         observed(
