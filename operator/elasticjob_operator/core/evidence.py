@@ -9,6 +9,7 @@ from elasticjob_operator.core.costs import lasted_ms
 from elasticjob_operator.core.observed import NodeState, Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.core.words import GOING
+from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_operator.model.status import RoundStatus, Status
 
 
@@ -48,6 +49,18 @@ def began_at(found: RoundStatus) -> datetime | None:
     if found.final_time is None:
         return None
     return found.final_time - timedelta(milliseconds=lasted_ms(found))
+
+
+def began_anew(view: RendezvousView, before: Status) -> bool:
+    """Whether another incarnation is looked at than before: its rounds are counted from one.
+
+    Within one incarnation numbers only grow, and what is closed stays closed.
+    """
+    known = before.rendezvous
+    if known is None or not view.readable:
+        return False
+    closed = known.state is RendezvousState.CLOSED and view.state is not RendezvousState.CLOSED
+    return closed or known.round > view.round
 
 
 def _known(number: int, before: Status) -> str:

@@ -9,7 +9,7 @@ from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions
 from elasticjob_operator.core.costs import recovery_ms
 from elasticjob_operator.core.culprits import first_failure
-from elasticjob_operator.core.evidence import reason_of, reasons
+from elasticjob_operator.core.evidence import began_anew, reason_of, reasons
 from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.lifecycle import FINISHED, next_phase
 from elasticjob_operator.core.names import selector
@@ -51,7 +51,9 @@ def next_status(
     phase = next_phase(job, view, now)
     census, size = take_census(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
-    reason = reason_of(view, observed.pods, before) if view.readable else ""
+    # Of an earlier incarnation nothing is known of this one's rounds.
+    past = Status() if began_anew(view, before) else before
+    reason = reason_of(view, observed.pods, past) if view.readable else ""
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
@@ -64,8 +66,8 @@ def next_status(
             _interruptions(view.interruptions) if view.readable else before.interruptions
         ),
         members=_members(view) if view.readable else before.members,
-        rounds=_rounds(view, reasons(view, reason, before)) if view.readable else before.rounds,
-        first_failure=first_failure(view, reason, observed.pods, before),
+        rounds=_rounds(view, reasons(view, reason, past)) if view.readable else before.rounds,
+        first_failure=first_failure(view, reason, observed.pods, past),
         conditions=(
             # The end is told once: what happens to the pods afterwards does not change it.
             before.conditions

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodEnd
-from elasticjob_operator.core.rendezvous_view import CauseView, FailureView, RoundView
+from elasticjob_operator.core.rendezvous_view import (
+    UNREADABLE,
+    CauseView,
+    FailureView,
+    RendezvousView,
+    RoundView,
+)
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import RendezvousState
 from elasticjob_operator.model.enums import Phase
@@ -120,3 +126,30 @@ def test_a_later_workers_failure_takes_the_place_of_a_lost_node() -> None:
     )
     assert after.first_failure is not None
     assert (after.first_failure.round, after.first_failure.class_) == (2, "UserError")
+
+
+@pytest.mark.parametrize(
+    "suspended",
+    [
+        RendezvousView(state=RendezvousState.CLOSED, round=2),
+        replace(UNREADABLE, round=2),
+    ],
+    ids=["seen closed", "not seen"],
+)
+def test_of_an_earlier_incarnation_nothing_is_known(suspended: RendezvousView) -> None:
+    """A resumed job counts its rounds from one again."""
+    lost = next_of(opening(CauseView("loss", ("job-2",))))
+    drained_ = next_of(opening())
+    assert drained_.rendezvous is not None
+    for before in (lost, drained_):
+        paused = next_of(observed(view=suspended), before)
+        empty = next_of(observed(view=RendezvousView()), paused)
+        assert empty.first_failure is None
+        sealed = final_round(2, 2, cause=LEFT, rounds=(FIRST, SECOND))
+        again = next_of(observed(*running(2), view=sealed), empty)
+        assert [found.reason for found in again.rounds] == ["", ""]
+
+
+def test_while_nothing_can_be_read_the_failure_stays() -> None:
+    lost = next_of(opening(CauseView("loss", ("job-2",))))
+    assert next_of(observed(view=UNREADABLE), lost).first_failure == lost.first_failure
