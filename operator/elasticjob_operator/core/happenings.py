@@ -20,7 +20,7 @@ from elasticjob_operator.core.actions import (
 from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import DELETED, because
+from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     CauseStatus,
@@ -150,7 +150,18 @@ def _failure(before: Status, after: Status) -> Iterator[Happening]:
     failure = after.first_failure
     if failure is None or failure == before.first_failure:
         return
-    yield Happening(EventType.WARNING, "WorkerFailed", failure_text(failure))
+    if failure.class_ in UNCHARGED:
+        yield Happening(EventType.WARNING, failure.class_, gone_text(failure))
+    else:
+        yield Happening(EventType.WARNING, "WorkerFailed", failure_text(failure))
+
+
+def gone_text(failure: FirstFailure) -> str:
+    """A node that went, in one sentence: none of its workers failed."""
+    where = f" on {failure.node}" if failure.node else ""
+    said = f": {failure.message}" if failure.message else ""
+    meaning = CLASSES[failure.class_].meaning
+    return f"{failure.pod}{where} went in round {failure.round}: {meaning}{said}"
 
 
 def failure_text(failure: FirstFailure) -> str:

@@ -8,6 +8,7 @@ from elasticjob_operator.core.costs import parts_ms, recovery_ms, seconds_text
 from elasticjob_operator.core.evidence import began_at
 from elasticjob_operator.core.words import (
     CLASSES,
+    UNCHARGED,
     UNKNOWN_CLASS,
     because,
     counted,
@@ -17,10 +18,9 @@ from elasticjob_operator.core.words import (
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
-from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+from elasticjob_rendezvous.core.records import CauseKind
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
-_UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
 _WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
 """There was nothing to recover from."""
 _VERBS = {
@@ -79,7 +79,7 @@ def latest_failure(job: ElasticJob) -> Iterator[str]:
     yield f"{_culprit(failure)}: {words.meaning}" + _message(failure)
     yield words.remedy
     used, most = job.status.restarts, job.spec.max_restarts
-    if failure.class_ not in _UNCHARGED and job.status.phase not in ENDED:
+    if failure.class_ not in UNCHARGED and job.status.phase not in ENDED:
         yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"
 
 

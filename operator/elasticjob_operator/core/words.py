@@ -109,6 +109,8 @@ CLASSES: Mapping[str, Words] = {
     ),
 }
 """By class. One that is not here is of a newer agent."""
+UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
+"""Classes of nodes: none of their workers failed."""
 UNKNOWN_CLASS = Words("a worker failed", "See the pod's log")
 
 OBSTACLES: Mapping[Obstacle, Words] = {

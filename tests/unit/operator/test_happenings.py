@@ -136,6 +136,19 @@ def test_the_first_failure_is_told_with_the_end_of_its_traceback() -> None:
     assert told(after, after) == []
 
 
+def test_a_node_that_went_is_no_failed_worker() -> None:
+    before = status_of(final_round(2))
+    failure = FailureView(2, "job-0", "node-a", kind="NodeLost")
+    found = told(before, status_of(final_round(2, first_failure=failure), before))
+    assert found == [
+        (
+            "NodeLost",
+            "job-0 on node-a went in round 2: it stopped without a word, as when its machine is "
+            "lost",
+        )
+    ]
+
+
 def test_a_signal_is_told_as_one() -> None:
     before = status_of(final_round(2))
     failure = FailureView(2, "job-0", exit_code=-9, signal=9, kind="OutOfMemory")
