@@ -74,6 +74,9 @@ def _fresh_seeds() -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()
+    generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         current = process.current_process()
