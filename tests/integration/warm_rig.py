@@ -37,9 +37,12 @@ class Warm:
         self.store_port = 0
         self._round = 0
 
-    async def prepare(self, *argv: str, **options: Any) -> Prepared:
+    async def ask(self, *argv: str, **options: Any) -> None:
         options.setdefault("env", SHARED)
         await self.hands.prepare(PrepareWorkers(argv, **options))
+
+    async def prepare(self, *argv: str, **options: Any) -> Prepared:
+        await self.ask(*argv, **options)
         self.prepared = await self._until(Prepared)
         return self.prepared
 
@@ -60,6 +63,10 @@ class Warm:
     async def start(
         self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None
     ) -> Started:
+        await self.order(*argv, count=count, env=env)
+        return await self._until(Started, round=self._round)
+
+    async def order(self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None) -> None:
         self._round += 1
         logs = self.folder / f"round-{self._round}"
         workers = []
@@ -70,12 +77,14 @@ class Warm:
             whole = {**SHARED, **ranks, **files, **(env or {})}
             workers.append(WorkerStart(rank, argv, whole, str(logs / str(rank)), f"[{rank}] "))
         await self.hands.start(StartWorkers(self._round, tuple(workers), 1 << 20))
-        return await self._until(Started, round=self._round)
 
     async def ended(self, count: int = 1) -> dict[int, WorkerExited]:
         found = [await self._until(WorkerExited) for _ in range(count)]
         await self._until(Stopped, round=self._round)
         return {exited.local_rank: exited for exited in found}
+
+    async def stopped(self) -> None:
+        await self._until(Stopped, round=self._round)
 
     async def outcome(
         self, *argv: str, env: Mapping[str, str] | None = None

@@ -1,0 +1,218 @@
+"""What is preloaded and what is not, what a standby learns, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launcher_rig import mark, soon
+from tests.integration.test_warm_start import children_of, parent_of
+from tests.integration.warm_rig import SHARED, Warm, said, script, warm
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+# Says at its start which of its modules were there before.
+LOADED = "import sys; there = sorted(n for n in sys.modules if n.endswith('_pkg'))\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "plain_pkg.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+REFUSED = {
+    "a rank": ("import os; value = os.environ.get('RANK')\n", "", "reads RANK"),
+    "a rank, its error swallowed": (
+        "import os\ntry: value = os.environ['RANK']\nexcept BaseException: value = None\n",
+        "",
+        "reads RANK",
+    ),
+    "a variable that is set": (
+        "import os; value = os.environ.get('MODE')\n",
+        "import os; os.environ['MODE'] = '0'\n",
+        "reads MODE, which your program sets",
+    ),
+    "a module of the user's": ("from mine import value\n", "", "imports mine, which is your own"),
+    "a thread": (
+        "import threading, time; value = 0\n"
+        "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n",
+        "",
+        "starts threads",
+    ),
+    "an error": (
+        "import os; value = 0\nif 'ELASTICJOB_ROUND' not in dict(os.environ): 1 / 0\n",
+        "",
+        "ZeroDivisionError",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_module_that_must_be_the_workers_own_is_left_to_it(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    source, before, words = REFUSED[name]
+    (installed / "odd_pkg.py").write_text(source)
+    script(tmp_path / "code", "value = 0\n", "mine.py")
+    program = f"{LOADED}{before}import plain_pkg, odd_pkg\nprint(there, odd_pkg.value)\n"
+    path = script(tmp_path / "code", program)
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        assert hands.prepared.ready, hands.prepared.reason
+        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert started.warm, started.cold_reason
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg'] 0\n"
+    assert words in capfd.readouterr().err
+
+
+def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "lazy_pkg.py").write_text("")
+    own = tmp_path / "code" / "mine.py"
+    program = (
+        f"{LOADED}import mine, time\ndef main():\n    import lazy_pkg\n"
+        "    print(there, mine.value, flush=True)\n    time.sleep(100)\nmain()\n"
+    )
+    path = script(tmp_path / "code", program)
+    own.write_text("value = 1\n")
+    memory = tmp_path / "preload.json"
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path, memory=str(memory))
+        assert (await hands.start(sys.executable, path)).warm
+        await soon(memory.exists)
+        assert "lazy_pkg" in json.loads(memory.read_text())["learned"]
+        await hands.hands.stop(1, 0)
+        await hands.ended()
+        own.write_text("value = 'two'\n")
+        assert (await hands.start(sys.executable, path)).warm
+        output = tmp_path / "logs" / "round-2" / "0" / "stdout.log"
+        await soon(lambda: output.exists() and output.stat().st_size)
+        await hands.hands.stop(2, 0)
+        await hands.ended()
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "[] 1\n"
+    assert said(tmp_path / "logs", 2) == "['lazy_pkg'] two\n"
+
+
+def test_modules_of_ones_own_choice(tmp_path: Path, installed: Path) -> None:
+    path = script(tmp_path / "code", f"{LOADED}print(there)\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path, modules=("plain_pkg",))
+        assert (await hands.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg']\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("sh", "-c", "exit 0"), "the command is a shell"),
+        ((sys.executable, "-c", "pass"), "option -c"),
+        (("true",), "no Python program"),
+    ],
+)
+def test_a_command_that_cannot_be_forked_is_started_afresh(
+    tmp_path: Path, argv: tuple[str, ...], words: str
+) -> None:
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(*argv)
+        assert not hands.prepared.ready
+        assert words in hands.prepared.reason
+        started, exited = await hands.outcome(*argv)
+        assert (started.warm, started.cold_reason) == (False, hands.prepared.reason)
+        assert exited.exit_code == 0
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_another_environment_costs_one_cold_round(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import os; print(os.environ['MODE'])\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path, env={**SHARED, "MODE": "1"})
+        assert (await hands.outcome(sys.executable, path, env={"MODE": "1"}))[0].warm
+        started, _ = await hands.outcome(sys.executable, path, env={"MODE": "2"})
+        assert started.cold_reason == "the environment changed (MODE)"
+        assert (await hands.outcome(sys.executable, path, env={"MODE": "2"}))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert [said(tmp_path / "logs", number) for number in (1, 2, 3)] == ["1\n", "2\n", "2\n"]
+
+
+def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import time; time.sleep(100)\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        started = await hands.start(sys.executable, path)
+        launcher = parent_of(started.pids[0])
+        (standby,) = [pid for pid in children_of(launcher) if pid != started.pids[0]]
+        await hands.hands.stop(1, 0)
+        await hands.ended()
+        os.kill(standby, signal.SIGSTOP)
+        started = await hands.start(sys.executable, path)
+        assert "did not fork within" in started.cold_reason
+        assert started.pids
+        await hands.hands.stop(2, 0)
+        await hands.ended()
+        assert (await hands.start(sys.executable, path)).warm
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_one_that_cannot_start_is_given_up(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "print(1)\n")
+    argv = (sys.executable, "-X", "no-such-thing=", "-W", "error", path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "sitecustomize.py").write_text(
+        "import os, sys\nif '-c' in sys.orig_argv: os._exit(9)\n"
+    )
+
+    async def scenario(hands: Warm) -> None:
+        env = {"PYTHONPATH": str(tmp_path / "broken")}
+        await hands.prepare(*argv, env={**SHARED, **env})
+        assert hands.prepared.reason == (
+            "given up after 4 standbys: the standby ended with exit code 9"
+        )
+        started, exited = await hands.outcome(*argv, env=env)
+        assert (started.warm, exited.exit_code) == (False, 0)
+
+    warm(tmp_path / "logs", scenario)
+
+
+def test_a_round_is_stopped_while_its_standby_still_loads(tmp_path: Path, installed: Path) -> None:
+    (installed / "slow_pkg.py").write_text(
+        f"import time, pathlib\npathlib.Path({str(tmp_path / 'loads')!r}).touch()\n"
+        "time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", "import slow_pkg\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.ask(sys.executable, path)
+        await soon((tmp_path / "loads").exists)
+        await hands.order(sys.executable, path)
+        await hands.hands.stop(1, 0)
+        await hands.stopped()
+
+    warm(tmp_path / "logs", scenario)
