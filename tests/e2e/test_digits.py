@@ -86,7 +86,7 @@ def test_the_example_trains_from_apply_to_finished(
     report.add("digits", accuracy=float(accuracy), rounds=status["rounds"])
 
     wide = corner.kubectl("get", "ej", "digits", "-o", "wide").splitlines()
-    assert wide[0].split()[8:] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
+    assert wide[0].split()[8:13] == ["MIN", "MAX", "MASTER", "CAUSE", "FAILURE"]
     assert wide[1].split()[8:12] == ["1", "4", "digits-0", "start"]
     corner.until(lambda: _phases(corner) == ["Succeeded"] * 2, "the pods to have succeeded")
     told_of = {"PodsCreated", "RoundFinal", "Running", "Succeeded"}
