@@ -67,6 +67,7 @@ class Coordinator:
         last: the newest final round and roster this member has seen, to restore
             them if etcd loses its data.
         silenced: member -> (times it failed to confirm, until when it does not count).
+        awaited: how many members must still speak before there is anything to do; 0: not known.
     """
 
     keys: Keys
@@ -77,6 +78,7 @@ class Coordinator:
     leavers: dict[str, str] = field(default_factory=dict)
     split: dict[str, int] = field(default_factory=dict)
     active: bool = False
+    awaited: int = 0
 
     def take_over(self, now: float, proven_gone: Iterable[Session]) -> None:
         """Begin a coordinatorship: all timers restart on our own clock.
@@ -103,6 +105,7 @@ class Coordinator:
         `brought` are the bounds to write where nobody else does.
         """
         self.timers.begin_step(clock.now)
+        self.awaited = 0
         if not view.malformed.keys().isdisjoint((self.keys.round, self.keys.bounds)):
             return None
         if view.bounds is None:
@@ -191,6 +194,7 @@ class Coordinator:
             frozen = replace(FIRST, state=RoundState.FROZEN, ids=choice.ids)
             note = f"round 1 opens, frozen with {len(choice.ids)} members"
             return self._write(view, own, clock, frozen, ops, note, compares)
+        self.awaited = max(0, bounds.wanted - len(count.waiting))
         crowd = bounds.min_nodes >= CROWD
         if crowd and not self.timers.over("first round", CROWD_SECONDS):
             return None
@@ -286,6 +290,7 @@ class Coordinator:
         called = enough and self.timers.over(call, bounds.last_call_seconds)
         choice = census.choose(count, bounds, current.previous, called)
         if isinstance(choice, census.Wait):
+            self.awaited = max(0, bounds.wanted - len(count.waiting))
             return self._join_timeout(view, own, bounds, clock, choice)
         frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids)
         note = f"round {current.number} is frozen with {len(choice.ids)} members"
@@ -369,6 +374,7 @@ class Coordinator:
                 silent.append(member.record)
         asked = ("state", current.number, current.state)
         if silent and not self.timers.over(asked, bounds.confirm_seconds):
+            self.awaited = len(silent)
             return None
         for late in silent:
             self._silence(late.id, clock.now)

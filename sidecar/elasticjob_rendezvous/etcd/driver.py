@@ -109,6 +109,7 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._defect: asyncio.Future[None] | None = None
         self._pump_due: asyncio.TimerHandle | None = None
+        self._gathered = 0  # changes since the last step
         self._pumping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -122,7 +123,7 @@ class Driver:
         self._events.append(event)
         if self._loop is None or self._pumping:
             return
-        if not (isinstance(event, Changed) and self._crowded()):
+        if not (isinstance(event, Changed) and self._crowded()) or self._all_spoke(event):
             self._pump()
         elif self._pump_due is None:
             self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
@@ -130,6 +131,11 @@ class Driver:
     def _crowded(self) -> bool:
         """Whether many members are likely to speak at once, and we judge them all each time."""
         return self._engine.coordinator.active and len(self._engine.view.sessions) >= CROWD
+
+    def _all_spoke(self, event: Changed) -> bool:
+        """Whether those for whom the coordinator waits may all have spoken."""
+        self._gathered += len(event.events)
+        return 0 < self._engine.coordinator.awaited <= self._gathered
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -154,6 +160,7 @@ class Driver:
             self._pump_due.cancel()
             self._pump_due = None
         self._pumping = True
+        self._gathered = 0
         try:
             while self._events:
                 events, self._events = self._events, []

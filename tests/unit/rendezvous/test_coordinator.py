@@ -186,6 +186,17 @@ def test_the_first_round_of_a_crowd_waits_for_it_a_moment() -> None:
     assert job.later(CROWD_SECONDS).act().state is JOINABLE
 
 
+def test_how_many_must_still_speak_is_known() -> None:
+    job = Job("a", "b", min_nodes=4, max_nodes=4).round(1).idle()
+    assert job.coordinator.awaited == 2
+    job.member("c").member("d").act()
+    assert job.coordinator.awaited == 0
+    assert job.idle().coordinator.awaited == 4
+    revision = job.view().round.modified  # type: ignore[union-attr]
+    job.change("a", confirmed=revision).change("c", confirmed=revision).idle()
+    assert job.coordinator.awaited == 2
+
+
 def test_bounds_that_came_meanwhile_are_not_changed() -> None:
     job = Job("a", "b").brings(Bounds(1, 2))
     act = job.look()
