@@ -26,6 +26,7 @@ from elasticjob_operator.core.actions import (
 )
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.observed import Obstacle
+from elasticjob_operator.core.offenders import avoided
 from elasticjob_operator.core.plan import Plan
 from elasticjob_operator.core.pod import PodSettings, TemplateRefused, pod
 from elasticjob_operator.dependents import Dependents, NameTaken
@@ -232,7 +233,10 @@ class Applier:
         namespace, memory = task.job.metadata.namespace, task.memory
         assert memory.access is not None
         try:
-            body = pod(task.job, action.index, action.incarnation, self._settings, memory.access)
+            avoid = avoided(task.job.status, self._now())
+            body = pod(
+                task.job, action.index, action.incarnation, self._settings, memory.access, avoid
+            )
             # Strict: the API server would drop a misspelt field of the template without a word.
             raw = await self._kube.create(PODS, namespace, body, strict=True)
         except AlreadyExists:

@@ -7,6 +7,7 @@ same. Each sentence is whole; the times in them are absolute, so that nothing ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from elasticjob_operator.core.conditions import refusal_of
 from elasticjob_operator.core.missing import Missing, missing
@@ -151,10 +152,27 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     yield from _remedies(reasons)
     if waiting:
         yield _standby(job, waiting)
+    yield from _poor(status)
     yield from _clamped(job)
     done = [member.pod for member in status.members if member.state == "done"]
     if done:
         yield f"{named(done)} {'have' if len(done) > 1 else 'has'} finished, the others not yet"
+
+
+def _poor(status: Status) -> Iterator[str]:
+    """Machines and nodes that the job would do better without."""
+    for slow in status.stragglers:
+        where = f" on {slow.node}" if slow.node else ""
+        yield f"{slow.pod}{where} has been slower than its peers since {_clock(slow.since)}"
+    for node in status.avoided_nodes:
+        yield (
+            f"New pods prefer other nodes than {node.node} until {_clock(node.until)}, because "
+            f"it failed the job {node.reason}"
+        )
+
+
+def _clock(when: datetime) -> str:
+    return moment(when).removeprefix("at ")
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:

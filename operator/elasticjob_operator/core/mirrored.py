@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -11,6 +11,7 @@ from elasticjob_operator.core.rendezvous_view import (
     FailureView,
     InterruptionsView,
     MemberView,
+    OffenceView,
     OutcomeKind,
     OutcomeView,
     RendezvousView,
@@ -29,6 +30,7 @@ from elasticjob_rendezvous.core.records import (
     Counts,
     Done,
     Failure,
+    FailureClass,
     History,
     Member,
     MemberState,
@@ -37,6 +39,9 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
+
+_OF_MACHINES = frozenset({FailureClass.SIGNAL, FailureClass.HANG, FailureClass.HOST_OUT_OF_MEMORY})
+"""Failures that may well be the machine's: a script's own errors are the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         rounds=tuple(_round_view(found.histories[n]) for n in sorted(found.histories)),
         failures_charged=len(current.charged),
         interruptions=_interruptions(current.counts),
+        offences=tuple(_offences(found)),
         first_failure=_first_failure(found, current.charged),
         outcome=_outcome_view(current.outcome),
     )
@@ -182,6 +188,24 @@ def _waiting_reason(found: Records, waiting: int) -> str:
 
 def _moment(utc_ms: int) -> datetime | None:
     return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
+
+
+def _offences(found: Records) -> Iterator[OffenceView]:
+    """What machines did to this job: nodes that were lost, workers that no script ended."""
+    for number, history in sorted(found.histories.items()):
+        before = max((n for n in found.rosters if n < number), default=None)
+        at = _moment(history.final_ms)
+        if before is None or at is None:
+            continue
+        if history.cause.kind is CauseKind.LOSS:
+            seats = {seat.name: seat for seat in found.rosters[before].seats}
+            for name in history.cause.members:
+                if name in seats and seats[name].node:
+                    yield OffenceView(seats[name].node, at, "NodeLost")
+        elif history.cause.kind is CauseKind.FAILURE:
+            culprit = verdicts.culprit(f for f in found.failures if f.round == before)
+            if culprit is not None and culprit.node and culprit.kind in _OF_MACHINES:
+                yield OffenceView(culprit.node, at, culprit.kind.value)
 
 
 def _interruptions(counts: Counts) -> InterruptionsView:
@@ -205,6 +229,7 @@ def _member_view(member: Member, roster: Roster | None) -> MemberView:
         id=member.id,
         step=None if member.step < 0 else member.step,
         checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
+        busy_ms=member.busy_ms,
     )
 
 
@@ -220,7 +245,8 @@ def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
         old, new = decode(Member, after.key, before.value), decode(Member, after.key, after.value)
     except MalformedRecord:
         return False
-    return replace(old, step=new.step, checkpoint_step=new.checkpoint_step) == new
+    told = replace(old, step=new.step, checkpoint_step=new.checkpoint_step, busy_ms=new.busy_ms)
+    return told == new
 
 
 def _round_view(item: History) -> RoundView:

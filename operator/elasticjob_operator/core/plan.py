@@ -42,10 +42,11 @@ from elasticjob_operator.core.lifecycle import (
 )
 from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import NodeState, Observed, Pod
+from elasticjob_operator.core.offenders import avoided, flagged
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.sizes import WantedSize, wanted_size
 from elasticjob_operator.core.store_host import stale_store, with_store
-from elasticjob_operator.core.victims import DeleteReason, surplus
+from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
 from elasticjob_operator.model.enums import CleanPodPolicy, Phase
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_rendezvous.core.records import Bounds
@@ -204,7 +205,9 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     victims: list[tuple[Pod, DeleteReason]] = []
     if not view.finishing and (view.readable or not steered):
         able_to_go = [pod for pod in census.counted if not keeps_store(job, pod.index)]
-        victims = surplus(able_to_go, view, -missing, given_up)
+        slower = flagged(job.status.stragglers, now)
+        poor = Poor(frozenset(avoided(job.status, now)), slower)
+        victims = surplus(able_to_go, view, -missing, given_up, poor)
     elif view.finishing:
         # A newcomer could not enter; only a job that cannot go on below its minimum needs one.
         missing = min(missing, job.spec.min_nodes - len(census.counted))

@@ -5,7 +5,7 @@ Pure, and the same for the same arguments. See docs/pod.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elasticjob_operator.core import clashes, names
@@ -37,13 +37,21 @@ _MESH_LABELS = ("sidecar.istio.io/inject", "kuma.io/sidecar-injection")
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _LOSABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """Without it the autoscaler would keep every machine on which one of our folders lies."""
+_PREFERRED, _MOST_WEIGHT = "preferredDuringSchedulingIgnoredDuringExecution", 100
 _SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
 
 
 def pod(
-    job: ElasticJob, index: int, incarnation: int, settings: PodSettings, access: Access
+    job: ElasticJob,
+    index: int,
+    incarnation: int,
+    settings: PodSettings,
+    access: Access,
+    avoid: Sequence[str] = (),
 ) -> Json:
     """The job's pod with this index, as it is sent to the API server.
+
+    It had better run on none of the machines in `avoid`, and does if there are no others.
 
     Raises:
         TemplateRefused: the template cannot be made a pod; names the field and the fix.
@@ -80,6 +88,7 @@ def pod(
             "hostname": name,
             "subdomain": names.service_name(job),
             **_pull_secrets(spec, settings),
+            **_elsewhere(spec, avoid),
             "initContainers": [
                 launcher(settings, around),
                 *mappings(spec, "initContainers", ()),
@@ -144,6 +153,21 @@ def _priority(job: ElasticJob, spec: Json) -> Json:
             f"must be absent or {wanted}, as runPolicy.schedulingPolicy.priorityClass is",
         )
     return {"priorityClassName": wanted} if wanted else {}
+
+
+def _elsewhere(spec: Json, avoid: Sequence[str]) -> Json:
+    """The user's affinity, with a preference for other machines than these."""
+    if not avoid:
+        return {}
+    affinity = mapping(spec, "affinity", ())
+    nodes = mapping(affinity, "nodeAffinity", ("affinity",))
+    where = ("affinity", "nodeAffinity")
+    wishes = mappings(nodes, _PREFERRED, where)
+    others = [
+        {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in avoid
+    ]
+    wish = {"weight": _MOST_WEIGHT, "preference": {"matchFields": others}}
+    return {"affinity": {**affinity, "nodeAffinity": {**nodes, _PREFERRED: [*wishes, wish]}}}
 
 
 def _pull_secrets(spec: Json, settings: PodSettings) -> Json:

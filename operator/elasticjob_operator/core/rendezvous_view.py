@@ -53,7 +53,8 @@ class MemberView:
     uid of its pod.
 
     `state` is what its agent says: waiting, running, stopping, leaving or done. `step` and
-    `checkpoint_step` are what its script told, if it does, some seconds ago.
+    `checkpoint_step` are what its script told, if it does, some seconds ago; `busy_ms` what a step
+    takes it without its waiting for others, 0 where it does not tell.
     """
 
     pod: str
@@ -64,6 +65,7 @@ class MemberView:
     id: str = ""
     step: int | None = None
     checkpoint_step: int | None = None
+    busy_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,15 @@ class FailureView:
 
 
 @dataclass(frozen=True, slots=True)
+class OffenceView:
+    """A machine did something to the job at a UTC time: a class of failure, or `NodeLost`."""
+
+    node: str
+    at: datetime
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class InterruptionsView:
     """How many rounds ended for each reason that costs no restart."""
 
@@ -125,6 +136,7 @@ class RendezvousView:
         rounds: oldest first; any number.
         failures_charged: failures charged to the budget.
         interruptions: what else ended rounds.
+        offences: what machines did, of the rounds that are remembered, oldest first.
         outcome: set when the state is closed.
     """
 
@@ -141,6 +153,7 @@ class RendezvousView:
     rounds: tuple[RoundView, ...] = ()
     failures_charged: int = 0
     interruptions: InterruptionsView = InterruptionsView()
+    offences: tuple[OffenceView, ...] = ()
     first_failure: FailureView | None = None
     outcome: OutcomeView | None = None
 

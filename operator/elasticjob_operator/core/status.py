@@ -14,6 +14,7 @@ from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.lifecycle import FINISHED, next_phase
 from elasticjob_operator.core.names import selector
 from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.offenders import avoided_nodes, stragglers
 from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     InterruptionsView,
@@ -62,6 +63,8 @@ def next_status(
         wanted_nodes=size.nodes,
         selector=selector(job),
         restarts=view.failures_charged if view.readable else before.restarts,
+        avoided_nodes=avoided_nodes(view, before, now),
+        stragglers=stragglers(view, before, now) if view.readable else before.stragglers,
         interruptions=(
             _interruptions(view.interruptions) if view.readable else before.interruptions
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticjob_operator.core.observed import NodeState, Pod
@@ -16,6 +17,8 @@ class DeleteReason(StrEnum):
     SURPLUS_NODE_CORDONED = "SurplusNodeCordoned"
     SURPLUS_NODE_TAINTED = "SurplusNodeTainted"
     SURPLUS_NOT_IN_ROUND = "SurplusNotInRound"
+    SURPLUS_NODE_AVOIDED = "SurplusNodeAvoided"
+    SURPLUS_STRAGGLER = "SurplusStraggler"
     SURPLUS_HIGHEST_RANK = "SurplusHighestRank"
     MARKED = "Marked"  # chosen by an earlier plan that could not finish
     REPLACED = "Replaced"  # failed long enough ago that others show what went wrong
@@ -30,11 +33,21 @@ _ORDER = {
     DeleteReason.SURPLUS_NODE_CORDONED: 1,
     DeleteReason.SURPLUS_NODE_TAINTED: 1,
     DeleteReason.SURPLUS_NOT_IN_ROUND: 2,
-    DeleteReason.SURPLUS_HIGHEST_RANK: 3,
+    DeleteReason.SURPLUS_NODE_AVOIDED: 3,
+    DeleteReason.SURPLUS_STRAGGLER: 3,
+    DeleteReason.SURPLUS_HIGHEST_RANK: 4,
 }
 
 
-def surplus_reason(pod: Pod, view: RendezvousView) -> DeleteReason:
+@dataclass(frozen=True, slots=True)
+class Poor:
+    """What the job would do better without: names of machines, and of pods that are slower."""
+
+    nodes: frozenset[str] = frozenset()
+    pods: frozenset[str] = frozenset()
+
+
+def surplus_reason(pod: Pod, view: RendezvousView, poor: Poor) -> DeleteReason:
     """Why this pod would be the one to go."""
     if pod.launcher_since is None:
         return DeleteReason.SURPLUS_PENDING
@@ -44,7 +57,14 @@ def surplus_reason(pod: Pod, view: RendezvousView) -> DeleteReason:
         return DeleteReason.SURPLUS_NODE_TAINTED
     if view.rank_of(pod.name) is None:
         return DeleteReason.SURPLUS_NOT_IN_ROUND
+    if pod.node in poor.nodes:
+        return DeleteReason.SURPLUS_NODE_AVOIDED
+    if pod.name in poor.pods:
+        return DeleteReason.SURPLUS_STRAGGLER
     return DeleteReason.SURPLUS_HIGHEST_RANK
+
+
+NONE_POOR = Poor()
 
 
 def surplus(
@@ -52,6 +72,7 @@ def surplus(
     view: RendezvousView,
     number: int,
     given_up: frozenset[str] = frozenset(),
+    poor: Poor = NONE_POOR,
 ) -> list[tuple[Pod, DeleteReason]]:
     """The `number` pods to let go, cheapest first.
 
@@ -65,5 +86,5 @@ def surplus(
         place = -1 if rank is None else rank
         return _ORDER[reason], pod.uid not in given_up, -place, -pod.index
 
-    choices = sorted(((pod, surplus_reason(pod, view)) for pod in counted), key=cost)
+    choices = sorted(((pod, surplus_reason(pod, view, poor)) for pod in counted), key=cost)
     return choices[: max(number, 0)]

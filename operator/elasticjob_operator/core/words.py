@@ -27,6 +27,8 @@ DELETED: Mapping[DeleteReason, str] = {
     DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
     DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
     DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
+    DeleteReason.SURPLUS_NODE_AVOIDED: "more than wanted; its node failed the job before",
+    DeleteReason.SURPLUS_STRAGGLER: "more than wanted; was slower than its peers",
     DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
     DeleteReason.MARKED: "was chosen to leave before",
     DeleteReason.REPLACED: "failed before and was replaced",

@@ -20,6 +20,8 @@ MAX_ROUNDS = 10
 """Rounds kept in the status."""
 MAX_SENTENCES = 32
 """Sentences of the explanation; it has fewer by far."""
+MAX_AVOIDED = 10
+"""Machines and nodes named as poor ones."""
 MAX_ROUND_MEMBERS = 10
 """Pods kept with each of them."""
 
@@ -156,6 +158,30 @@ class FirstFailure(StatusModel):
     """Python's traceback, when there was one."""
 
 
+class AvoidedNode(StatusModel):
+    """A machine that took rounds from the job again and again."""
+
+    node: str
+    """Name of the machine."""
+    until: Timestamp
+    """Until when new pods prefer others."""
+    reason: str = ""
+    """What it did."""
+
+
+class Straggler(StatusModel):
+    """A node whose own work in a step takes it half as long again as its peers, or more."""
+
+    pod: str
+    """Name of the pod."""
+    node: str | None = None
+    """Name of the machine."""
+    round: int
+    """The round in which it is slower."""
+    since: Timestamp
+    """Since when."""
+
+
 class Interruptions(StatusModel):
     """How many rounds ended for reasons that cost no restart; each round is counted once."""
 
@@ -190,6 +216,14 @@ class Status(StatusModel):
     """Charged failures."""
     interruptions: Interruptions | None = None
     """What else ended rounds, apart from the charged failures."""
+    avoided_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] = Field(
+        default_factory=list
+    )
+    """Machines that new pods avoid for a time."""
+    stragglers: Annotated[list[Straggler], Field(max_length=MAX_AVOIDED)] = Field(
+        default_factory=list
+    )
+    """Nodes that their peers wait for, where the script tells "busy_seconds"."""
     members: Annotated[list[MemberStatus], Field(max_length=MAX_MEMBERS)] = Field(
         default_factory=list
     )

@@ -28,6 +28,7 @@ def local_facts(state: State) -> Local:
         first_step_ms=0 if crew is None else crew.first_step_ms,
         step=-1 if shown is None else shown.step,
         checkpoint_step=-1 if shown is None else shown.checkpoint_step,
+        busy_ms=0 if shown is None else shown.busy_ms,
     )
 
 

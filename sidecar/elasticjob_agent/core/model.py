@@ -89,6 +89,7 @@ class Crew:
         progress: the latest word of each that said anything, by local rank.
         first_step_ms: from their start to the first step of the slowest; 0 while unknown.
         advanced_at: when one of them last told something new, monotonic seconds.
+        busy_seconds: what a step takes each of its own, smoothed, where they tell it.
     """
 
     round: int
@@ -107,6 +108,7 @@ class Crew:
     progress: Mapping[int, WorkerProgress] = field(default_factory=dict)
     first_step_ms: int = 0
     advanced_at: float | None = None
+    busy_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def leftovers_at(self) -> float | None:
@@ -141,6 +143,7 @@ class Shown:
     step: int
     checkpoint_step: int
     at: float
+    busy_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

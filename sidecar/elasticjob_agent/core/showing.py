@@ -15,6 +15,10 @@ from elasticjob_rendezvous.core.events import Run
 
 STEP_SECONDS = 5.0
 CHECKPOINT_SECONDS = 1.0
+BUSY_METRIC = "busy_seconds"
+"""By this name a script tells what a step took of its own, without its waiting for others."""
+BUSY_MEMORY = 0.9
+"""How much of what was known of that stays with each new word."""
 SECONDS_A_SEAT = 0.05
 """So all nodes together speak at most 20 times a second."""
 
@@ -25,6 +29,7 @@ def progressed(state: State, event: WorkersProgressed, now: float) -> State:
     if crew is None or crew.round != event.round:
         return state
     news = _told(event.progress) != _told(crew.progress)
+    crew = replace(crew, busy_seconds=_busy(crew, event))
     crew = replace(crew, progress=event.progress, advanced_at=now if news else crew.advanced_at)
     return replace(state, crew=replace(crew, first_step_ms=_first_step_ms(crew, event, now)))
 
@@ -36,6 +41,17 @@ def _told(progress: Mapping[int, WorkerProgress]) -> dict[int, tuple[int, int, i
         for rank, worker in progress.items()
         if worker.step >= 0 or worker.checkpoints or worker.points
     }
+
+
+def _busy(crew: Crew, event: WorkersProgressed) -> dict[int, float]:
+    """What each said of its latest step is a part of what is known of it."""
+    found = dict(crew.busy_seconds)
+    for rank, worker in event.progress.items():
+        said = worker.metrics.get(BUSY_METRIC, -1.0)
+        before = crew.progress.get(rank)
+        if said >= 0 and (before is None or worker.step != before.step):
+            found[rank] = said + (found.get(rank, said) - said) * BUSY_MEMORY
+    return found
 
 
 def _first_step_ms(crew: Crew, event: WorkersProgressed, now: float) -> int:
@@ -59,7 +75,9 @@ def showing(state: State, now: float) -> State:
 def shows_at(state: State) -> float | None:
     """When something new is to be told; None when there is nothing new."""
     shown, latest = state.shown, _latest(state, 0.0)
-    if latest is None or (shown is not None and replace(shown, at=0.0) == latest):
+    if latest is None:
+        return None
+    if shown is not None and replace(shown, at=0.0, busy_ms=latest.busy_ms) == latest:
         return None
     if shown is None or shown.round != latest.round:
         return 0.0
@@ -75,7 +93,9 @@ def _latest(state: State, now: float) -> Shown | None:
         return None
     workers = crew.progress.values()
     step = max(worker.step for worker in workers)
-    return Shown(crew.round, step, max(worker.checkpoint_step for worker in workers), now)
+    saved = max(worker.checkpoint_step for worker in workers)
+    busy = max(crew.busy_seconds.values(), default=0.0)
+    return Shown(crew.round, step, saved, now, round(busy * 1000))
 
 
 def _seats(state: State) -> int:

@@ -50,6 +50,7 @@ class Local:
         first_step_ms: how long all of them then took to their first step; 0 while unknown.
         step: the last step that they told, told here now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
+        busy_ms: see `records.Member`.
     """
 
     ready: bool = False
@@ -64,6 +65,7 @@ class Local:
     step: int = -1
     checkpoint_step: int = -1
     master_served: bool = False
+    busy_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Own:
             step=local.step,
             checkpoint_step=local.checkpoint_step,
             master_served=local.master_served,
+            busy_ms=local.busy_ms,
         )
 
 

@@ -180,6 +180,8 @@ class Member:
         step: the last step of `round` that its workers told, brought up to date every few
             seconds; -1 while there is none.
         checkpoint_step: the last step that a checkpoint of this round contains, or -1.
+        busy_ms: what a step takes its slowest worker of its own, without its waiting
+            for others, where its script tells; 0 else.
     """
 
     id: str
@@ -205,6 +207,7 @@ class Member:
     step: int = -1
     checkpoint_step: int = -1
     master_served: bool = False
+    busy_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

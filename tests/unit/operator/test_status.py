@@ -144,6 +144,8 @@ def test_a_running_job_is_mirrored() -> None:
             "message": "boom",
             "traceback": "Traceback",
         },
+        "avoidedNodes": [],
+        "stragglers": [],
         "observedGeneration": 3,
         "startTime": "2026-01-31T12:00:00Z",
     }

@@ -1,0 +1,175 @@
+"""Machines that fail a job again and again, and nodes that hold up their peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from elasticjob_operator.core.access import Access
+from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.mirrored import records, rendezvous_view
+from elasticjob_operator.core.offenders import (
+    FLAGGED_AFTER,
+    WINDOW,
+    avoided,
+    avoided_nodes,
+    flagged,
+    stragglers,
+)
+from elasticjob_operator.core.pod import PodSettings
+from elasticjob_operator.core.pod import pod as pod_of
+from elasticjob_operator.core.rendezvous_view import OffenceView, RendezvousView
+from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
+from elasticjob_operator.model import Phase, RendezvousState
+from elasticjob_operator.model.status import AvoidedNode, RendezvousStatus, Status, Straggler
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Failure,
+    FailureClass,
+    History,
+    Member,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.roster import seal
+from tests.unit.operator.builders import NOW, ago, final_round, job, later, pod
+from tests.unit.operator.test_mirrored import KEYS, PREFIX, kv
+
+
+def offending(*offences: tuple[str, float]) -> RendezvousView:
+    return final_round(
+        3, offences=tuple(OffenceView(node, ago(seconds), "Hang") for node, seconds in offences)
+    )
+
+
+def test_twice_within_an_hour_is_too_often() -> None:
+    view = offending(("rack-a", 1200.0), ("rack-b", 600.0), ("rack-a", 60.0))
+    (found,) = avoided_nodes(view, Status(), NOW)
+    assert (found.node, found.until) == ("rack-a", ago(60.0) + WINDOW)
+    assert found.reason == "2 times: Hang"
+
+
+def test_once_or_long_ago_is_not() -> None:
+    long_ago = WINDOW.total_seconds() + 1
+    assert avoided_nodes(offending(("rack-a", 60.0)), Status(), NOW) == []
+    assert avoided_nodes(offending(("rack-a", long_ago), ("rack-a", 60.0)), Status(), NOW) == []
+
+
+def test_it_is_remembered_until_its_time_and_not_longer() -> None:
+    known = AvoidedNode(node="rack-a", until=later(10.0), reason="2 times: NodeLost")
+    before = Status(avoided_nodes=[known])
+    assert avoided_nodes(offending(), before, NOW) == [known]
+    assert avoided(before, NOW) == ("rack-a",)
+    assert avoided_nodes(offending(), before, later(10.0)) == []
+    assert avoided(before, later(10.0)) == ()
+
+
+def lost_and_failed(kind: FailureClass) -> RendezvousView:
+    """Round 2 after a loss, round 3 after a failure of that class, both on rack-1."""
+    members = [
+        Member(f"id-{n}", "s", f"pod-{n}", "10.0.0.1", 1, node=f"rack-{n}", round=3)
+        for n in range(2)
+    ]
+    failed = Failure(2, "id-1", "pod-1", 1, 0, kind, 5, node="rack-1")
+    return rendezvous_view(
+        records(
+            PREFIX,
+            [
+                kv(KEYS.round, Round(3, RoundState.FINAL, Cause(CauseKind.FAILURE), nodes=2)),
+                *(kv(KEYS.roster(n), seal(n, members, 0)) for n in (1, 2, 3)),
+                kv(KEYS.history(1), History(1, Cause(CauseKind.START), 2, final_ms=1000)),
+                kv(KEYS.history(2), History(2, Cause(CauseKind.LOSS, ("pod-1",)), 2, 2000)),
+                kv(KEYS.history(3), History(3, Cause(CauseKind.FAILURE, ("pod-1",)), 2, 3000)),
+                kv(KEYS.failure(2, "id-1"), failed),
+            ],
+        )
+    )
+
+
+def test_offences_are_read_from_what_is_stored() -> None:
+    first, second = lost_and_failed(FailureClass.SIGNAL).offences
+    assert first == OffenceView("rack-1", datetime.fromtimestamp(2, UTC), "NodeLost")
+    assert (second.node, second.what) == ("rack-1", "Signal")
+
+
+def test_a_scripts_own_error_is_no_machines_offence() -> None:
+    assert [each.what for each in lost_and_failed(FailureClass.USER_ERROR).offences] == ["NodeLost"]
+
+
+def test_a_new_pod_prefers_other_machines_and_keeps_the_users_wishes() -> None:
+    mine = {"weight": 5, "preference": {"matchExpressions": []}}
+    required: dict[str, list[str]] = {"nodeSelectorTerms": []}
+    affinity = {
+        "podAffinity": {},
+        "nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [mine],
+            "requiredDuringSchedulingIgnoredDuringExecution": required,
+        },
+    }
+    container = {"name": "trainer", "image": "t", "command": ["python3", "train.py"]}
+    template = {"spec": {"containers": [container], "affinity": affinity}}
+    wanted, settings = job(template=template), PodSettings("sidecar:1", endpoints=("http://e:1",))
+    access = Access(b"k", None, None, None)
+    assert pod_of(wanted, 0, 1, settings, access)["spec"]["affinity"] == affinity
+    made = pod_of(wanted, 0, 1, settings, access, ("rack-a", "rack-b"))["spec"]["affinity"]
+    *first, added = made["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert first == [mine]
+    assert added["weight"] == 100
+    assert added["preference"]["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": ["rack-a"]},
+        {"key": "metadata.name", "operator": "NotIn", "values": ["rack-b"]},
+    ]
+    assert made["podAffinity"] == {}
+    assert made["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == required
+
+
+def busy(*milliseconds: int) -> RendezvousView:
+    view = final_round(len(milliseconds))
+    members = zip(view.members, milliseconds, strict=True)
+    return replace(view, members=tuple(replace(m, busy_ms=ms) for m, ms in members))
+
+
+def test_who_holds_up_its_peers_is_named_since_when() -> None:
+    (slow,) = stragglers(busy(100, 110, 170), Status(), NOW)
+    assert slow == Straggler(pod="job-2", node="node-2", round=1, since=NOW)
+    again = stragglers(busy(100, 110, 190), Status(stragglers=[slow]), later(5))
+    assert again == [slow], "the same word is not written again"
+    assert stragglers(busy(100, 110, 140), Status(stragglers=[slow]), later(5)) == []
+
+
+def test_nobody_is_named_without_peers_or_without_their_word() -> None:
+    assert stragglers(busy(100, 500), Status(), NOW) == []
+    assert stragglers(busy(0, 0, 500), Status(), NOW) == []
+
+
+def test_a_moment_is_not_held_against_anybody() -> None:
+    slow = Straggler(pod="job-1", round=1, since=NOW)
+    assert flagged([slow], NOW + FLAGGED_AFTER) == {"job-1"}
+    assert flagged([slow], later(1)) == frozenset()
+
+
+def test_surplus_goes_where_it_was_worst() -> None:
+    gang = [pod(index).get() for index in range(4)]
+    poor = Poor(frozenset({"node-1"}), frozenset({"job-0"}))
+    found = surplus(gang, final_round(4), 3, poor=poor)
+    assert [(victim.name, reason) for victim, reason in found] == [
+        ("job-1", DeleteReason.SURPLUS_NODE_AVOIDED),
+        ("job-0", DeleteReason.SURPLUS_STRAGGLER),
+        ("job-3", DeleteReason.SURPLUS_HIGHEST_RANK),
+    ]
+
+
+def test_both_are_said_in_plain_words() -> None:
+    current = RendezvousStatus(state=RendezvousState.FINAL, round=1, nodes=4, world_size=4)
+    status = Status(
+        phase=Phase.RUNNING,
+        rendezvous=current,
+        wanted_nodes=4,
+        stragglers=[Straggler(pod="job-2", node="rack-c", round=1, since=NOW)],
+        avoided_nodes=[AvoidedNode(node="rack-a", until=NOW, reason="2 times: NodeLost")],
+    )
+    said = " ".join(explanation(job(status), [pod(index).get() for index in range(4)]))
+    assert "job-2 on rack-c has been slower than its peers since 12:00:00 UTC" in said
+    assert "New pods prefer other nodes than rack-a until 12:00:00 UTC" in said
+    assert "because it failed the job 2 times: NodeLost." in said
