@@ -85,7 +85,9 @@ def test_every_role_is_bound_and_every_binding_has_its_account() -> None:
 def test_with_namespaces_the_operator_has_no_right_to_others_objects() -> None:
     rendered = render(MATRIX["two namespaces"])
     found = rendered.find("ClusterRole", f"{NAMESPACE}-elasticjob-operator")
-    assert [rule["resources"] for rule in found["rules"]] == [["nodes"]]
+    nodes, identity = found["rules"]
+    assert nodes["resources"] == ["nodes"]
+    assert (identity["resources"], identity["resourceNames"]) == (["namespaces"], ["kube-system"])
     places = {
         o["metadata"]["namespace"]
         for o in rendered.objects
