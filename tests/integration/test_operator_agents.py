@@ -1,0 +1,158 @@
+"""The operator and real agents on torch's backends: what one writes, the other lives by."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.apiserver import ApiServer
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.kubelet_rig import Kubelet, kubelet
+from tests.integration.operator_rig import Json, Namespace, Operator
+
+ROUND_SECONDS = 60.0
+"""torch's kinds take some seconds for a round, on a machine with much else to do."""
+WORKER = """
+import os, pathlib, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def v2(start_etcd: StartEtcd) -> EtcdServer:
+    return start_etcd("3.5.35", arguments=("--enable-v2",))
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, v2: EtcdServer, namespace: str
+) -> Iterator[Namespace]:
+    options = {
+        "ELASTICJOB_NAMESPACES": namespace,
+        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        "ELASTICJOB_ALLOWED_ENDPOINTS": v2.url,
+    }
+    replica = Operator(tmp_path, api_server, newest_etcd, options=options)
+    try:
+        replica.start()
+        yield Namespace(api_server, namespace)
+    finally:
+        replica.close()
+
+
+def create(here: Namespace, enough: Path, budget: int = 3, **rendezvous: object) -> None:
+    command = [sys.executable, "-c", WORKER, str(enough)]
+    container = {"name": "trainer", "image": "trainer:1", "command": command}
+    here.create_job(
+        minNodes=1,
+        maxNodes=2,
+        maxRestarts=budget,
+        nprocPerNode=1,
+        rendezvous={"lastCallSeconds": 2, **rendezvous},
+        recovery={"warmStart": "Off"},
+        template={"spec": {"containers": [container]}},
+    )
+    here.await_pods("job-0", "job-1")
+
+
+def trains(here: Namespace, after: int = 0, nodes: int = 2) -> Json:
+    """The status once all of them train in a later round."""
+
+    def look() -> bool:
+        status = here.status()
+        shown = status.get("rendezvous") or {}
+        here_now = [(one["state"], one["round"]) for one in status.get("members") or ()]
+        newer = shown.get("state") == "final" and shown["round"] > after
+        everybody = [("running", shown.get("round"))] * nodes
+        return newer and shown["nodes"] == nodes and here_now == everybody
+
+    try:
+        wait_until(look, f"{nodes} to train after round {after}", ROUND_SECONDS)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; it is {here.status()}") from error
+    return here.status()
+
+
+def finish(here: Namespace, pods: Kubelet, enough: Path) -> None:
+    """Its agents' last word is heard before any pod is told to have ended."""
+    enough.touch()
+    wait_until(lambda: here.status()["phase"] == "Succeeded", "Succeeded", ROUND_SECONDS)
+    assert [pod.exit_code() for pod in pods.pods.values()] == [0, 0]
+    assert here.status()["rendezvous"]["state"] == "closed"
+
+
+def test_a_c10d_job_outlives_its_worker_and_its_store(here: Namespace, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    create(here, enough, backend="c10d")
+    with kubelet(here) as pods:
+        pods.start("job-0", "job-1")
+        status = trains(here)
+        assert status["rendezvous"]["worldSize"] == 2
+        assert status["rendezvous"]["master"] in ("job-0", "job-1")
+        assert sorted(one["rank"] for one in status["members"]) == [0, 1]
+        pods.pods["job-1"].kill_worker()
+        status = trains(here, after=status["rendezvous"]["round"])
+        assert status["restarts"] == 1
+        assert (status["firstFailure"]["pod"], status["firstFailure"]["signal"]) == ("job-1", 9)
+        pods.replace("job-0")
+        status = trains(here, after=status["rendezvous"]["round"])
+        assert status["restarts"] == 1, "a loss costs nothing"
+        told = [one["cause"] for one in status["rounds"]]
+        assert (told[0], told[-1]) == ("start", "loss")
+        assert "failure" in told
+        finish(here, pods, enough)
+
+
+def test_a_job_grows_and_shrinks_by_its_pods_alone(here: Namespace, tmp_path: Path) -> None:
+    """Nobody tells its agents a size: the pods that come wait, those that go leave."""
+    enough = tmp_path / "enough"
+    create(here, enough, backend="c10d")
+    with kubelet(here) as pods:
+        pods.start("job-0", "job-1")
+        status = trains(here)
+        here.scale(1)
+        pods.follow("job-0")
+        status = trains(here, after=status["rendezvous"]["round"], nodes=1)
+        assert status["rounds"][-1]["cause"] == "leave"
+        assert status["rounds"][-1]["members"] == ["job-1"]
+        here.scale(2)
+        here.await_pods("job-0", "job-1")
+        pods.start("job-1")
+        status = trains(here, after=status["rendezvous"]["round"])
+        assert status["rounds"][-1]["cause"] == "join"
+        assert status["restarts"] == 0
+        finish(here, pods, enough)
+
+
+def test_an_etcd_v2_job_outlives_its_worker_and_its_first_pod(
+    here: Namespace, tmp_path: Path, v2: EtcdServer
+) -> None:
+    enough = tmp_path / "enough"
+    create(here, enough, backend="etcd-v2", endpoints=[v2.url])
+    with kubelet(here, v2.url) as pods:
+        pods.start("job-0", "job-1")
+        status = trains(here)
+        pods.pods["job-1"].kill_worker()
+        status = trains(here, after=status["rendezvous"]["round"])
+        assert status["restarts"] == 1
+        pods.replace("job-0")
+        trains(here, after=status["rendezvous"]["round"])
+        finish(here, pods, enough)
+
+
+def test_a_spent_budget_fails_the_job_with_its_culprit(here: Namespace, tmp_path: Path) -> None:
+    create(here, tmp_path / "enough", budget=0, backend="c10d")
+    with kubelet(here) as pods:
+        pods.start("job-0", "job-1")
+        trains(here)
+        pods.pods["job-1"].kill_worker()
+        wait_until(lambda: here.status()["phase"] == "Failed", "Failed", ROUND_SECONDS)
+        assert here.condition("Failed")["reason"] == "WorkersFailed"
+        assert here.status()["firstFailure"]["pod"] == "job-1"
+        assert 0 not in [pod.exit_code() for pod in pods.pods.values()]
