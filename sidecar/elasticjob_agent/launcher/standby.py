@@ -146,8 +146,9 @@ class Standby:
     def prepare(self, asked: Prepare) -> None:
         """Have one for these workers. Asked again for the same, what is there stays."""
         if asked == self._asked and self._state != StandbyState.OFF:
-            if self.settled:
-                self._on_settled(self._state == StandbyState.READY, self._reason)
+            if self._state != StandbyState.LOADING:
+                over = self._state == StandbyState.OVER
+                self._on_settled(not over, self._reason if over else "")
             return
         self._end()
         self._asked, self._starts = asked, 0
