@@ -106,7 +106,7 @@ def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
         own.write_text("value = 'two'\n")
         assert (await hands.start(sys.executable, path)).warm
         output = tmp_path / "logs" / "round-2" / "0" / "stdout.log"
-        await soon(lambda: output.exists() and output.stat().st_size)
+        await soon(lambda: output.exists() and output.read_text().endswith("\n"))
         await hands.hands.stop(2, 0)
         await hands.ended()
 
