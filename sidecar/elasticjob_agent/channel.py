@@ -28,6 +28,7 @@ from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES, WireError, decode,
 
 SEND_TIMEOUT_SECONDS = 10.0
 HELLO_TIMEOUT_SECONDS = 10.0
+BEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Channel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._beating: asyncio.TimerHandle | None = None
 
     @staticmethod
     async def attached(
@@ -73,7 +75,10 @@ class Channel:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 line = await self._reader.readline()
             while line.endswith(b"\n"):
-                yield event(decode(line))
+                message = decode(line)
+                if message.get("hears_beats") and self._beating is None:
+                    self._beat()
+                yield event(message)
                 line = await self._reader.readline()
         except TimeoutError:
             yield HandsGone("the launcher took the connection but did not answer")
@@ -82,7 +87,17 @@ class Channel:
         except OSError:
             return
         finally:
+            if self._beating is not None:
+                self._beating.cancel()
             self._writer.close()
+
+    def _beat(self) -> None:
+        """Tell the launcher that this agent's loop turns, now and every second."""
+        if self._writer.is_closing():
+            return
+        if self._writer.transport.get_write_buffer_size() == 0:  # it takes what it is told
+            self._writer.write(encode({"type": "beat"}))
+        self._beating = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     async def prepare(self, command: PrepareWorkers) -> None:
         await self.send(
@@ -212,6 +227,7 @@ def _exited(message: dict[str, Any]) -> WorkerExited:
         message=str(message["message"]),
         stderr_tail=str(message["stderr_tail"]),
         out_of_memory=bool(message.get("out_of_memory", False)),
+        unasked=bool(message.get("unasked", False)),
     )
 
 

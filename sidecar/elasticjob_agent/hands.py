@@ -65,7 +65,8 @@ class WorkerExited:
     run), pid 0 and a `message` that names the fix. `stderr_tail` is the last of what it wrote to
     standard error, at most 4 KiB, or 64 where it was told to write its stacks. `out_of_memory`
     means that the kernel killed in the workers' cgroup for want of memory before it ended; the
-    `message` then says so.
+    `message` then says so. `unasked`: the hands had killed the round by themselves, for want of
+    an agent.
     """
 
     round: int
@@ -77,6 +78,7 @@ class WorkerExited:
     message: str = ""
     stderr_tail: str = ""
     out_of_memory: bool = False
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import signal
 import time
 from typing import Any
 
@@ -15,10 +16,13 @@ from elasticjob_agent.hands import Started, Stopped
 from tests.integration.launcher_rig import (
     JOB_KEY,
     PATIENCE_SECONDS,
+    AgentProcess,
     StartLauncher,
+    alive,
     attached,
     launcher_file,
     mark,
+    soon,
     start_launcher,
     start_workers,
     until,
@@ -67,6 +71,51 @@ def test_the_answer_is_signed_and_says_who_and_how(start_launcher: StartLauncher
         await until(events, Stopped)
         stopped = await probe(hello.probe_port)
         assert (stopped["session"], stopped["round"], stopped["workers"]) == ("s2", None, 0)
+        await hands.aclose()
+
+    asyncio.run(scenario())
+
+
+async def told(port: int, newest: int) -> dict[str, Any]:
+    """A probe that tells of a newer round."""
+    body = json.dumps({"round": newest}, separators=(",", ":")).encode()
+    mac = hmac.new(JOB_KEY, NONCE.encode() + body, hashlib.sha256).hexdigest()
+    question = {"nonce": NONCE, "round": newest, "hmac": mac}
+    return json.loads(await raw_probe(port, json.dumps(question).encode() + b"\n"))
+
+
+async def answered(port: int, attached: bool) -> dict[str, Any]:
+    """The first answer that says so."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (answer := await probe(port))["agent_attached"] is not attached:
+            await asyncio.sleep(0.1)
+    return answer
+
+
+def test_an_agent_that_hangs_is_none_and_what_a_newer_round_ends_did_not_fail(
+    start_launcher: StartLauncher,
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher()
+        hands, _, hello = await attached(launcher)
+        port = hello.probe_port
+        await hands.aclose()
+        agent = AgentProcess.of(launcher, ("sleep", "100"))
+        assert (await told(port, 2))["agent_attached"], "a living agent ends its own workers"
+        agent.process.send_signal(signal.SIGSTOP)
+        silent = await answered(port, False)
+        assert (silent["round"], silent["workers"]) == (1, 1)
+        assert (await told(port, 1))["workers"] == 1, "its round is not over"
+        agent.process.send_signal(signal.SIGCONT)
+        await answered(port, True)
+        agent.process.send_signal(signal.SIGSTOP)
+        await answered(port, False)
+        await told(port, 2)
+        await soon(lambda: not alive(agent.worker_pids[0]))
+        agent.kill()
+        hands, _, hello = await attached(launcher, session="s1")
+        [ended] = hello.exits
+        assert (ended.signal, ended.unasked) == (signal.SIGKILL, True)
         await hands.aclose()
 
     asyncio.run(scenario())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticjob_agent.launcher.attendance import SILENT_SECONDS
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Clock,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SPIN_LIMIT = 200
+
 UTC_START_MS = 1_700_000_000_000
 
 
@@ -60,6 +62,7 @@ class Agent:
         self.wire = Wire(world, self)
         self.serves = 0
         self.paused = False
+        self.paused_at = 0.0
         self.exited = False
         self.steps = 0
         self._inbox: list[Event] = []
@@ -168,6 +171,12 @@ class Agent:
 
     def pause(self) -> None:
         self.paused = True
+        self.paused_at = self.world.now
+
+    @property
+    def silent(self) -> bool:
+        """Whether its launcher has not heard it for too long."""
+        return self.paused and self.world.now - self.paused_at >= SILENT_SECONDS
 
     def resume(self) -> None:
         """Go on with what queued up; the timers may come first."""

@@ -130,7 +130,8 @@ class Faults:
         self.world.truth.trouble()
         if pod.agent is not None:
             pod.agent.pause()
-            pod.excused_until = self.world.now + seconds + RESUME_GRACE_SECONDS
+            if not self.world.plan.launcher:
+                pod.excused_until = self.world.now + seconds + RESUME_GRACE_SECONDS
             self.world.at(seconds, self._resumed, pod)
 
     def _resumed(self, pod: Pod) -> None:

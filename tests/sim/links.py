@@ -96,7 +96,8 @@ class Switchboard:
         if pod.agent is not None:
             if pod.agent.paused and not effect.launcher_port:
                 return Verdict.UNKNOWN
-            return Verdict.AGENT_ALIVE
+            if not pod.agent.silent:
+                return Verdict.AGENT_ALIVE
         if not pod.workers_alive:
             return Verdict.GONE
         if pod.round < effect.round:

@@ -30,6 +30,7 @@ from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
 from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round, Streak
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
+from tests.sim.agent import Agent
 from tests.sim.planting import Takes, Writes, bug
 from tests.sim.world import EngineFactory
 
@@ -256,6 +257,13 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 
 
 # -- the member's rules -------------------------------------------------------------
+
+
+@bug("pause")
+def hung_agent_is_present() -> Iterator[EngineFactory]:
+    """A launcher takes an attached agent for one that can still end its workers."""
+    with patch.object(Agent, "silent", property(lambda _: False)):
+        yield Engine
 
 
 @bug("partition")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_agent.core.attribution import UNKNOWN_RANK, failure_of
-from elasticjob_agent.core.model import Crew, Ended, Facts, FromHands
+from elasticjob_agent.core.model import Crew, Ended, Facts, FromHands, StopCause
 from elasticjob_agent.hands import (
     Hello,
     Started,
@@ -48,7 +48,9 @@ def _after_exit(
     """One more worker ended; a worker ends once, however often it is reported."""
     if any(ended.exit.local_rank == exit_.local_rank for ended in crew.exits):
         return crew
-    during = None if crew.order is None else crew.order.cause
+    during = StopCause.URGENT if exit_.unasked else None
+    if crew.order is not None:
+        during = crew.order.cause
     crew = replace(
         crew, exits=(*crew.exits, Ended(exit_, during)), reports={**crew.reports, **reports}
     )

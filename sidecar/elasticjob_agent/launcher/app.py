@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .attendance import Attendance
 from .children import kill_descendants, open_pidfd
 from .connection import Connection
 from .loop import Loop, Timer
 from .output import Output
 from .probe import ProbeServer, answer, newer_round
-from .requests import Attach, Prepare, Release, Signal, Start, Stop, request
+from .requests import Attach, Beat, Prepare, Release, Signal, Start, Stop, request
 from .server import AgentServer
 from .settings import Settings, worker_environment
 from .spawn import become_subreaper, spawn
@@ -61,6 +62,7 @@ class Launcher:
         self._cwd = str(Path.cwd())
         self._attach = Attach("", "", b"", settings.orphan_seconds)
         self._agent: Connection | None = None
+        self._attendance = Attendance()
         self._orphan_timer: Timer | None = None
         self._signalled: int | None = None
         self._ending = False
@@ -143,6 +145,7 @@ class Launcher:
         if attach.orphan_seconds is None:
             attach = attach._replace(orphan_seconds=self._settings.orphan_seconds)
         self._attach = attach
+        self._attendance.attached()
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         connection.send(self._hello())
@@ -164,10 +167,14 @@ class Launcher:
             "exits": self._workers.exits,
             "env_names": sorted(self._env),
             "warms": True,
+            "hears_beats": True,
         }
 
     def _obey(self, asked: Request) -> None:
-        if isinstance(asked, Prepare):
+        if isinstance(asked, Beat):
+            self._attendance.heard()
+            self._watch_over_orphans()
+        elif isinstance(asked, Prepare):
             if self._standby is not None and not self._ending:
                 self._standby.prepare(asked)
             else:
@@ -189,22 +196,30 @@ class Launcher:
         if connection is not self._agent:
             return
         self._agent = None
+        self._attendance.left()
         if self._settings.agent_fd is not None:
             self._end(EXIT_AGENT_LOST)
         elif self._signalled is not None:
             self._end_by_myself(self._signalled)
         elif self._workers.running_round is not None:
-            seconds = self._attach.orphan_seconds or 0.0
-            self._orphan_timer = self._loop.call_later(seconds, self._orphaned)
+            self._watch_over_orphans()
+
+    def _watch_over_orphans(self) -> None:
+        """From now on the workers may live for so long without a word of an agent."""
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        seconds = self._attach.orphan_seconds or 0.0
+        self._orphan_timer = self._loop.call_later(seconds, self._orphaned)
 
     def _orphaned(self) -> None:
         running = self._workers.running_round
-        if self._agent is None and running is not None:
+        if running is not None and not self._attendance.present:
+            said = "no agent came back" if self._agent is None else "the agent was silent"
             self._output.say(
-                f"no agent came back for {self._attach.orphan_seconds:g} s: "
+                f"{said} for {self._attach.orphan_seconds:g} s: "
                 f"killing the workers of round {running}"
             )
-            self._workers.stop(running, 0)
+            self._workers.stop_unasked(running)
 
     # --- events
 
@@ -238,14 +253,15 @@ class Launcher:
     def _probed(self, question: dict[str, Any]) -> dict[str, Any]:
         running = self._workers.running_round
         newest = newer_round(question, self._attach.job_key)
-        if self._agent is None and running is not None and running < newest:
-            self._workers.stop(running, 0.0)
+        present = self._attendance.present
+        if not present and running is not None and running < newest:
+            self._workers.stop_unasked(running)
         body = {
             "member": self._attach.member,
             "session": self._attach.session,
             "round": self._workers.running_round,
             "workers": len(self._workers.running_pids),
-            "agent_attached": self._agent is not None,
+            "agent_attached": present,
         }
         return answer(question, self._attach.job_key, body)
 

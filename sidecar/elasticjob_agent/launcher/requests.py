@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     # An expression that Python 3.8 cannot evaluate.
-    Request: TypeAlias = "Attach | Prepare | Start | Stop | Signal | Release"
+    Request: TypeAlias = "Attach | Beat | Prepare | Start | Stop | Signal | Release"
 
 
 class Attach(NamedTuple):
@@ -20,6 +20,10 @@ class Attach(NamedTuple):
     session: str
     job_key: bytes
     orphan_seconds: float | None
+
+
+class Beat(NamedTuple):
+    """The agent lives; said every second."""
 
 
 class Prepare(NamedTuple):
@@ -66,6 +70,8 @@ def request(message: dict[str, Any]) -> Request:
     kind = message.get("type")
     if kind == "attach":
         return _attach(message)
+    if kind == "beat":
+        return Beat()
     if kind == "prepare":
         return _prepare(message)
     if kind == "start":

@@ -54,6 +54,7 @@ class Round:
         self.terminated = False
         self.killed = False
         self.dumped = False
+        self.unasked = False
         self.kill_timer: Timer | None = None
         self.memory_kills: int | None = None
 
@@ -166,6 +167,12 @@ class Workers:
             self._dump(current, grace_seconds)
         else:
             self._terminate(current, grace_seconds)
+
+    def stop_unasked(self, number: int) -> None:
+        """Kill the round's workers though no agent said so: their ends are no failures."""
+        if self._round is not None and self._round.number == number:
+            self._round.unasked = True
+        self.stop(number, 0)
 
     def signal(self, number: int, signum: int) -> None:
         current = self._round
@@ -317,6 +324,7 @@ class Workers:
             "message": message,
             "stderr_tail": stderr_tail,
             "out_of_memory": out_of_memory,
+            "unasked": current.unasked,
         }
         current.exits.append(event)
         self._emit(event)

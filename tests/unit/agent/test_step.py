@@ -215,6 +215,17 @@ def test_a_failure_tells_how_long_and_how_far_it_ran() -> None:
     assert failure.ran_ms == 30_000, "what ended later does not move it"
 
 
+def test_workers_that_the_launcher_ended_for_want_of_an_agent_did_not_fail() -> None:
+    gone = ended(0, signum=9).event
+    assert isinstance(gone, WorkerExited)
+    driven = Driven(hello(None, replace(gone, unasked=True), base_rank=2), PortHeld(4000))
+    assert told(driven).failure is None
+    assert told(driven).round == gone.round
+    hung = running(1)
+    hung.feed(FromHands(replace(gone, unasked=True)))
+    assert told(hung).failure is None
+
+
 def test_how_long_taken_over_workers_ran_is_not_known() -> None:
     gone = ended(0, code=1).event
     assert isinstance(gone, WorkerExited)
