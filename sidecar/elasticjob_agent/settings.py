@@ -24,6 +24,7 @@ for `control`, which must be light.
 | `ELASTICJOB_KEEP_ROUNDS` | rounds whose logs are kept | 20 |
 | `ELASTICJOB_STOP_GRACE_SECONDS` | what workers get when this node leaves | 10 |
 | `ELASTICJOB_HANG_TIMEOUT_SECONDS` | after which training that stands still hangs | 0: never |
+| `ELASTICJOB_KEEP_ALIVE_SECONDS` | its lease, until it knows the job's bounds | 5 |
 | `ELASTICJOB_ORPHAN_SECONDS` | how long workers outlive a lost agent | 30 |
 | `ELASTICJOB_BIND_ADDRESS` | where the agent listens for its peers | 0.0.0.0 |
 | `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
@@ -125,6 +126,7 @@ class AgentSettings:
     socket: str = "/elasticjob/launcher.sock"
     logs: LogSettings = LogSettings()
     stop_grace_seconds: float = 10.0
+    keep_alive_seconds: float = 5.0
     orphan_seconds: float = 30.0
     bind_address: str = "0.0.0.0"
     control: Path | None = None
@@ -235,6 +237,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             shared=True,
         ),
         stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
+        keep_alive_seconds=_seconds(environ, "ELASTICJOB_KEEP_ALIVE_SECONDS", 5.0),
         orphan_seconds=_seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
         hang_seconds=_seconds(environ, "ELASTICJOB_HANG_TIMEOUT_SECONDS", 0.0),
         bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",

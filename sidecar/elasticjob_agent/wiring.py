@@ -101,6 +101,7 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         bounds=settings.bounds,
         jitter=secrets.randbelow(1000) / 1000,
         orphan_seconds=settings.orphan_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
     )
     member = MemberSettings(
         endpoints=settings.etcd.endpoints,

@@ -228,6 +228,7 @@ class Pod:
             "ELASTICJOB_CONTROL": str(self.control),
             "ELASTICJOB_LOG_DIR": str(self.folder / "logs"),
             "ELASTICJOB_STOP_GRACE_SECONDS": "3",
+            "ELASTICJOB_KEEP_ALIVE_SECONDS": "3",
             "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
         }
         worker = (sys.executable, str(gang.script), str(gang.folder))

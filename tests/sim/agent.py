@@ -63,6 +63,7 @@ class Agent:
         self.serves = 0
         self.paused = False
         self.paused_at = 0.0
+        self.resumes_at = 0.0
         self.exited = False
         self.steps = 0
         self._inbox: list[Event] = []

@@ -130,8 +130,11 @@ class Faults:
         self.world.truth.trouble()
         if pod.agent is not None:
             pod.agent.pause()
-            if not self.world.plan.launcher:
-                pod.excused_until = self.world.now + seconds + RESUME_GRACE_SECONDS
+            pod.agent.resumes_at = self.world.now + seconds
+            if not self.world.plan.launcher or self.world.truth.robbed:
+                pod.excused_until = pod.agent.resumes_at + RESUME_GRACE_SECONDS
+            elif any(not self.world.network.joined(pod.id, o.id) for o in self.world.alive()):
+                self._nobody_can_stop(pod, seconds)
             self.world.at(seconds, self._resumed, pod)
 
     def _resumed(self, pod: Pod) -> None:
@@ -184,7 +187,7 @@ class Faults:
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
         for pod in self.world.alive():
-            if pod.takes_over:
+            if pod.takes_over or (pod.agent is not None and pod.agent.paused):
                 self._nobody_can_stop(pod, seconds)
         ids = [pod.id for pod in pods]
         self.world.network.isolate(ids)
@@ -234,6 +237,10 @@ class Faults:
         world.truth.robbed = True
         for pod in world.alive():
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
+            if pod.agent is not None and pod.agent.paused:
+                # Nobody knows of its workers any more, and it can't look after them itself.
+                resumed = pod.agent.resumes_at + RESUME_GRACE_SECONDS
+                pod.excused_until = max(pod.excused_until, resumed)
             if pod.agent is not None and world.rng.random() < 0.5:
                 pod.agent.wire.watches.break_all("connection lost")
         world.running.look_again(world.now + self._lease_seconds())

@@ -84,6 +84,7 @@ class PodPrograms:
             "ELASTICJOB_SOCKET": str(files.socket),
             "ELASTICJOB_LOG_DIR": str(files.worker_logs),
             "ELASTICJOB_STOP_GRACE_SECONDS": str(recovery.stop_grace_seconds),
+            "ELASTICJOB_KEEP_ALIVE_SECONDS": str(self.job.spec.rendezvous.keep_alive_seconds),
             "ELASTICJOB_WARM_START": recovery.warm_start.value,
             "ELASTICJOB_WARM_START_MODULES": ",".join(recovery.warm_start_modules),
             "ELASTICJOB_HANG_TIMEOUT_SECONDS": str(recovery.hang_timeout_seconds),

@@ -192,6 +192,7 @@ def _tuning(job: ElasticJob, around: Around) -> list[Json]:
         variable("MAX_LOG_BYTES", max_log_bytes(workers_per_node(job))),
         variable("KEEP_ROUNDS", KEEP_ROUNDS),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
+        variable("KEEP_ALIVE_SECONDS", job.spec.rendezvous.keep_alive_seconds),
         variable("WARM_START", job.spec.recovery.warm_start.value),
         variable("WARM_START_MODULES", ",".join(job.spec.recovery.warm_start_modules)),
         variable("HANG_TIMEOUT_SECONDS", job.spec.recovery.hang_timeout_seconds),

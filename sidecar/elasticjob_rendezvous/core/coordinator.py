@@ -552,7 +552,7 @@ class Coordinator:
                 history = view.histories.get(current.number)
                 ops = () if history is None else (_corrected(history, cause),)
                 return self._write(view, own, clock, excused, ops, note)
-            elif not self.timers.over(("verdict", number), verdicts.window_seconds(bounds)):
+            elif not self._verdict_is_due(view, number, bounds):
                 continue
             streak = crashes.after_failure(current.streak, failures, self._life(number))
             cause = current.cause
@@ -564,6 +564,23 @@ class Coordinator:
                 return self._close(view, own, clock, outcome, charged)
             return self._write(view, own, clock, charged, (), f"round {number}: failure charged")
         return None
+
+    def _verdict_is_due(self, view: View, number: int, bounds: Bounds) -> bool:
+        """Whether nobody can explain a failure any more.
+
+        While a member of that round answers nobody, its lease decides whether it is lost: that
+        is waited for twice as long.
+        """
+        window = verdicts.window_seconds(bounds)
+        if not self.timers.over(("verdict", number), window):
+            return False
+        roster = view.rosters.get(number)
+        silent = [
+            seat
+            for seat in (roster.seats if roster else ())
+            if seat.id in self.peers.silent and not self.peers.alive(seat.id, self.timers.now)
+        ]
+        return not silent or self.timers.over(("verdict", number), 2 * window)
 
     def _life(self, number: int) -> crashes.Life:
         """What we saw of a final round; a new coordinator saw less of it."""

@@ -26,7 +26,9 @@ from elasticjob_rendezvous.core.records import Member, MemberState, RoundState, 
 from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
-STRAY_PROBE_SECONDS = 0.3
+STRAY_PROBE_SECONDS = (0.02, 0.06, 0.3)
+"""A process that is being killed closes its connections one by one: its launcher may not know yet
+that it is gone. So it is asked again at once, and then every 0.3 s."""
 ROLL_CALL_SECONDS = 1.0
 INQUIRY_SECONDS = 0.5
 LINK_SILENCE_SECONDS = 3.0
@@ -68,7 +70,7 @@ class Peers:
         gone: sessions proven dead; the coordinator deletes their keys.
         silent: members whose link broke without a refusal -> when.
         strays: members whose agent answered a probe though its link is gone -> when to
-            ask again, for it may have been about to die.
+            ask again, for it may have been about to die; `astray` is how often that was.
         last_heard: member -> when any link of it was last heard, also after it broke.
         inquiries: members without a key whose workers may still run -> what was heard.
         fenced: members whose key was deleted though they were not proven gone.
@@ -84,6 +86,7 @@ class Peers:
     symptoms: dict[str, float] = field(default_factory=dict)
     orphans: dict[Session, _Orphan] = field(default_factory=dict)
     strays: dict[Session, float] = field(default_factory=dict)
+    astray: dict[Session, int] = field(default_factory=dict)
     roll_call_at: float | None = None
     last_heard: dict[str, float] = field(default_factory=dict)
     inquiries: dict[str, _Inquiry] = field(default_factory=dict)
@@ -96,6 +99,7 @@ class Peers:
         self.silent.clear()
         self.symptoms.clear()
         self.strays.clear()
+        self.astray.clear()
         self.inquiries.clear()
         self.fenced.clear()
         self.forsaken.clear()
@@ -103,6 +107,7 @@ class Peers:
 
     def up(self, event: PeerUp | PeerHeard, now: float) -> None:
         self.linked[event.member, event.session] = now
+        self.astray.pop((event.member, event.session), None)
         self.last_heard[event.member] = now
         self.silent.pop(event.member, None)
         if isinstance(event, PeerUp):
@@ -152,7 +157,10 @@ class Peers:
             case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
                 return self.adopt(member.record, _number(view), now, orphan_seconds)
             case Verdict.AGENT_ALIVE if session not in self.linked:
-                self.strays[session] = now + STRAY_PROBE_SECONDS
+                times = self.astray.get(session, 0)
+                self.astray[session] = times + 1
+                pause = STRAY_PROBE_SECONDS[min(times, len(STRAY_PROBE_SECONDS) - 1)]
+                self.strays[session] = now + pause
             case Verdict.UNKNOWN:
                 self.silent[event.member] = now
                 return [Note(f"{name} does not answer; its lease decides", warning=True)]

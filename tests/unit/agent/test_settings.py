@@ -46,6 +46,7 @@ def test_everything_else(environ: dict[str, str], tmp_path: Path) -> None:
         "ELASTICJOB_ETCD_USER_FILE": str(tmp_path / "user"),
         "ELASTICJOB_ETCD_PASSWORD_FILE": str(tmp_path / "password"),
         "ELASTICJOB_STOP_GRACE_SECONDS": "2.5",
+        "ELASTICJOB_KEEP_ALIVE_SECONDS": "7",
         "ELASTICJOB_TERMINATION_LOG": "",
     }
     settings = from_environment(environ)
@@ -54,6 +55,7 @@ def test_everything_else(environ: dict[str, str], tmp_path: Path) -> None:
     assert settings.etcd.tls is not None
     assert (settings.etcd.user, settings.etcd.password) == ("user", "password")
     assert settings.stop_grace_seconds == 2.5
+    assert settings.keep_alive_seconds == 7.0
     assert settings.termination_log is None
 
 

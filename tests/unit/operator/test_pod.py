@@ -468,6 +468,12 @@ def test_the_grace_is_long_enough_unless_it_is_given(
     assert env(container(found, "trainer"))["ELASTICJOB_STOP_GRACE_SECONDS"] == str(stop)
 
 
+def test_the_first_lease_is_as_long_as_the_job_says() -> None:
+    """An agent asks for it before it has read the job's bounds."""
+    found = made(rendezvous={"keepAliveSeconds": 9})
+    assert env(agent(found))["ELASTICJOB_KEEP_ALIVE_SECONDS"] == "9"
+
+
 def test_pull_secrets_are_merged() -> None:
     settings = PodSettings("sidecar:1", pull_secrets=("ours", "both"))
     spec = {"imagePullSecrets": [{"name": "mine"}, {"name": "both"}]}

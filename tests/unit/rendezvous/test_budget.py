@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.events import PeerUp, Verdict
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     FailureClass,
@@ -120,6 +121,24 @@ def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
     current = job.later(0.1).act()
     assert (current.charged, current.pending) == ((1,), ())
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
+
+
+def test_the_verdict_waits_for_the_lease_of_a_member_that_answers_nobody() -> None:
+    """It may last a little longer than the window, and then it is the reason."""
+    job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle()
+    current = job.later(1).gone("c").act()
+    assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
+
+
+def test_a_member_that_never_answers_but_keeps_its_lease_excuses_nothing() -> None:
+    job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle().later(WINDOW - 0.1).idle()
+    assert job.later(0.1).act().charged == (1,)
+
+
+def test_a_member_that_was_silent_and_is_heard_again_excuses_nothing() -> None:
+    job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW - 1)
+    job.coordinator.peers.up(PeerUp(identity("c"), "s1"), job.now)
+    assert job.idle().later(1).act().charged == (1,)
 
 
 def test_an_aborted_collective_is_excused_by_a_loss() -> None:
