@@ -107,6 +107,18 @@ class Mark:
     preempted: bool = False
 
 
+LONGEST_SECONDS = 1e9
+_PATIENCE = (
+    "join_timeout_seconds",
+    "last_call_seconds",
+    "keep_alive_seconds",
+    "confirm_seconds",
+    "settle_seconds",
+    "stop_grace_seconds",
+    "scale_up_wait_seconds",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The size and the patience of a job. Durations are seconds.
@@ -130,6 +142,17 @@ class Bounds:
     stop_grace_seconds: float = 10.0
     scale_up_wait_seconds: float = 0.0
     marks: tuple[Mark, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no arithmetic of sizes and times survives; a reader then names the record."""
+        least = {"min_nodes": 1, "max_nodes": 1, "increment": 1, "max_restarts": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        for name in _PATIENCE:
+            seconds = getattr(self, name)
+            if not 0.0 <= seconds <= LONGEST_SECONDS:  # nor NaN
+                raise ValueError(f"{name} must be from 0 to {LONGEST_SECONDS:g}, got {seconds}")
 
     @property
     def wanted(self) -> int:

@@ -33,9 +33,27 @@ KEY = "/elasticjob/team/uid/0/bounds"
 
 def any_record() -> st.SearchStrategy[Any]:
     """Any record with any values; text may hold everything but lone surrogates."""
-    seconds = st.floats(allow_nan=False, allow_infinity=False)
-    times = {f.name: seconds for f in fields(Bounds) if f.name.endswith("_seconds")}
-    return st.one_of([st.builds(kind, **(times if kind is Bounds else {})) for kind in RECORDS])
+    seconds, sizes = st.floats(0, 1e9), st.integers(1)
+    limits = {f.name: seconds for f in fields(Bounds) if f.name.endswith("_seconds")}
+    limits |= dict.fromkeys(("min_nodes", "max_nodes", "increment", "max_restarts"), sizes)
+    return st.one_of([st.builds(kind, **(limits if kind is Bounds else {})) for kind in RECORDS])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"minNodes":0,"maxNodes":2}',
+        '{"minNodes":1,"maxNodes":-2}',
+        '{"minNodes":1,"maxNodes":2,"increment":0}',
+        '{"minNodes":1,"maxNodes":2,"maxRestarts":-1}',
+        '{"minNodes":1,"maxNodes":2,"keepAliveSeconds":-1}',
+        '{"minNodes":1,"maxNodes":2,"settleSeconds":NaN}',
+        '{"minNodes":1,"maxNodes":2,"confirmSeconds":Infinity}',
+    ],
+)
+def test_bounds_that_no_round_can_be_formed_by_are_malformed(said: str) -> None:
+    with pytest.raises(MalformedRecord, match="must be"):
+        decode(Bounds, KEY, said.encode())
 
 
 @given(any_record())
