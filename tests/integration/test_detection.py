@@ -12,15 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import Keys
-from elasticjob_rendezvous.core.records import Bounds, CauseKind, RoundState
+from elasticjob_rendezvous.core.records import CauseKind, RoundState
 from tests.integration.agent_rig import PATIENCE_SECONDS, WORKER, Gang, Pod, gang, until
 from tests.integration.launcher_rig import alive, launcher_file, mark
 
@@ -39,10 +37,8 @@ class Job:
 
     def __init__(self, gang: Gang, launcher: Path, lease_seconds: float = LEASE_SECONDS) -> None:
         self.gang = gang
-        self.pods = gang.pods(3, launcher)
+        self.pods = gang.pods(3, launcher, lease_seconds)
         self.keys = Keys(gang.prefix)
-        self.bounds = Bounds(1, 4, expected=3, keep_alive_seconds=lease_seconds)
-        gang.etcd.ctl("put", self.keys.bounds, encode(self.bounds).decode())
         self.workers = gang.started(1, 3)
         until(lambda: self.said("all workers started"), "the round's start")
         # By then the members hold their links to the coordinator: some 0.3 s after the start.
@@ -158,30 +154,43 @@ def test_it_is_noticed_in_time_and_put_down_to_its_cause(
         assert gang.round().charged == charged
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
-def test_an_agent_alone_costs_no_round(
-    gang: Gang, launcher_file: Path, how: signal.Signals
-) -> None:
+def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
     """Its workers train on, for longer than its lease would have lasted."""
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
-        if how is signal.SIGSTOP:
-            job.stop(pod.agent.process.pid)
-        else:
-            pod.agent.signal(how)
+        pod.agent.signal(signal.SIGKILL)
         until(lambda: job.said(f"{pod.name} lost its agent; its workers train on"), "the orphan")
         enough = time.monotonic() + 2 * LEASE_SECONDS
         while time.monotonic() < enough:
             gang.stepping(worker)
         assert gang.round().number == 1, gang.outputs()
-        if how is signal.SIGSTOP:
-            pod.agent.signal(signal.SIGCONT)
-        else:
-            pod.agent.wait()
-            pod.start_agent()
+        pod.agent.wait()
+        pod.start_agent()
         gang.finish()
         assert pod.agent.wait() == 0, gang.outputs()
         assert gang.round().charged == ()
+
+
+def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
+    gang: Gang, launcher_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease may end first, or be kept for as long as workers may live without an agent."""
+    monkeypatch.setenv("ELASTICJOB_ORPHAN_SECONDS", "4")
+    with running(gang, launcher_file) as job:
+        pod, worker = job.pod(coordinates=False)
+        began = time.monotonic()
+        job.stop(pod.agent.process.pid)
+        kind, at = job.opened()
+        print(f"\na hung agent: {kind} after {at - began:.3f} s")
+        assert kind == CauseKind.LOSS
+        assert at - began < LATEST_SECONDS + 4.0
+        gang.started(2, 2)
+        assert not alive(worker["pid"]), "two rounds ran side by side"
+        pod.agent.signal(signal.SIGCONT)
+        gang.started(3, 3)
+        assert gang.round().charged == ()
+        failures = gang.etcd.ctl("get", "--prefix", "--keys-only", job.keys.failures(1))
+        assert not failures.strip(), "what its launcher ended was reported as a failure"
 
 
 def test_the_operators_word_ends_the_wait_for_a_silent_node(
@@ -227,8 +236,6 @@ def test_survivors_that_ignore_sigterm_get_no_grace_for_a_loss_and_all_of_it_for
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     gang.script.write_text(deaf + WORKER)
     with running(gang, launcher_file) as job:
-        grace = replace(job.bounds, stop_grace_seconds=6.0, min_nodes=1)
-        gang.etcd.ctl("put", job.keys.bounds, encode(grace).decode())
         gone, worker = job.pod(coordinates=False)
         survivors = [other for other in job.workers if other is not worker]
         began = time.monotonic()
