@@ -55,7 +55,7 @@ class MixedBackend:
         if self.first_hosts:
             conf["is_host"] = str(first).lower()
         directed = self.torchrun == "elasticjob"
-        if directed:
+        if directed and side is Side.THEIRS:  # our agent takes its pod's name, or host and process
             conf["node_name"] = name
         if side is Side.OURS and not directed:
             given = {
