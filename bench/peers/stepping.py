@@ -27,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 PAUSE_SECONDS = 0.05
 STEPS_PER_CHECKPOINT = 4
 COLLECTIVE_SECONDS = 60
+LINGER_SECONDS = 1.0
+"""Who leaves at once may break another's last all-reduce, which its agent takes for a failure."""
 
 
 def written(path: Path, text: str) -> None:
@@ -94,6 +96,7 @@ def main() -> None:
         if int(ending):
             break
         time.sleep(PAUSE_SECONDS)
+    time.sleep(LINGER_SECONDS)
     dist.destroy_process_group()
 
 
