@@ -40,7 +40,11 @@ def progress(step: int, **metrics: float) -> None:
 
 
 def checkpointed(step: int) -> None:
-    """Say that a checkpoint which contains `step` is complete: training could go on from it."""
+    """Say that a checkpoint which contains `step` is complete: training could go on from it.
+
+    One rank may say so for all. After a checkpoint that was asked for, the call waits for the
+    stop: a further step would be lost.
+    """
     _link().checkpointed(step)
 
 
@@ -91,11 +95,15 @@ class Link:
         elif self._point():
             for callback in self._callbacks:
                 callback()
+            self._wait_for_the_stop()
 
     def checkpointed(self, step: int) -> None:
         self._checkpoint_step = int(step)
         self._checkpoints += 1
         self._say()
+        request = self._request()
+        if request is not None and 0 < request.point <= self._points:
+            self._wait_for_the_stop()
 
     def should_checkpoint(self) -> bool:
         self._asks = True
@@ -147,9 +155,9 @@ class Link:
         return self._held(self._points)
 
     def _held(self, point: int) -> bool:
-        """Wait for the ranks to agree, and, after the place that they agreed on, for the stop.
+        """Wait for the ranks to agree, and, past the place that they agreed on, for the stop.
 
-        Only for so long: when nobody comes to an end with us, training goes on.
+        Only for so long: when nobody comes to stop us, training goes on.
         """
         while True:
             request = self._request()
@@ -163,8 +171,15 @@ class Link:
                 return False
             time.sleep(_HOLD_SECONDS)
 
+    def _wait_for_the_stop(self) -> None:
+        """After the checkpoint every further step would be lost: pass the place, and wait."""
+        self._points += 1
+        self._say()
+        self._held(self._points)
+
     def _request(self) -> layout.Request | None:
-        assert self._asked is not None
+        if self._asked is None or self._asked[0] == layout.BLANK:
+            return None
         return layout.unpack_request(self._asked[: layout.REQUEST_BYTES])
 
 

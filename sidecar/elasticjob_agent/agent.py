@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, assert_never
 
+from elasticjob.layout import Request
 from elasticjob_agent.core.model import (
+    AskCrew,
     Command,
     Directed,
     Ending,
@@ -37,6 +39,7 @@ from elasticjob_agent.core.model import (
     StopCrew,
     Tell,
     Timer,
+    WorkersProgressed,
 )
 from elasticjob_agent.core.step import step, wake_at
 from elasticjob_agent.environment import prepare_workers, start_workers
@@ -52,7 +55,7 @@ from elasticjob_agent.hands import (
 )
 from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.ports import PortHolder
-from elasticjob_agent.progress import ProgressFiles, follow
+from elasticjob_agent.progress import SEEN_SECONDS, ProgressFiles, follow
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_rendezvous.core.events import Directive, Local
 
@@ -165,6 +168,7 @@ class Agent:
         self._ports = PortHolder(settings.address)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._rendezvous: Rendezvous | None = None
+        self._asked = asyncio.Event()
         self._interrupted = False
         self.signalled: signal.Signals | None = None
         """The last signal that asked this agent to end."""
@@ -211,7 +215,12 @@ class Agent:
                 pumps = [
                     tasks.create_task(self._hear_hands()),
                     tasks.create_task(
-                        follow(self._files, lambda: self.progress.state, self._events.put_nowait)
+                        follow(
+                            self._files,
+                            lambda: self.progress.state,
+                            self._events.put_nowait,
+                            self._asked,
+                        )
                     ),
                 ]
                 try:
@@ -263,6 +272,9 @@ class Agent:
                 await self._prepare(state)
             case StopCrew(number, grace_seconds, dump):
                 await self._tell_hands("stop", self._hands.stop(number, grace_seconds, dump))
+                await self._let_go(number, state)
+            case AskCrew(number, request):
+                await self._ask(number, request, state)
             case HoldPort():
                 self._events.put_nowait(PortHeld(self._ports.hold()))
             case Tell(local):
@@ -280,6 +292,28 @@ class Agent:
                 raise AssertionError("the loop takes this one")
             case _:
                 assert_never(command)
+
+    async def _ask(self, number: int, request: Request, state: State) -> None:
+        """Put the request where the workers look, then read where they are."""
+        assert state.crew is not None
+        try:
+            async with asyncio.timeout(DISK_SECONDS):
+                await asyncio.to_thread(self._files.ask, number, request)
+                await asyncio.sleep(SEEN_SECONDS)
+                found = await asyncio.to_thread(self._files.read, number, state.crew.slots)
+        except (OSError, TimeoutError) as error:
+            log.warning("%s: workers cannot be asked to save: %s", self._settings.name, error)
+            return
+        self._asked.set()
+        utc_ms = time.time_ns() // 1_000_000
+        self._events.put_nowait(WorkersProgressed(number, found, utc_ms, asked=True))
+
+    async def _let_go(self, number: int, state: State) -> None:
+        """Workers that wait for their stop, and handle SIGTERM themselves, need not wait on."""
+        if state.crew is not None and state.crew.asked is not None:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(DISK_SECONDS):
+                    await asyncio.to_thread(self._files.ask, number, None)
 
     async def _prepare(self, state: State) -> None:
         settings = self._settings

@@ -108,6 +108,7 @@ def plain_agent(options: Options) -> PlainAgent:
             settle_seconds=conf.settle,
             stop_grace_seconds=conf.stop_grace,
             scale_up_wait_seconds=conf.scale_up_wait,
+            leave_seconds=conf.leave_grace,
         ),
         # Agents of one run may share the folder: each has a place of its own in it.
         logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),

@@ -27,6 +27,10 @@ _OPEN_TO_ALL = 0o1777
 _READABLE = 0o644
 POLL_SECONDS = 0.25
 """How often the workers' files are looked at."""
+ASKED_POLL_SECONDS = 0.02
+"""So often while they save before a stop: the next round waits for them."""
+SEEN_SECONDS = 0.005
+"""After this a request that was written is seen by whoever looks: no store is on its way."""
 DISK_SECONDS = 5.0
 TRIES = 3
 """A record that is being written is whole a moment later."""
@@ -69,8 +73,8 @@ class ProgressFiles:
         found = ((rank, read_progress(self.file(number, rank))) for rank in range(slots))
         return {rank: progress for rank, progress in found if progress is not None}
 
-    def ask(self, number: int, request: layout.Request) -> None:
-        """Ask the round's workers to save, or tell them where. Raises OSError.
+    def ask(self, number: int, request: layout.Request | None) -> None:
+        """Ask the round's workers to save, tell them where, or no longer. Raises OSError.
 
         A worker may look at any moment: what it must not see half written comes last.
         """
@@ -79,7 +83,8 @@ class ProgressFiles:
             self.request_file(number), os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )
         try:
-            for start, end in layout.WRITE_ORDER:
+            order = layout.WRITE_ORDER if request else layout.WRITE_ORDER[::-1]
+            for start, end in order:
                 os.pwrite(descriptor, line[start:end], start)
         finally:
             os.close(descriptor)
@@ -127,11 +132,21 @@ def read_progress(path: Path) -> WorkerProgress | None:
 
 
 async def follow(
-    files: ProgressFiles, state: Callable[[], State], post: Callable[[Event], None]
+    files: ProgressFiles,
+    state: Callable[[], State],
+    post: Callable[[Event], None],
+    asked: asyncio.Event,
 ) -> None:
-    """Post what running workers say, whenever it is something new."""
+    """Post what running workers say, whenever it is something new; soon, once they are asked."""
     while True:
-        await asyncio.sleep(POLL_SECONDS)
+        crew = state().crew
+        if crew is not None and crew.asked is not None and not crew.empty:
+            await asyncio.sleep(ASKED_POLL_SECONDS)
+        else:
+            asked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS):
+                    await asked.wait()
         crew = state().crew
         if crew is None or crew.empty or not crew.started:
             continue

@@ -20,6 +20,7 @@ class Conf:
     stop_grace: float = 10.0
     scale_up_wait: float = 0.0
     hang_timeout: float = 0.0
+    leave_grace: float = 30.0
     connect_timeout: float = 30.0
     increment: int = 1
     incarnation: int = 0

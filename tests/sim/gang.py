@@ -71,6 +71,12 @@ class Gangs:
         if plan.crash_seconds is not None:
             self.world.at(plan.crash_seconds, self._crash, gang)
 
+    def saved(self, pod: Pod) -> None:
+        """One more saved where all do; the last one may tell that the checkpoint is complete."""
+        gang = self._gangs.get(pod.round)
+        if gang is not None and all(one.script.saved for one in gang.running.values()):
+            pod.script.completed = self.world.rng.random() < 0.5
+
     def _save(self, gang: Gang) -> None:
         """One of the gang saves for all; a machine that stands still holds everybody up."""
         if gang.broken or gang.finishing or len(gang.running) != len(gang.seats):

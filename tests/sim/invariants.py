@@ -23,7 +23,7 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
 )
 from elasticjob_rendezvous.core.roster import legal_size
-from tests.sim import verdicts
+from tests.sim import saving, verdicts
 from tests.sim.controller import OPERATOR
 from tests.sim.crashing import Crashing
 
@@ -71,6 +71,7 @@ class Checker:
         self._checkpoints: dict[int, int] = {}
         self._round: Round | None = None
         self.crashing = Crashing(self)
+        self.save_asked_at = 0.0
 
     def fail(self, invariant: str, detail: str) -> None:
         raise Violation(invariant, detail, self.world.now)
@@ -198,6 +199,7 @@ class Checker:
             verdicts.check_counts(self, before, after)
             self.crashing.changed(before, after)
         self.highest = max(self.highest, after.number)
+        saving.check(self, before, after)
         new_state = before is None or before.state is not after.state
         if not new_state and before is not None and before.number == after.number:
             return

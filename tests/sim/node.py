@@ -22,6 +22,7 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.records import Failure, FailureClass, Roster
 from tests.sim.agent import UTC_START_MS, Agent
+from tests.sim.script import Script
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -63,6 +64,7 @@ class Pod:
         self.start_ms = 0
         self.checkpoint_step = -1
         self.started_at = 0.0
+        self.script = Script(self)
         self.master_port = 0
         self.excused_until = 0.0
         self.outcome: Finish | None = None
@@ -94,6 +96,10 @@ class Pod:
             master_port=self.master_port,
             start_ms=self.start_ms,
             checkpoint_step=self.checkpoint_step if self.phase is not Workers.NONE else -1,
+            saves=self.script.saves,
+            passed=self.script.told,
+            saved=self.script.saved,
+            completed=self.script.completed,
         )
 
     def changed(self) -> None:
@@ -168,8 +174,9 @@ class Pod:
 
     def follow(self, directive: Directive) -> None:
         match directive:
-            case Run(roster=roster):
+            case Run(roster=roster, save=save):
                 self._run(roster)
+                self.script.asked(save)
             case Stop(round=round, kill=kill, grace_seconds=grace):
                 if self.phase is Workers.NONE and self.round < round:
                     self._never_started(round)
@@ -214,6 +221,7 @@ class Pod:
         self.round, self.roster = roster.number, roster
         self.failure, self.done, self.hung = None, False, False
         self.checkpoint_step = -1
+        self.script = Script(self)
         self.phase = Workers.STARTING
         self._stop_token += 1
         self.world.running.starts(self, roster)
@@ -230,6 +238,7 @@ class Pod:
             return
         self.phase = Workers.RUNNING
         self.started_at = self.world.now
+        self.script.begins()
         self.master_port = self.world.next_port()
         self.changed()
         self.world.gangs.running(self)

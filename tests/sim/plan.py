@@ -47,6 +47,9 @@ class Plan:
         replaces: whether dead pods are replaced.
         orphan_seconds: how long a launcher lets workers live without an agent.
         checkpoint_seconds: how often a gang that trains saves; None is never.
+        asks_to_save: whether scripts want to save before a planned stop.
+        save_seconds: about how long that takes them.
+        stuck_share: the share of nodes that never come to it.
     """
 
     profile: str
@@ -68,6 +71,9 @@ class Plan:
     checkpoint_seconds: float | None = None
     crash_seconds: float | None = None
     crash_steps: str = "none"
+    asks_to_save: bool = False
+    save_seconds: float = 0.5
+    stuck_share: float = 0.0
     strikes: tuple[Kind, ...] = ()
     strike_share: float = 0.0
     actions: tuple[Action, ...] = ()

@@ -15,6 +15,7 @@ from elasticjob_rendezvous.core import (
     finals,
     newcomers,
     roster,
+    saving,
     verdicts,
 )
 from elasticjob_rendezvous.core.engine import Engine
@@ -222,6 +223,36 @@ def surplus_opens_rounds() -> Iterator[EngineFactory]:
 def newcomers_do_not_wait() -> Iterator[EngineFactory]:
     """Newcomers interrupt a round whatever it has saved."""
     with patch.object(finals, "must_wait", lambda *_: False):
+        yield Engine
+
+
+@bug("scale")
+def ranks_save_apart() -> Iterator[EngineFactory]:
+    """All are to save at a place that the first of them has not passed; others have."""
+
+    def planted(gang: Any) -> int:
+        return 1 + min(member.passed for member in gang)
+
+    with patch.object(saving, "_point", planted):
+        yield Engine
+
+
+@bug("scale")
+def place_without_all_answers() -> Iterator[EngineFactory]:
+    """The place is chosen by those who answered first."""
+    with patch.object(saving, "_all_answered", lambda gang: any(m.passed >= 0 for m in gang)):
+        yield Engine
+
+
+@bug("scale")
+def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
+    """A planned end comes at once."""
+
+    def planted(*args: Any) -> finals.FinalLook | None:
+        look: finals.FinalLook = args[4]
+        return look if look.cause is not None else None
+
+    with patch.object(saving, "before_end", planted):
         yield Engine
 
 

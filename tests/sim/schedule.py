@@ -42,8 +42,16 @@ def _bounds(rng: Random, most: int = 5) -> Bounds:
 def _saving(rng: Random, plan: Plan) -> Plan:
     """The same run with scripts that save, and newcomers that may have to wait for it."""
     wait_seconds = rng.choice((0.0, 0.0, 2.0, 6.0))
-    bounds = replace(plan.bounds, scale_up_wait_seconds=wait_seconds)
-    return replace(plan, bounds=bounds, checkpoint_seconds=rng.choice((None, 0.7, 3.0)))
+    leave_seconds = rng.choice((4.0, 7.0, 9.0))
+    bounds = replace(plan.bounds, scale_up_wait_seconds=wait_seconds, leave_seconds=leave_seconds)
+    return replace(
+        plan,
+        bounds=bounds,
+        checkpoint_seconds=rng.choice((None, 0.7, 3.0)),
+        asks_to_save=rng.random() < 0.5,
+        save_seconds=rng.choice((0.1, 0.5, 2.0)),
+        stuck_share=rng.choice((0.0, 0.0, 0.2)),
+    )
 
 
 def _base(rng: Random, profile: str, most: int = 5) -> Plan:

@@ -136,6 +136,7 @@ class World:
             bounds=None if self.plan.operator else self.plan.bounds,
             jitter=self.rng.random(),
             orphan_seconds=self.plan.orphan_seconds,
+            keep_alive_seconds=self.plan.bounds.keep_alive_seconds,
         )
         agent = Agent(self, pod, config, f"{pod.id}#{pod.agents}")
         self.agents[agent.origin] = agent

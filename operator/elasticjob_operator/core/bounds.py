@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.core.observed import Observed, Pod
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.enums import ScaleUp
@@ -34,6 +35,7 @@ def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark]
         settle_seconds=float(spec.elasticity.settle_seconds),
         stop_grace_seconds=float(spec.recovery.stop_grace_seconds),
         scale_up_wait_seconds=_scale_up_wait_seconds(spec.elasticity),
+        leave_seconds=float(grace_seconds(job)),
         marks=tuple(sorted(marks, key=lambda mark: mark.member)),
     )
 

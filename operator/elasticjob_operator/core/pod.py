@@ -12,6 +12,7 @@ from elasticjob_operator.core import clashes, names
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.children import owner_reference
+from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.raw import mapping, mappings
 from elasticjob_operator.core.refused import TemplateRefused
@@ -21,9 +22,6 @@ from elasticjob_operator.model.job import ElasticJob
 
 __all__ = ["PodSettings", "TemplateRefused", "pod"]
 
-DEFAULT_GRACE_SECONDS = 30
-GRACE_MARGIN_SECONDS = 20
-"""What leaving takes beside the workers' own grace: a checkpoint's end, etcd, the containers'."""
 _SECRET_MODE = 0o444
 """Readable for whatever user the agent runs as: nobody else has the volume."""
 _MESHES = {
@@ -80,7 +78,7 @@ def pod(
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {
-            "terminationGracePeriodSeconds": _grace_seconds(job),
+            "terminationGracePeriodSeconds": grace_seconds(job),
             "automountServiceAccountToken": False,
             **spec,
             **_priority(job, spec),
@@ -137,10 +135,6 @@ def _marks(
         "labels": labels | names.pod_labels(job, index, incarnation),
         "annotations": annotations,
     }
-
-
-def _grace_seconds(job: ElasticJob) -> int:
-    return max(DEFAULT_GRACE_SECONDS, job.spec.recovery.stop_grace_seconds + GRACE_MARGIN_SECONDS)
 
 
 def _priority(job: ElasticJob, spec: Json) -> Json:

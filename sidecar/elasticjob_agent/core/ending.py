@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from elasticjob_agent.core.asking import unasked_at
 from elasticjob_agent.core.classify import SIGNALS
 from elasticjob_agent.core.hang import hangs_at
 from elasticjob_agent.core.model import (
@@ -38,6 +39,7 @@ def wake_at(state: State) -> float | None:
         leftovers,
         hangs,
         shows_at(state),
+        unasked_at(state),
     )
     due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)

@@ -47,6 +47,8 @@ def _still_since(state: State) -> float | None:
     crew = state.crew
     if not state.facts.hang_seconds or crew is None or not crew.started or crew.exits:
         return None
+    if crew.asked is not None:
+        return None  # it waits for its stop, and only for so long
     if crew.advanced_at is None and state.shown is None:
         return None  # its script may be one that never tells
     return crew.began + START_SECONDS if crew.advanced_at is None else crew.advanced_at

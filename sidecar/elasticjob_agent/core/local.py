@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticjob_agent.core.asking import completed, saved, saves
 from elasticjob_agent.core.model import Crew, State
 from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import ECHOES, Failure
@@ -13,6 +14,7 @@ def local_facts(state: State) -> Local:
     shown = state.shown if crew is not None and not crew.empty else None
     if shown is not None and shown.round != state.round:
         shown = None
+    training = crew if crew is not None and not crew.empty else None
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
     return Local(
@@ -29,6 +31,10 @@ def local_facts(state: State) -> Local:
         step=-1 if shown is None else shown.step,
         checkpoint_step=-1 if shown is None else shown.checkpoint_step,
         busy_ms=0 if shown is None else shown.busy_ms,
+        saves=training is not None and saves(training),
+        passed=-1 if training is None or training.asked is None else training.asked.passed,
+        saved=training is not None and saved(training),
+        completed=training is not None and completed(training),
     )
 
 

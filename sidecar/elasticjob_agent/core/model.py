@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.events import Directive, Finish, Left, Local, Refused
@@ -68,6 +69,21 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """A checkpoint that a crew was asked for.
+
+    Args:
+        point: the place at which all ranks save; 0 while it is not agreed on.
+        before: what the workers had said by then.
+        passed: the last place that any of them passed; -1 before they were heard.
+    """
+
+    point: int
+    before: Mapping[int, WorkerProgress]
+    passed: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Crew:
     """The workers of one round on this node, from the order to start them on.
 
@@ -90,6 +106,7 @@ class Crew:
         first_step_ms: from their start to the first step of the slowest; 0 while unknown.
         advanced_at: when one of them last told something new, monotonic seconds.
         busy_seconds: what a step takes each of its own, smoothed, where they tell it.
+        asked: the checkpoint that they were asked for.
     """
 
     round: int
@@ -109,6 +126,7 @@ class Crew:
     first_step_ms: int = 0
     advanced_at: float | None = None
     busy_seconds: Mapping[int, float] = field(default_factory=dict)
+    asked: Asked | None = None
 
     @property
     def leftovers_at(self) -> float | None:
@@ -194,6 +212,7 @@ class State:
         prepare_by: until when this node waits for its preloaded interpreter before it takes
             part; None when it does not wait.
         leaving: why this node goes; empty when it stays.
+        leaving_at: since when, monotonic seconds.
         hurried: somebody asked a second time: no more grace.
         leave_by, release_by: monotonic deadlines for going without an answer.
         ending: decided; the hands were released.
@@ -212,6 +231,7 @@ class State:
     served: bool = False
     prepare_by: float | None = None
     leaving: str = ""
+    leaving_at: float | None = None
     hurried: bool = False
     leave_by: float | None = None
     release_by: float | None = None
@@ -286,12 +306,13 @@ class Timer:
 class WorkersProgressed:
     """Workers of a round said something new; `progress` holds all of them, by local rank.
 
-    `utc_ms` is when that was read.
+    `utc_ms` is when that was read; `asked`: after a request was put in its place.
     """
 
     round: int
     progress: Mapping[int, WorkerProgress]
     utc_ms: int
+    asked: bool = False
 
 
 Event = Directed | FromHands | LeaveAsked | PortHeld | Timer | WorkersProgressed
@@ -324,6 +345,14 @@ class StopCrew:
     round: int
     grace_seconds: float
     dump: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskCrew:
+    """Ask a round's workers to save; answered by `WorkersProgressed(asked=True)`."""
+
+    round: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,4 +390,4 @@ class Note:
     warning: bool = False
 
 
-Command = StartCrew | PrepareCrew | StopCrew | HoldPort | Tell | Release | Exit | Note
+Command = StartCrew | AskCrew | PrepareCrew | StopCrew | HoldPort | Tell | Release | Exit | Note

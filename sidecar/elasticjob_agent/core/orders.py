@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob_agent.core.asking import waits_to_save
 from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, stands_still
 from elasticjob_agent.core.model import Crew, State, StopCause, StopOrder
 from elasticjob_rendezvous.core.events import Finish, Left, Refused, Run, Stop
@@ -23,7 +24,7 @@ def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
     # Who stands still is given the time to say where, whatever others say meanwhile.
     if crew.failure is not None and not dumps:
         yield StopOrder(StopCause.FAILURE, 0.0)
-    if state.leaving:
+    if state.leaving and not waits_to_save(state, crew, now):
         grace = 0.0 if state.hurried else state.facts.stop_grace_seconds
         yield StopOrder(StopCause.LEAVE, grace)
     if crew.leftovers_at is not None and now >= crew.leftovers_at:
@@ -39,7 +40,7 @@ def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
                     yield StopOrder(StopCause.PEER_FAILURE, 0.0)
             else:
                 yield StopOrder(StopCause.URGENT, 0.0)
-        case Run(roster, _, _) if crew.round < roster.number:
+        case Run(roster=roster) if crew.round < roster.number:
             yield StopOrder(StopCause.URGENT, 0.0)  # a later round is sealed: this one is void
         case Finish(_, _, grace):
             yield StopOrder(StopCause.END, grace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elasticjob_agent.core.asking import answered
 from elasticjob_agent.core.model import Crew, Shown, State, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_rendezvous.core.events import Run
@@ -31,6 +32,8 @@ def progressed(state: State, event: WorkersProgressed, now: float) -> State:
     news = _told(event.progress) != _told(crew.progress)
     crew = replace(crew, busy_seconds=_busy(crew, event))
     crew = replace(crew, progress=event.progress, advanced_at=now if news else crew.advanced_at)
+    if event.asked:
+        crew = replace(crew, asked=answered(crew.asked, event.progress))
     return replace(state, crew=replace(crew, first_step_ms=_first_step_ms(crew, event, now)))
 
 

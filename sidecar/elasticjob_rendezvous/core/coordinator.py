@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
-from elasticjob_rendezvous.core import absence, census, costs, crashes, verdicts
+from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption
@@ -34,6 +34,7 @@ from elasticjob_rendezvous.core.records import (
     Roster,
     Round,
     RoundState,
+    Save,
     Streak,
 )
 from elasticjob_rendezvous.core.roster import legal_size, seal
@@ -460,9 +461,25 @@ class Coordinator:
         )
         if look.succeeded:
             return self._close(view, own, clock, Outcome(OutcomeKind.SUCCEEDED))
-        if look.cause is not None:
-            return self._reopen(view, own, bounds, clock, look)
+        match saving.before_end(view, roster, current, bounds, look, self.timers):
+            case Save() as save:
+                self._detected(current.number, look, clock)
+                return self._ask_to_save(view, own, clock, save)
+            case FinalLook() as end:
+                return self._reopen(view, own, bounds, clock, end)
         return self._record_start(view, own, roster)
+
+    def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
+        """Note how long the decision took, once: a checkpoint that follows is no part of it."""
+        if look.symptom is not None:
+            self.split.setdefault(f"detect {number + 1}", _ms(clock.now - look.symptom))
+
+    def _ask_to_save(self, view: View, own: Versioned[Member], clock: Clock, save: Save) -> Act:
+        assert view.round is not None
+        current = view.round.record
+        what = f"at place {save.point}" if save.point else f"first, within {save.seconds:g} s"
+        note = f"round {current.number} is to end ({save.cause.kind}): all save {what}"
+        return self._write(view, own, clock, replace(current, save=save), (), note)
 
     def _reopen(
         self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock, look: FinalLook
@@ -490,8 +507,7 @@ class Coordinator:
             cause = crashes.explained(cause, streak)
         elif failures and look.cause.kind is CauseKind.FAILURE:
             pending = (*pending, number)
-        if look.symptom is not None:
-            self.split[f"detect {number + 1}"] = _ms(clock.now - look.symptom)
+        self._detected(number, look, clock)
         again = replace(
             current,
             number=number + 1,
@@ -663,6 +679,7 @@ class Coordinator:
             coordinator=own.record.id,
             successor=second.record.id if second else "",
             since_ms=clock.utc_ms,
+            save=new.save if new.state is RoundState.FINAL else None,
         )
         return Act(
             Txn(

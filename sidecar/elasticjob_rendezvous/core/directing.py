@@ -35,6 +35,7 @@ class Facts:
 
     `safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in.
     `late`: our workers were told to stop long ago: there is no grace left for them.
+    `saving`: we leave, but our workers run on to save together with the gang.
     """
 
     own: Own
@@ -42,6 +43,7 @@ class Facts:
     safe: bool
     remembered: Roster | None
     late: bool = False
+    saving: bool = False
 
     @property
     def grace_seconds(self) -> float:
@@ -65,7 +67,8 @@ def direct(facts: Facts) -> Directive:
     if current is None or own.stored is None:
         return Idle("registering")
     if _may_start(own, current):
-        return Run(own.view.rosters[current.number], own.config.identity.id, facts.max_restarts)
+        roster = own.view.rosters[current.number]
+        return Run(roster, own.config.identity.id, facts.max_restarts, asks=True)
     return Idle(_why_idle(facts, current))
 
 
@@ -87,7 +90,7 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
     if not facts.safe:
         cause = Cause(CauseKind.LOSS, (), "cut off from etcd for longer than the lease")
         return Stop(local.round, True, cause, 0.0)
-    if own.leaving and not facts.late:
+    if own.leaving and not facts.late and not facts.saving:
         cause = Cause(CauseKind.LEAVE, (own.config.identity.name,), own.leaving)
         return Stop(local.round, False, cause, facts.grace_seconds)
     if current is not None and current.number > local.round:
@@ -101,7 +104,9 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
         roster = facts.remembered
     if roster is None:
         return Idle("workers run; their roster is being read")
-    return Run(roster, own.config.identity.id, facts.max_restarts)
+    at = current is not None and current.number == local.round and current.state is RoundState.FINAL
+    save = current.save if at and current is not None else None
+    return Run(roster, own.config.identity.id, facts.max_restarts, save, asks=True)
 
 
 def _may_start(own: Own, current: Round) -> bool:

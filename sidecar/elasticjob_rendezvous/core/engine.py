@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core import saving
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.directing import Facts, direct
@@ -143,6 +144,7 @@ class Engine:
         self._found_round = 0
         self._over_since: float | None = None
         self._leaving_since: float | None = None
+        self._idle_since: float | None = None
         self._left = False
         self._refused = ""
         self._close: Outcome | None = None
@@ -413,6 +415,8 @@ class Engine:
         now = self._clock.now
         if self._leaving() and self._leaving_since is None:
             self._leaving_since = now
+        if self._leaving_since is not None and self.local.workers is Workers.NONE:
+            self._idle_since = now if self._idle_since is None else self._idle_since
         self._renew()
         self._tend_roles()
         self._vouch()
@@ -660,7 +664,19 @@ class Engine:
             return Left()
         remembered = self._last[1] if self._last else None
         own, bounds = self._own(), self._bounds()
-        return direct(Facts(own, bounds, self._safe(), remembered, self._is_late(bounds)))
+        late, saving = self._is_late(bounds), self._is_saving(bounds)
+        return direct(Facts(own, bounds, self._safe(), remembered, late, saving))
+
+    def _is_saving(self, bounds: Bounds | None) -> bool:
+        """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
+        at = self.view.round.record if self.view.round else None
+        if at is None or self._leaving_since is None or not self.local.saves:
+            return False
+        if at.state is not RoundState.FINAL or at.number != self.local.round:
+            return False
+        leave_seconds = (bounds or Bounds(1, 1)).leave_seconds - saving.STOP_MARGIN_SECONDS
+        seconds = leave_seconds if at.save is not None else min(saving.ASK_SECONDS, leave_seconds)
+        return not self._alarm.passed(self._leaving_since + seconds, self._clock.now)
 
     def _is_late(self, bounds: Bounds | None) -> bool:
         """Whether our workers should long have stopped.
@@ -685,9 +701,9 @@ class Engine:
 
     def _gave_up_leaving(self) -> bool:
         """We leave, our workers have stopped, and etcd does not answer."""
-        if self._leaving_since is None or self.local.workers is not Workers.NONE:
+        if self._idle_since is None:
             return False
-        return self._alarm.passed(self._leaving_since + LEAVE_PATIENCE_SECONDS, self._clock.now)
+        return self._alarm.passed(self._idle_since + LEAVE_PATIENCE_SECONDS, self._clock.now)
 
     def _safe(self) -> bool:
         """Whether workers may go on; asks to be called again while that is uncertain."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticjob_rendezvous.core.kv import KeyValue, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Bounds, Cause, Failure, Outcome, Roster
+from elasticjob_rendezvous.core.records import Bounds, Cause, Failure, Outcome, Roster, Save
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Local:
         step: the last step that they told, told here now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
         busy_ms: see `records.Member`.
+        saves, passed, saved, completed: see `records.Member`.
     """
 
     ready: bool = False
@@ -66,6 +67,10 @@ class Local:
     checkpoint_step: int = -1
     master_served: bool = False
     busy_ms: int = 0
+    saves: bool = False
+    passed: int = -1
+    saved: bool = False
+    completed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,11 +408,17 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Workers of this final round should run, seated by `roster`."""
+    """Workers of this final round should run, seated by `roster`.
+
+    `save` asks them for a checkpoint. `asks`: they are asked before a planned stop, so a node
+    that leaves waits for that, or for `Stop`.
+    """
 
     roster: Roster
     member: str
     max_restarts: int = 3
+    save: Save | None = None
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ class Own:
             checkpoint_step=local.checkpoint_step,
             master_served=local.master_served,
             busy_ms=local.busy_ms,
+            saves=local.saves,
+            passed=local.passed,
+            saved=local.saved,
+            completed=local.completed,
         )
 
 
@@ -151,11 +155,16 @@ def move(own: Own, stored: Versioned[Member]) -> Txn:
 
 def say_leaving(own: Own, stored: Versioned[Member]) -> Txn | None:
     record = own.record()
-    if stored.record.state is MemberState.LEAVING and stored.record.stopped == record.stopped:
+    if stored.record.state is MemberState.LEAVING and _leaves_as_said(stored.record, record):
         return None
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(stored.key, encode(record), own.lease)
     return Txn((unchanged,), (put,), (own.folder,))
+
+
+def _leaves_as_said(said: Member, now: Member) -> bool:
+    names = ("stopped", "saves", "passed", "saved", "completed")
+    return all(getattr(said, name) == getattr(now, name) for name in names)
 
 
 def update(own: Own, stored: Versioned[Member]) -> Txn | None:

@@ -127,6 +127,7 @@ class Bounds:
     what cannot run); None means unknown, which counts as `max_nodes`.
     `scale_up_wait_seconds` is how long newcomers wait for a checkpoint before they
     interrupt a round; 0 lets them at once.
+    `leave_seconds` is how long a node has from when it is told to go until it is gone.
     """
 
     min_nodes: int
@@ -141,6 +142,7 @@ class Bounds:
     settle_seconds: float = 3.0
     stop_grace_seconds: float = 10.0
     scale_up_wait_seconds: float = 0.0
+    leave_seconds: float = 30.0
     marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
@@ -205,6 +207,10 @@ class Member:
         checkpoint_step: the last step that a checkpoint of this round contains, or -1.
         busy_ms: what a step takes its slowest worker of its own, without its waiting
             for others, where its script tells; 0 else.
+        saves: its workers want to save before a planned stop.
+        passed: the answer to `Round.save`: the last place that a worker here passed, or -1.
+        saved: its workers came past the place that `Round.save` names.
+        completed: one of them told of a checkpoint since then: that of the whole gang.
     """
 
     id: str
@@ -231,6 +237,25 @@ class Member:
     checkpoint_step: int = -1
     master_served: bool = False
     busy_ms: int = 0
+    saves: bool = False
+    passed: int = -1
+    saved: bool = False
+    completed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """A checkpoint that all workers of a final round are asked for before its planned end.
+
+    Args:
+        cause: why the round is to end.
+        seconds: how long there is, from when it was asked.
+        point: the place of their scripts at which all save; 0 until all have answered.
+    """
+
+    cause: Cause
+    seconds: float
+    point: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +302,7 @@ class Round:
         since_ms: UTC time of the last transition, for people.
         counts: how many rounds ended so far without a charge, and why.
         streak: the charged failures in a row up to now.
+        save: while final: what the gang is asked for before this round ends.
     """
 
     number: int
@@ -298,6 +324,7 @@ class Round:
     since_ms: int = 0
     counts: Counts = Counts()
     streak: Streak = Streak()
+    save: Save | None = None
 
 
 class Seat(NamedTuple):

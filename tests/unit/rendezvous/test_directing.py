@@ -51,7 +51,7 @@ def running(number: int = 2, **local: Any) -> Local:
 
 def test_workers_start_on_a_final_round_that_seats_us() -> None:
     job = final("a", "b")
-    assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5)
+    assert directed(job) == Run(job.roster(2), identity("a"), max_restarts=5, asks=True)
 
 
 @pytest.mark.parametrize("state", [RoundState.JOINABLE, RoundState.FROZEN])
@@ -143,7 +143,7 @@ def test_who_leaves_while_cut_off_kills_its_workers() -> None:
 
 def test_without_etcd_the_remembered_roster_serves() -> None:
     roster = final("a", "b").roster(2)
-    assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5)
+    assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5, asks=True)
     assert isinstance(directed(Job(), running(3), remembered=roster), Idle)
 
 

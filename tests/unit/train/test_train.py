@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -146,12 +147,44 @@ def test_a_worker_waits_until_the_place_is_agreed_on(desk: Desk) -> None:
     assert answers == [True]
 
 
-def test_after_its_checkpoint_a_worker_waits_for_the_stop_but_not_for_ever(desk: Desk) -> None:
-    desk.ask(point=1, seconds=0.2)
+def test_who_saved_waits_for_the_stop_but_not_for_ever(desk: Desk) -> None:
+    desk.ask(point=1, seconds=0.3)
     assert desk.link.should_checkpoint()
+    began = time.monotonic()
     desk.link.checkpointed(4)
+    assert time.monotonic() - began >= 0.25
     assert not desk.link.should_checkpoint(), "training goes on when nobody comes to stop it"
-    assert (desk.read.points, desk.read.checkpoint_step) == (2, 4)
+    assert desk.read.checkpoint_step == 4
+    assert desk.read.points > 1
+
+
+def test_who_does_not_tell_its_checkpoint_waits_at_the_next_place(desk: Desk) -> None:
+    desk.ask(point=1, seconds=0.3)
+    assert desk.link.should_checkpoint()
+    began = time.monotonic()
+    assert not desk.link.should_checkpoint()
+    assert time.monotonic() - began >= 0.25
+    assert desk.read.points == 2
+
+
+def test_a_checkpoint_of_the_scripts_own_waits_for_nothing(desk: Desk) -> None:
+    desk.ask(point=5, seconds=60)
+    assert not desk.link.should_checkpoint()
+    desk.link.checkpointed(4)
+    assert desk.read.checkpoint_step == 4
+
+
+def test_a_stop_that_is_under_way_lets_go(desk: Desk) -> None:
+    """A script that handles SIGTERM itself goes on to its own end."""
+    desk.ask(point=1, seconds=60)
+    assert desk.link.should_checkpoint()
+    worker = threading.Thread(target=desk.link.should_checkpoint)
+    worker.start()
+    worker.join(0.1)
+    assert worker.is_alive()
+    desk.files.ask(1, None)
+    worker.join(10)
+    assert not worker.is_alive()
 
 
 def test_a_callback_is_called_by_progress_at_the_agreed_place(desk: Desk) -> None:
@@ -159,10 +192,11 @@ def test_a_callback_is_called_by_progress_at_the_agreed_place(desk: Desk) -> Non
     step = 0
     desk.link.on_leave(lambda: called.append(step))
     assert desk.read.saves
-    desk.ask(point=2)
-    for step in (1, 2):
+    desk.ask(point=2, seconds=0.1)
+    for step in (1, 2, 3):
         desk.link.progress(step, {})
     assert called == [2]
+    assert desk.read.points >= 3, "it came past the place"
 
 
 def test_a_script_that_asks_itself_gets_no_callback_beside(desk: Desk) -> None:

@@ -1,0 +1,17 @@
+"""How long a pod of the job has from its deletion to its end."""
+
+from __future__ import annotations
+
+from elasticjob_operator.model.job import ElasticJob
+
+DEFAULT_SECONDS = 30
+MARGIN_SECONDS = 20
+"""What leaving takes beside the workers' own grace: a checkpoint's end, etcd, the containers'."""
+
+
+def grace_seconds(job: ElasticJob) -> int:
+    """As the template says, else enough for the workers' stop."""
+    given = job.spec.template.spec.termination_grace_period_seconds
+    if given is not None:
+        return given
+    return max(DEFAULT_SECONDS, job.spec.recovery.stop_grace_seconds + MARGIN_SECONDS)

@@ -1,0 +1,106 @@
+"""What comes before the planned end of a final round: one checkpoint of the whole gang. Pure.
+
+First all are asked (`Round.save`), and each says which place of its script it passed last. From
+then on no worker passes another one, so the place after the last of them is ahead of every rank:
+there all of them save, in the same call, so that saving may use collectives. Losses and
+failures wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from elasticjob_rendezvous.core.finals import FinalLook
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Member,
+    MemberState,
+    Roster,
+    Round,
+    Save,
+)
+from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import View
+
+STOP_MARGIN_SECONDS = 5.0
+"""Of the time that a leaver has, so much is kept for its workers' end."""
+UNHURRIED_SECONDS = 60.0
+"""How long there is where no node must go: a checkpoint that takes longer is not waited for."""
+ASK_SECONDS = 2.0
+"""How long a leaver's workers run on to be asked at all."""
+LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
+
+
+def before_end(
+    view: View, roster: Roster, current: Round, bounds: Bounds, look: FinalLook, timers: Timers
+) -> Save | FinalLook | None:
+    """What is due: a word to the gang, the end that `look` (or an earlier one) saw, or nothing.
+
+    Who was asked is stopped in any case: a rank may have saved and wait for that.
+    """
+    if look.cause is not None and look.cause.kills:
+        return look
+    done = view.dones.get(roster.number, {})
+    pending = [seat.id for seat in roster.seats if seat.id not in done]
+    members = [_training(view, id, roster.number) for id in pending]
+    gang = [member for member in members if member is not None]
+    whole = len(gang) == len(members)
+    save = current.save
+    if save is None:
+        if look.cause is None:
+            return None
+        timers.since(("save", roster.number))
+        return _asked(gang, whole, look, look.cause, bounds)
+    over = timers.over(("save", roster.number), save.seconds)
+    if whole and not over and save.point == 0:
+        return replace(save, point=_point(gang)) if _all_answered(gang) else None
+    if whole and not over and not _have_saved(gang):
+        return None
+    if look.cause is not None:
+        return look
+    if done:
+        return None  # the script is through: nobody is stopped for a newcomer any more
+    return FinalLook(cause=save.cause, symptom=timers.known(("save", roster.number)))
+
+
+def save_seconds(cause: Cause, bounds: Bounds) -> float:
+    """How long a gang has for its checkpoint; none or less: it is not asked."""
+    if cause.kind in LEAVES:
+        return bounds.leave_seconds - STOP_MARGIN_SECONDS
+    return UNHURRIED_SECONDS
+
+
+def _asked(
+    gang: list[Member], whole: bool, look: FinalLook, cause: Cause, bounds: Bounds
+) -> Save | FinalLook:
+    """Ask those who can all be asked, and who have said that they want to be."""
+    seconds = save_seconds(cause, bounds)
+    if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
+        return look
+    return Save(cause, seconds)
+
+
+def _training(view: View, id: str, number: int) -> Member | None:
+    """The member, if its workers of this round run."""
+    versioned = view.member(id)
+    if versioned is None or versioned.record.round != number or versioned.record.stopped:
+        return None
+    runs = versioned.record.state in (MemberState.RUNNING, MemberState.LEAVING)
+    return versioned.record if runs else None
+
+
+def _all_answered(gang: Iterable[Member]) -> bool:
+    return all(member.passed >= 0 for member in gang)
+
+
+def _have_saved(gang: list[Member]) -> bool:
+    """One word that the checkpoint is complete speaks for all."""
+    return any(member.completed for member in gang) or all(member.saved for member in gang)
+
+
+def _point(gang: Iterable[Member]) -> int:
+    """The first place that no rank has passed."""
+    return 1 + max((member.passed for member in gang), default=0)

@@ -1,0 +1,159 @@
+"""With real torch: before a planned change the whole gang saves, and no step is lost.
+
+Saving is a collective here, so ranks that saved at different steps would wait for each other
+for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.agent_rig import AgentProcess, Gang, gang, until
+from tests.integration.launcher_rig import mark
+
+__all__ = ["gang", "mark"]
+
+SCRIPT = """
+import os, pathlib, random, sys, time
+import torch, torch.distributed as dist
+from elasticjob import train
+
+folder, way = pathlib.Path(sys.argv[1]), sys.argv[2]
+checkpoint = folder / "checkpoint"
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, number = dist.get_rank(), os.environ["ELASTICJOB_ROUND"]
+first = [int(checkpoint.read_text()) if checkpoint.exists() else 0]
+dist.broadcast_object_list(first, src=0)
+done = open(folder / f"steps-{number}-{rank}", "w", buffering=1)
+
+def save():
+    agreed = [None] * dist.get_world_size()
+    dist.all_gather_object(agreed, step)
+    assert set(agreed) == {step}, agreed
+    time.sleep(0.3)  # a checkpoint takes its time
+    if rank == 0:
+        draft = checkpoint.with_name("checkpoint.new")
+        draft.write_text(str(step + 1))
+        draft.replace(checkpoint)
+        train.checkpointed(step + 1)
+
+if way == "callback":
+    train.on_leave(save)
+step = first[0]
+while True:
+    time.sleep(0.02 * random.random())  # ranks are never quite at the same place
+    stop = torch.tensor([int((folder / "finish").exists())])
+    dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+    if stop.item():
+        break
+    print(step, file=done)
+    train.progress(step, loss=1 / (step + 1))
+    if way == "question" and train.should_checkpoint():
+        save()
+    step += 1
+dist.destroy_process_group()
+"""
+CONF = "settle=0,stop_grace=3,keep_alive=3,leave_grace=25,last_call_timeout={last_call}"
+PATIENT, AT_ONCE = 30, 0
+"""Last calls: for a gang that starts whole, and for one that starts small."""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def begin(
+    gang: Gang, script: Path, nnodes: str, way: str = "question", last_call: int = PATIENT
+) -> AgentProcess:
+    command = (str(script), str(gang.folder), way)
+    return gang.agent(nnodes, command=command, conf=CONF.format(last_call=last_call))
+
+
+def steps(gang: Gang, number: int, rank: int) -> list[int]:
+    """The steps that a rank made in a round."""
+    path = gang.folder / f"steps-{number}-{rank}"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def members(gang: Gang) -> list[dict[str, object]]:
+    """The members' records."""
+    folder = f"{gang.prefix}members/"
+    found = gang.etcd.ctl("get", "--prefix", "--print-value-only", folder)
+    return [json.loads(line) for line in found.splitlines() if line.strip()]
+
+
+def trained(gang: Gang, number: int, world: int) -> None:
+    """Wait until all ranks make steps, and it is known that they want to save."""
+
+    def known() -> bool:
+        told = [one for one in members(gang) if one.get("round") == number and one.get("saves")]
+        return len(told) == world and all(steps(gang, number, rank) for rank in range(world))
+
+    try:
+        until(known, f"steps of round {number}", 90)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{gang.outputs()}") from error
+
+
+def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int) -> None:
+    """Every rank made every step of this round, and the next one begins with the next step."""
+    last = [steps(gang, number, rank)[-1] for rank in range(world)]
+    begun = [steps(gang, number + 1, rank)[0] for rank in range(next_world)]
+    assert len(set(last)) == 1, gang.outputs()
+    assert set(begun) == {last[0] + 1}, (last, begun, gang.outputs())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("way", ["question", "callback"])
+def test_a_drain_saves_before_it_stops_and_loses_no_step(
+    gang: Gang, script: Path, way: str
+) -> None:
+    agents = [begin(gang, script, "1:3", way) for _ in range(3)]
+    trained(gang, 1, 3)
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait(60) == 0, gang.outputs()
+    trained(gang, 2, 2)
+    gang.finish()
+    assert [agents[0].wait(60), agents[2].wait(60)] == [0, 0], gang.outputs()
+    assert_no_step_is_lost(gang, 1, 3, 2)
+    assert gang.round().charged == ()
+
+
+@pytest.mark.timeout(240)
+def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path) -> None:
+    agents = [begin(gang, script, "1:2", last_call=AT_ONCE)]
+    trained(gang, 1, 1)
+    agents.append(begin(gang, script, "1:2", last_call=AT_ONCE))
+    trained(gang, 2, 2)
+    gang.finish()
+    assert [agent.wait(60) for agent in agents] == [0, 0], gang.outputs()
+    assert_no_step_is_lost(gang, 1, 1, 2)
+
+
+@pytest.mark.timeout(240)
+def test_a_loss_waits_for_no_checkpoint(gang: Gang, script: Path) -> None:
+    agents = [begin(gang, script, "1:2") for _ in range(2)]
+    trained(gang, 1, 2)
+    agents[0].process.kill()
+    trained(gang, 2, 1)
+    gang.finish()
+    assert agents[1].wait(60) == 0, gang.outputs()
+    assert "all save" not in agents[1].output()
+    assert gang.round().charged == ()
+
+
+@pytest.mark.timeout(240)
+def test_how_far_training_is_stands_in_the_members_record(gang: Gang, script: Path) -> None:
+    agent = begin(gang, script, "1:1")
+    trained(gang, 1, 1)
+    until(lambda: int(str(members(gang)[0].get("step", -1))) > 0, "its step", 60)
+    gang.finish()
+    assert agent.wait(60) == 0, gang.outputs()

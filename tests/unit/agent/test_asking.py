@@ -1,0 +1,178 @@
+"""A node whose workers are asked to save before a planned stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from elasticjob.layout import Request
+from elasticjob_agent.core.hang import hangs_at
+from elasticjob_agent.core.model import (
+    AskCrew,
+    Directed,
+    LeaveAsked,
+    StopCrew,
+    Tell,
+    Timer,
+    WorkersProgressed,
+)
+from elasticjob_agent.core.progress import WorkerProgress
+from elasticjob_agent.core.step import wake_at
+from elasticjob_rendezvous.core.events import Local, Run
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Save
+from elasticjob_rendezvous.core.saving import ASK_SECONDS
+from tests.unit.agent.builders import FACTS, ME, Driven, ended, hello, roster, running, stop
+
+CAUSE = Cause(CauseKind.LEAVE, ("node-0",))
+
+
+def directed(point: int | None = None, asks: bool = True) -> Directed:
+    save = None if point is None else Save(CAUSE, 25.0, point)
+    return Directed(Run(roster(1), ME, 3, save, asks))
+
+
+def progressed(*points: int, asked: bool = False, **fields: Any) -> WorkersProgressed:
+    workers = {
+        rank: WorkerProgress(step=1, points=places, saves=True, **fields)
+        for rank, places in enumerate(points)
+    }
+    return WorkersProgressed(1, workers, 0, asked)
+
+
+def training(saves: bool = True) -> Driven:
+    driven = running()
+    driven.feed(directed())
+    if saves:
+        driven.feed(progressed(3, 4))
+    return driven
+
+
+def told(driven: Driven) -> Local:
+    return driven.only(Tell)[-1].local
+
+
+def test_the_rendezvous_hears_that_a_script_wants_to_save() -> None:
+    assert told(training()).saves
+    assert not told(training(saves=False)).saves
+
+
+def test_each_word_is_handed_on_once() -> None:
+    driven = training()
+    assert driven.only(AskCrew, driven.feed(directed(0))) == [AskCrew(1, Request(0, 25.0))]
+    assert driven.only(AskCrew, driven.feed(progressed(4, 4))) == []
+    assert driven.only(AskCrew, driven.feed(directed(9))) == [AskCrew(1, Request(9, 25.0))]
+    assert driven.only(AskCrew, driven.feed(directed(9))) == []
+
+
+def test_the_answer_is_what_was_read_after_the_request_was_in_place() -> None:
+    driven = training()
+    driven.feed(directed(0))
+    driven.feed(progressed(4, 5))
+    assert told(driven).passed == -1, "this may have been read before"
+    driven.feed(progressed(5, 6, asked=True))
+    assert told(driven).passed == 6
+    driven.feed(progressed(6, 6, asked=True))
+    assert told(driven).passed == 6
+
+
+def test_all_must_come_past_the_place_unless_one_tells_of_a_checkpoint() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 6)):
+        driven.feed(event)
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(progressed(7, 7))
+    assert (told(driven).saved, told(driven).completed) == (True, False)
+    driven.feed(progressed(7, 7, checkpoint_step=7, checkpoints=1))
+    assert told(driven).completed
+
+
+def test_a_checkpoint_before_the_place_is_not_the_one() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(9)):
+        driven.feed(event)
+    driven.feed(progressed(6, 6, checkpoint_step=6, checkpoints=1))
+    assert not told(driven).completed
+
+
+def test_who_tells_its_checkpoints_may_still_be_writing_when_it_came_past() -> None:
+    driven = running()
+    driven.feed(directed())
+    driven.feed(progressed(3, 3, checkpoint_step=2, checkpoints=1))
+    for event in (directed(0), progressed(4, 4, asked=True, checkpoint_step=2, checkpoints=1)):
+        driven.feed(event)
+    driven.feed(directed(5))
+    driven.feed(progressed(6, 6, checkpoint_step=2, checkpoints=1))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+
+
+def test_a_worker_that_ended_is_not_waited_for() -> None:
+    driven = training()
+    for event in (directed(0), progressed(4, 5, asked=True), directed(6), progressed(7, 5)):
+        driven.feed(event)
+    driven.feed(ended(1, code=0))
+    assert told(driven).saved
+
+
+def test_a_text_tells_of_its_checkpoint_by_its_step() -> None:
+    driven = running()
+    driven.feed(directed())
+    text = WorkerProgress(step=9, checkpoint_step=5, saves=True)
+    driven.feed(WorkersProgressed(1, {0: text}, 0))
+    for event in (directed(0), WorkersProgressed(1, {0: text}, 0, asked=True), directed(1)):
+        driven.feed(event)
+    assert not told(driven).completed
+    driven.feed(WorkersProgressed(1, {0: replace(text, checkpoint_step=9)}, 0))
+    assert told(driven).completed
+
+
+# -- a node that leaves -------------------------------------------------------------
+
+
+def test_the_workers_of_a_leaver_run_on_until_they_have_saved() -> None:
+    driven = training()
+    assert driven.only(StopCrew, driven.feed(LeaveAsked("SIGTERM"))) == []
+    assert told(driven).leaving == "SIGTERM"
+    driven.feed(directed(0), after=0.3)
+    assert driven.only(StopCrew, driven.feed(Timer(), after=10)) == []
+    assert driven.only(StopCrew, driven.feed(stop(kind=CauseKind.LEAVE, grace=3.0))) == [
+        StopCrew(1, 3.0)
+    ]
+
+
+def test_nobody_waits_long_to_be_asked() -> None:
+    driven = training()
+    driven.feed(LeaveAsked("SIGTERM"))
+    assert wake_at(driven.state) == pytest.approx(driven.now + ASK_SECONDS)
+    stops = driven.only(StopCrew, driven.feed(Timer(), after=ASK_SECONDS))
+    assert stops == [StopCrew(1, 7.0)]
+
+
+@pytest.mark.parametrize("why", ["does not save", "nobody asks", "hurried"])
+def test_a_leaver_stops_at_once_where_it_need_not_wait(why: str) -> None:
+    driven = training(saves=why != "does not save")
+    if why == "nobody asks":
+        driven.feed(directed(asks=False))
+    stops = driven.only(StopCrew, driven.feed(LeaveAsked("SIGINT", hurry=why == "hurried")))
+    assert len(stops) == 1
+
+
+def test_who_waits_for_the_stop_does_not_hang() -> None:
+    driven = Driven(hello(running=1), facts=replace(FACTS, hang_seconds=1.0))
+    driven.feed(directed())
+    driven.feed(progressed(3, 4))
+    assert hangs_at(driven.state) is not None
+    driven.feed(directed(0))
+    assert hangs_at(driven.state) is None
+
+
+def test_a_loss_stops_those_who_are_asked_at_once() -> None:
+    driven = training()
+    driven.feed(directed(0))
+    assert driven.only(StopCrew, driven.feed(stop(kind=CauseKind.LOSS))) == [StopCrew(1, 0.0)]
+
+
+def test_a_returning_agent_asks_again() -> None:
+    driven = Driven(hello(running=1))
+    assert driven.only(AskCrew, driven.feed(directed(5))) == [AskCrew(1, Request(5, 25.0))]

@@ -1,0 +1,162 @@
+"""What a coordinator does before the planned end of a round, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elasticjob_rendezvous.core.finals import FinalLook
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    MemberState,
+    Round,
+    RoundState,
+    Save,
+)
+from elasticjob_rendezvous.core.saving import UNHURRIED_SECONDS, before_end
+from elasticjob_rendezvous.core.timers import Timers
+from tests.unit.rendezvous.builders import Job
+
+LEAVE = Cause(CauseKind.LEAVE, ("b",), "evicted")
+LEAVING = FinalLook(cause=LEAVE, symptom=1.0)
+JOINING = FinalLook(cause=Cause(CauseKind.JOIN, ("z",)))
+NOTHING = FinalLook()
+
+
+class Gang:
+    """A final round whose members all want to save; `b` is about to leave."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self.job = Job(*"abc", **{"max_nodes": 8, "leave_seconds": 30.0, **bounds})
+        self.job.sealed(*"abc")
+        self.timers = Timers()
+        self.timers.begin_step(self.job.now)
+        self.save: Save | None = None
+        for name in "abc":
+            self.job.change(name, saves=True, round=1, state=MemberState.RUNNING)
+        self.job.change("b", state=MemberState.LEAVING)
+
+    def due(self, look: FinalLook = LEAVING, after: float = 0.0) -> Save | FinalLook | None:
+        job = self.job.later(after)
+        self.timers.begin_step(job.now)
+        current = Round(1, RoundState.FINAL, Cause(CauseKind.START), save=self.save)
+        view = job.view()
+        assert view.bounds is not None
+        found = before_end(view, job.roster(1), current, view.bounds.record, look, self.timers)
+        if isinstance(found, Save):
+            self.save = found
+        return found
+
+    def answered(self, *passed: int) -> Gang:
+        for name, places in zip("abc", passed, strict=True):
+            self.job.change(name, passed=places)
+        return self
+
+
+def test_all_are_asked_then_told_a_place_ahead_of_them_then_stopped() -> None:
+    gang = Gang()
+    assert gang.due() == Save(LEAVE, 25.0)
+    assert gang.due() is None
+    gang.answered(7, 9, -1)
+    assert gang.due() is None, "one has not answered"
+    gang.answered(7, 9, 8)
+    assert gang.due() == Save(LEAVE, 25.0, point=10)
+    for name in "ab":
+        gang.job.change(name, saved=True)
+    assert gang.due() is None
+    gang.job.change("c", saved=True)
+    assert gang.due() == LEAVING
+
+
+def test_one_word_that_the_checkpoint_is_complete_is_enough() -> None:
+    gang = Gang()
+    gang.due()
+    gang.answered(0, 0, 0).due()
+    gang.job.change("a", completed=True)
+    assert gang.due() == LEAVING
+
+
+def test_a_checkpoint_is_waited_for_no_longer_than_the_leaver_has() -> None:
+    gang = Gang()
+    gang.due()
+    assert gang.due(after=24.9) is None
+    assert gang.timers.wake == pytest.approx(gang.job.now + 0.1)
+    assert gang.due(after=0.2) == LEAVING
+
+
+@pytest.mark.parametrize(
+    ("bounds", "change"),
+    [
+        ({"leave_seconds": 5.0}, {}),
+        ({}, {"saves": False}),
+        ({}, {"round": 0, "state": MemberState.WAITING}),
+        ({}, {"state": MemberState.LEAVING, "stopped": True}),
+        ({}, {"state": MemberState.STOPPING}),
+    ],
+    ids=["no time", "does not save", "not started", "stopped", "being stopped"],
+)
+def test_who_cannot_all_save_is_not_asked(bounds: dict[str, Any], change: dict[str, Any]) -> None:
+    gang = Gang(**bounds)
+    gang.job.change("c", **change)
+    assert gang.due() == LEAVING
+
+
+def test_a_gang_that_misses_one_is_not_asked() -> None:
+    gang = Gang()
+    gang.job.gone("b")
+    assert gang.due() == LEAVING
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        Cause(CauseKind.LOSS, ("c",)),
+        Cause(CauseKind.FAILURE, ("c",)),
+        Cause(CauseKind.LEAVE, ("b",), urgent=True),
+    ],
+    ids=["loss", "failure", "leave with broken collectives"],
+)
+def test_what_broke_the_gang_waits_for_nothing(cause: Cause) -> None:
+    gang = Gang()
+    assert gang.due(FinalLook(cause=cause)) == FinalLook(cause=cause)
+    assert gang.save is None
+    gang.due()
+    assert gang.due(FinalLook(cause=cause)) == FinalLook(cause=cause)
+
+
+def test_a_member_that_goes_meanwhile_ends_the_wait() -> None:
+    gang = Gang()
+    gang.due()
+    gang.job.gone("b")
+    assert gang.due() == LEAVING
+
+
+def test_where_nobody_must_go_there_is_more_time() -> None:
+    gang = Gang()
+    gang.job.change("b", state=MemberState.RUNNING)
+    assert gang.due(JOINING) == Save(JOINING.cause or LEAVE, UNHURRIED_SECONDS)
+
+
+def test_who_was_asked_is_stopped_though_the_reason_went() -> None:
+    gang = Gang()
+    gang.due()
+    gang.answered(1, 1, 1).due(NOTHING)
+    gang.job.change("a", completed=True)
+    found = gang.due(NOTHING)
+    assert isinstance(found, FinalLook)
+    assert found.cause == LEAVE
+
+
+def test_a_script_that_is_through_meanwhile_is_let_go_on() -> None:
+    gang = Gang()
+    gang.due(JOINING)
+    gang.job.done("a")
+    gang.answered(-1, 4, 4)
+    assert isinstance(gang.due(NOTHING), Save), "or they would wait for a place for ever"
+    assert gang.due(NOTHING, after=100) is None
+
+
+def test_nothing_is_due_in_a_healthy_round() -> None:
+    assert Gang().due(NOTHING) is None
