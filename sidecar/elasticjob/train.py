@@ -25,7 +25,7 @@ from elasticjob import layout
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["checkpointed", "on_leave", "progress", "should_checkpoint"]
+__all__ = ["accumulation", "checkpointed", "on_leave", "progress", "should_checkpoint"]
 
 _HOLD_SECONDS = 0.002
 _MODE = 0o644
@@ -63,6 +63,19 @@ def on_leave(callback: Callable[[], object]) -> None:
     It is called by `progress`, in its thread, on all ranks at the same step. It should save.
     """
     _link().on_leave(callback)
+
+
+def accumulation(global_batch: int, micro_batch: int) -> int:
+    """How many micro-batches each rank takes in a step, so that all take `global_batch` samples.
+
+    Rounded up where they do not divide evenly: the last ones are then smaller, or missing.
+    """
+    if global_batch < 1 or micro_batch < 1:
+        raise ValueError(
+            f"global_batch and micro_batch must be at least 1, got {global_batch} and {micro_batch}"
+        )
+    samples = micro_batch * int(os.environ.get("WORLD_SIZE", "1"))
+    return -(-global_batch // samples)
 
 
 class Link:

@@ -36,6 +36,7 @@ def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark]
         stop_grace_seconds=float(spec.recovery.stop_grace_seconds),
         scale_up_wait_seconds=_scale_up_wait_seconds(spec.elasticity),
         leave_seconds=float(grace_seconds(job)),
+        ceiling_nodes=spec.max_nodes,
         marks=tuple(sorted(marks, key=lambda mark: mark.member)),
     )
 

@@ -16,6 +16,10 @@ ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 THREADS = "OMP_NUM_THREADS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROUND = "ELASTICJOB_ROUND"
+MAX_WORLD_SIZE = "ELASTICJOB_MAX_WORLD_SIZE"
+"""The workers of a job at its full size: the same in every round."""
+ACCUMULATION = "ELASTICJOB_ACCUMULATION"
+"""How many times as much each worker must do so that the global batch is no smaller than then."""
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
 
@@ -85,6 +89,9 @@ def worker_environment(
         ROUND: roster.number,
         **shared_environment(seat.slots, inherited, run.dumps),
     }
+    if roster.max_world_size:
+        env[MAX_WORLD_SIZE] = roster.max_world_size
+        env[ACCUMULATION] = -(-roster.max_world_size // roster.world_size)
     if files.error:
         env[ERROR_FILE] = files.error
     if files.progress:

@@ -389,17 +389,25 @@ class Coordinator:
             number = current.number + 1
             again = replace(current, number=number, state=RoundState.JOINABLE, ids=(), cause=cause)
             return self._write(view, own, clock, again, (), f"round {number} opens: unconfirmed")
-        return self._seal(view, own, clock, confirmed[:size])
+        ceiling = bounds.ceiling_nodes or bounds.max_nodes
+        return self._seal(view, own, clock, confirmed[:size], ceiling)
 
     def _silence(self, id: str, now: float) -> None:
         times = self.silenced.get(id, (0, 0.0))[0]
         self.silenced[id] = (times + 1, now + FIRST_PENALTY_SECONDS * 2**times)
 
-    def _seal(self, view: View, own: Versioned[Member], clock: Clock, members: list[Member]) -> Act:
+    def _seal(
+        self,
+        view: View,
+        own: Versioned[Member],
+        clock: Clock,
+        members: list[Member],
+        ceiling_nodes: int,
+    ) -> Act:
         assert view.round is not None
         current = view.round.record
         number = current.number
-        roster = seal(number, members, restarts=len(current.charged))
+        roster = seal(number, members, restarts=len(current.charged), ceiling_nodes=ceiling_nodes)
         sealed = encode(roster)
         final = replace(
             current,

@@ -127,6 +127,8 @@ class Bounds:
     what cannot run); None means unknown, which counts as `max_nodes`.
     `scale_up_wait_seconds` is how long newcomers wait for a checkpoint before they
     interrupt a round; 0 lets them at once.
+    `ceiling_nodes` is the most that the job may ever have, whatever it wants at present;
+    0 means `max_nodes`.
     `leave_seconds` is how long a node has from when it is told to go until it is gone.
     """
 
@@ -143,6 +145,7 @@ class Bounds:
     stop_grace_seconds: float = 10.0
     scale_up_wait_seconds: float = 0.0
     leave_seconds: float = 30.0
+    ceiling_nodes: int = 0
     marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
@@ -363,6 +366,8 @@ class Roster:
     restarts: int = 0
     master_served: bool = False
     """The store of the workers listens at the master's port; else rank 0 is to serve it."""
+    max_world_size: int = 0
+    """The workers of the job at its full size, where that is known."""
 
     def seat(self, member: str) -> Seat | None:
         return next((seat for seat in self.seats if seat.id == member), None)

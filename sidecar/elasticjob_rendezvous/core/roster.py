@@ -66,7 +66,7 @@ def ranks(sizes: Iterable[tuple[str, int]]) -> list[Ranks]:
     return found
 
 
-def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
+def seal(number: int, members: Iterable[Member], restarts: int, ceiling_nodes: int = 0) -> Roster:
     """The roster of a round: ranks are a bijection onto 0 … world size - 1.
 
     Members may bring different numbers of slots, and roles: role ranks count
@@ -93,7 +93,17 @@ def seal(number: int, members: Iterable[Member], restarts: int) -> Roster:
         for group_rank, (member, place) in enumerate(zip(ordered, placed, strict=True))
     )
     world_size = sum(member.slots for member in ordered)
+    most = ceiling_nodes * max(member.slots for member in ordered)
     master = ordered[0]
     # An agent that does not know of it would tell its workers something else than the others.
     served = all(member.master_served for member in ordered)
-    return Roster(number, world_size, master.address, master.master_port, seats, restarts, served)
+    return Roster(
+        number,
+        world_size,
+        master.address,
+        master.master_port,
+        seats,
+        restarts,
+        served,
+        max(most, world_size) if ceiling_nodes else 0,
+    )

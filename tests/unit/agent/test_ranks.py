@@ -17,7 +17,7 @@ RUN = Run("digits", 3)
 
 
 def environment(member: str, local_rank: int, inherited: frozenset[str] = frozenset()):
-    roster = seal(5, MEMBERS, restarts=1)
+    roster = seal(5, MEMBERS, restarts=1, ceiling_nodes=4)
     seat = roster.seat(member)
     assert seat is not None
     files = WorkerFiles("/logs/error.json", "/logs/progress", "/logs/request")
@@ -45,6 +45,8 @@ def test_every_variable_of_a_worker() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "ELASTICJOB_ROUND": "5",
+        "ELASTICJOB_MAX_WORLD_SIZE": "16",
+        "ELASTICJOB_ACCUMULATION": "3",
         "ELASTICJOB_PROGRESS_FILE": "/logs/progress",
         "ELASTICJOB_REQUEST_FILE": "/logs/request",
     }

@@ -105,6 +105,7 @@ def test_bounds_carry_the_policies_of_the_spec() -> None:
     assert (bounds.confirm_seconds, bounds.settle_seconds) == (13, 14)
     assert (bounds.stop_grace_seconds, bounds.marks) == (15, ())
     assert bounds.scale_up_wait_seconds == 120
+    assert (bounds.ceiling_nodes, bounds.leave_seconds) == (8, 35)
 
 
 def test_a_job_at_its_size_needs_nothing() -> None:

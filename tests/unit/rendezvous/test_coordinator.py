@@ -349,7 +349,7 @@ def test_all_confirmed_is_final_at_once() -> None:
     assert (current.previous, current.nodes, current.world_size) == (1, 2, 2)
     assert (current.master_name, current.master_address) == ("a", "host-a")
     assert current.master_port == 20000
-    assert job.roster(1) == seal(1, [job.stored(name).record for name in "ab"], 0)
+    assert job.roster(1) == seal(1, [job.stored(name).record for name in "ab"], 0, ceiling_nodes=2)
     assert job.read(Roster, KEYS.seats) == job.read(Roster, KEYS.roster(1))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticjob import layout
-from elasticjob.train import Link
+from elasticjob.train import Link, accumulation
 from elasticjob_agent.core.progress import WorkerProgress, worker_progress
 from elasticjob_agent.progress import ProgressFiles, read_progress
 
@@ -237,6 +237,19 @@ def test_a_request_that_is_being_written_is_never_misread(
     assert found is None or found.point in (0, 77)
     if before is None:
         assert content[0] == layout.BLANK
+
+
+@pytest.mark.parametrize(
+    ("world", "batch", "micro", "times"),
+    [("8", 64, 8, 1), ("4", 64, 8, 2), ("3", 64, 8, 3), ("1", 64, 8, 8), ("8", 4, 8, 1)],
+)
+def test_ranks_accumulate_up_to_the_global_batch(
+    monkeypatch: pytest.MonkeyPatch, world: str, batch: int, micro: int, times: int
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world)
+    assert accumulation(batch, micro) == times
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        accumulation(0, micro)
 
 
 # -- text ---------------------------------------------------------------------------
