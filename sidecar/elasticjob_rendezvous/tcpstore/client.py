@@ -40,8 +40,10 @@ from elasticjob_rendezvous.tcpstore.wire import (
 log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(seconds=60)
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 """What a server may take to answer, which answers at once."""
+UNHEARD_MS = 10_000
+"""How long what we sent may stay unacknowledged."""
 CANCEL_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
 """For one attempt: an address that is gone may swallow it."""
@@ -336,8 +338,10 @@ class _Wire:
 
 
 def _keep_alive(made: socket.socket) -> None:
-    """A server's machine that vanished is noticed in about half a minute, also while we wait."""
+    """A server's machine that vanished is noticed in about half a minute while we wait for a
+    key, and in ten seconds when it owes an answer."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
