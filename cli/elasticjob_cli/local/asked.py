@@ -14,6 +14,7 @@ from pathlib import Path
 
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_operator.core.mirrored import Records, records
+from elasticjob_operator.core.observed import Pod, PodPhase
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
 from elasticjob_rendezvous.core.served import PATH, Served, headers, merged, read
@@ -43,8 +44,27 @@ class AskedAgents:
         """The records as all answers together tell them; None before there is one."""
         if not self._said:
             return None
-        present = [uid for uid, pod in self._kubelet.pods.items() if pod.launcher_exit is None]
+        present = [
+            uid
+            for uid, pod in self._kubelet.pods.items()
+            if pod.launcher_exit is None or self._unheard(pod)
+        ]
         return records(prefix, merged(prefix, self._told(present), present))
+
+    def heard(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
+        """The pods, of which one has not ended before its agent has said how, or has ended too."""
+        unheard = {uid for uid, pod in self._kubelet.pods.items() if self._unheard(pod)}
+        return tuple(
+            replace(pod, phase=PodPhase.RUNNING, exit_code=None, ended_at=None)
+            if pod.uid in unheard
+            else pod
+            for pod in pods
+        )
+
+    def _unheard(self, pod: LocalPod) -> bool:
+        said = self._said.get(pod.uid)
+        told = said is not None and said.state == RoundState.CLOSED
+        return pod.launcher_exit is not None and not told and self._kubelet.agent_runs(pod)
 
     async def changes(self) -> AsyncIterator[str]:
         """The job's prefix at each change, for one consumer."""

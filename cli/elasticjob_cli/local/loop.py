@@ -96,6 +96,8 @@ class Loop:
         members = [member.id for member in found.members] if found else []
         if not is_steered(self._stored.job):
             pods = self._kubelet.observed(members)
+            if isinstance(self._mirror, AskedAgents):
+                pods = self._mirror.heard(pods)
             view = agent_view(self._stored.job, pods, found, datetime.now(UTC))
             return Observed(pods=pods, rendezvous=view, incarnation=self._applier.incarnation)
         return Observed(

@@ -165,6 +165,10 @@ class Kubelet:
             for pod in self.pods.values()
         )
 
+    def agent_runs(self, pod: LocalPod) -> bool:
+        """Whether the pod's agent lives; it may outlive its launcher by a moment."""
+        return pod.agent in self._processes.pids
+
     def find(self, name: str) -> LocalPod | None:
         """The pod of this name, rather one that still runs."""
         named = [pod for pod in self.pods.values() if pod.name == name]
@@ -281,3 +285,4 @@ class Kubelet:
         task = self._group.create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
