@@ -176,6 +176,7 @@ _CAUSES = (
     CauseKind.JOIN,
     CauseKind.SCALE_DOWN,
     CauseKind.LEAVE,
+    CauseKind.PREEMPTION,
     CauseKind.LOSS,
     CauseKind.DATA_LOST,
     CauseKind.UNCONFIRMED,
