@@ -51,8 +51,11 @@ def begin():
     folder, package, fd = sys.argv[1:4]
     spec = importlib.machinery.PathFinder.find_spec(package, [folder])
     before = set(sys.modules)
-    sys.modules[package] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    if hasattr(spec.loader, "exec_module"):
+        sys.modules[package] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:  # of a zip file, before Python 3.10
+        spec.loader.load_module(package)
     main = importlib.import_module(package + ".standbymain")
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == package:
