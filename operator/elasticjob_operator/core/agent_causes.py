@@ -83,9 +83,9 @@ def _how(pod: Pod) -> CauseKind | None:
 def _cause(
     view: RendezvousView, before: RendezvousView, gone: dict[int, list[Went]]
 ) -> CauseView | None:
-    if view.cause is None or view.cause.kind != CauseKind.JOIN:
+    if view.cause is None or not _doubtful(view.cause.kind):
         return view.cause
-    if found := gone.get(view.round):
+    if found := _others(gone.get(view.round, []), view.cause.kind, view.cause.members):
         return CauseView(_kind(found), _names(found))
     told = before.cause
     same = before.round == view.round and told is not None and told.kind in _WENT
@@ -95,13 +95,24 @@ def _cause(
 def _better(
     found: RoundView, known: dict[int, RoundView], gone: dict[int, list[Went]]
 ) -> RoundView:
-    if found.cause != CauseKind.JOIN:
+    if not _doubtful(found.cause):
         return found
-    if those := gone.get(found.round):
+    if those := _others(gone.get(found.round, []), found.cause, found.members):
         return replace(found, cause=_kind(those), members=_names(those))
     if told := known.get(found.round):
         return replace(found, cause=told.cause, members=told.members, detail=told.detail)
     return found
+
+
+def _doubtful(cause: str) -> bool:
+    """Whether somebody who went may be behind it: agents see who waits, and whose worker failed."""
+    return cause in (CauseKind.JOIN, CauseKind.FAILURE)
+
+
+def _others(gone: list[Went], cause: str, members: tuple[str, ...]) -> list[Went]:
+    """Those whose going explains the cause: a peer's aborted collective, but no own failure."""
+    own = cause == CauseKind.FAILURE and any(one.pod in members for one in gone)
+    return [] if own else gone
 
 
 def _kind(gone: list[Went]) -> str:

@@ -12,7 +12,7 @@ from elasticjob_operator.core.evidence import end_of
 from elasticjob_operator.core.observed import Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import FailureView, RendezvousView
 from elasticjob_operator.model.status import FirstFailure, Status
-from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+from elasticjob_rendezvous.core.records import ECHOES, CauseKind, FailureClass
 
 _CLASSES = {
     PodEnd.OUT_OF_MEMORY: FailureClass.HOST_OUT_OF_MEMORY,
@@ -36,11 +36,28 @@ def first_failure(
     known = before.first_failure
     recorded = view.first_failure
     worker = None if recorded is None else _recorded(recorded, {pod.name: pod for pod in pods})
+    if worker is not None and _is_echo(worker, known, view):
+        worker = None
     if worker is not None and known is not None and _same(known, worker):
         worker = known if known.class_ != recorded_class(recorded) else worker
     found = [failure for failure in (known, worker, _gone(view, reason, pods, before)) if failure]
     # Of one round a worker's own failure comes before what was made of a pod's end.
     return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
+
+
+def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousView) -> bool:
+    """Whether a worker's collective broke for a reason that is known already.
+
+    Agents of torch's backends take what they recorded with them when their pods go, and then what
+    is left are the echoes of it.
+    """
+    if worker.class_ not in ECHOES:
+        return False
+    if known is not None and known.round == worker.round and known.class_ not in ECHOES:
+        return True
+    later = [found for found in view.rounds if found.round > worker.round]
+    followed = min(later, key=lambda found: found.round, default=None)
+    return followed is not None and followed.cause in (CauseKind.LEAVE, CauseKind.LOSS)
 
 
 def recorded_class(failure: FailureView | None) -> str:

@@ -92,8 +92,8 @@ def test_the_round_after_it_began_because_of_it() -> None:
 
 def test_what_agents_know_for_sure_is_left_alone() -> None:
     gone = (Went("job-1", 3, CauseKind.LOSS),)
-    failure = round_of(4, *running(2), cause="failure")
-    assert with_causes(failure, RendezvousView(), gone) == failure
+    known = round_of(4, *running(2), cause="masterPort")
+    assert with_causes(known, RendezvousView(), gone) == known
 
 
 def test_what_was_shown_stays_when_the_operator_has_forgotten() -> None:
@@ -109,3 +109,15 @@ def test_only_the_last_rounds_are_remembered() -> None:
     old = Attendance(went={"a": Went("job-1", 3, CauseKind.LEAVE)})
     assert old.seen((), round_of(13)).went
     assert not old.seen((), round_of(14)).went
+
+
+def test_a_peers_broken_collective_is_no_failure_where_somebody_went() -> None:
+    view = round_of(4, pod(0).get(), cause="failure")
+    named = tuple(replace(each, members=("job-0",)) for each in view.rounds)
+    view = replace(view, rounds=named, cause=CauseView("failure", ("job-0",), "aborted"))
+    gone = [Went("job-1", 3, CauseKind.LEAVE)]
+    better = with_causes(view, RendezvousView(), gone)
+    assert better.cause == CauseView("leave", ("job-1",))
+    assert (better.rounds[-1].cause, better.rounds[-1].members) == ("leave", ("job-1",))
+    own = [Went("job-0", 3, CauseKind.LEAVE)]
+    assert with_causes(view, RendezvousView(), own) == view, "its own worker failed before it went"

@@ -1,0 +1,36 @@
+"""Which failure the status shows where agents took their records with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_operator.core.culprits import first_failure
+from elasticjob_operator.core.rendezvous_view import FailureView, RoundView
+from elasticjob_operator.model.status import FirstFailure, Status
+from elasticjob_rendezvous.core.records import FailureClass
+from tests.unit.operator.builders import final_round
+
+KILLED = FirstFailure(round=1, pod="job-1", rank=1, signal=9, class_="Signal")
+
+
+def shown(kind: FailureClass, number: int, cause: str, known: FirstFailure | None) -> str:
+    """The pod of the failure that is shown, when job-0 recorded one of that class."""
+    rounds = (RoundView(number, "start", 2), RoundView(number + 1, cause, 2))
+    failure = FailureView(number, "job-0", rank=0, exit_code=1, kind=kind.value)
+    view = final_round(2, number + 1, rounds=rounds, first_failure=failure)
+    found = first_failure(view, "", (), Status(first_failure=known))
+    return "" if found is None else found.pod
+
+
+@pytest.mark.parametrize("kind", [FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT])
+def test_an_echo_does_not_take_the_place_of_what_was_known(kind: FailureClass) -> None:
+    assert shown(kind, 1, "failure", KILLED) == "job-1"
+    assert shown(kind, 1, "failure", None) == "job-0"
+    assert shown(kind, 2, "failure", KILLED) == "job-0", "of a later round"
+
+
+@pytest.mark.parametrize("cause", ["leave", "loss"])
+def test_an_echo_of_a_departure_is_no_failure(cause: str) -> None:
+    assert shown(FailureClass.PEER_ABORT, 2, cause, None) == ""
+    assert shown(FailureClass.PEER_ABORT, 2, cause, KILLED) == "job-1"
+    assert shown(FailureClass.USER_ERROR, 2, cause, KILLED) == "job-0"
