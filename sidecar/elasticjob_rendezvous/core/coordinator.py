@@ -318,7 +318,7 @@ class Coordinator:
         """Whether workers of the last roster may run though their member's key is gone."""
         if self.peers.orphans:
             return True
-        done = view.dones.get(roster.number, {}) if roster else {}
+        done = view.dones_of(roster.number) if roster else {}
         absent = [
             seat
             for seat in (roster.seats if roster else ())
@@ -496,7 +496,7 @@ class Coordinator:
         assert look.cause is not None
         current = view.round.record
         number = current.number
-        failures = view.failures.get(number, {}).values()
+        failures = view.failures_of(number).values()
         retries = 0
         charged, pending, cause = current.charged, current.pending, look.cause
         counts = counted(current.counts, cause.kind)
@@ -561,7 +561,7 @@ class Coordinator:
         if current.state is RoundState.CLOSED:
             return None
         for number in current.pending:
-            failures = view.failures.get(number, {}).values()
+            failures = view.failures_of(number).values()
             rest = tuple(other for other in current.pending if other != number)
             if verdicts.speaks_for_itself(failures):
                 pass

@@ -125,6 +125,6 @@ def _finish(facts: Facts, current: Round) -> Finish:
     failures: dict[str, Failure] = {}
     failed = outcome.kind is OutcomeKind.FAILED
     if failed and current.charged:
-        failures = facts.own.view.failures.get(current.charged[-1], {})
+        failures = facts.own.view.failures_of(current.charged[-1])
     grace_seconds = 0.0 if failed else facts.grace_seconds
     return Finish(outcome, verdicts.culprit(failures.values()), grace_seconds)

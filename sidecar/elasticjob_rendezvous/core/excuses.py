@@ -18,7 +18,7 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
     """
     if roster is None:
         return None
-    done = view.dones.get(roster.number, {})
+    done = view.dones_of(roster.number)
     lost, left, reasons = [], [], {}
     for seat in roster.seats:
         if seat.id in done:

@@ -52,7 +52,7 @@ def look_at_final(
     failed to confirm lately and do not count as newcomers.
     """
     number = roster.number
-    done = view.dones.get(number, {})
+    done = view.dones_of(number)
     if all(seat.id in done for seat in roster.seats):
         return FinalLook(succeeded=True)
     for seat in roster.seats:
@@ -63,7 +63,7 @@ def look_at_final(
     pending = [seat for seat in roster.seats if seat.id not in done]
     lost, unproven = _lost(view, number, pending, bounds, peers, timers, leavers)
     leaving = [seat for seat in pending if seat.id in leavers]
-    failures = list(view.failures.get(number, {}).values())
+    failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
         return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
     if lost:

@@ -200,8 +200,14 @@ def report(own: Own, stored: Versioned[Member]) -> Txn | None:
 
 
 def _is_news(view: View, failure: Failure) -> bool:
-    """Whether to report it still: a mere consequence is no news in a newer round."""
+    """Whether to report it still: a mere consequence is no news in a newer round.
+
+    Nor is anything in a round of that number that others sealed since etcd lost its data.
+    """
     if failure.member in view.failures.get(failure.round, {}):
+        return False
+    roster = view.rosters.get(failure.round)
+    if roster is not None and roster.seat(failure.member) is None:
         return False
     number = view.round.record.number if view.round else failure.round
     if number == failure.round:

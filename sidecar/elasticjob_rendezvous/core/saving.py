@@ -43,7 +43,7 @@ def before_end(
     """
     if look.cause is not None and look.cause.kills:
         return look
-    done = view.dones.get(roster.number, {})
+    done = view.dones_of(roster.number)
     pending = [seat.id for seat in roster.seats if seat.id not in done]
     members = [_training(view, id, roster.number) for id in pending]
     gang = [member for member in members if member is not None]

@@ -131,6 +131,26 @@ class View:
         """The valid session of each member; not to be changed by the caller."""
         return self._members
 
+    def failures_of(self, number: int) -> dict[str, Failure]:
+        """What failed in a round: only members that had a seat in it are believed."""
+        return self._of_seated(number, self.failures)
+
+    def dones_of(self, number: int) -> dict[str, Done]:
+        """Who was done in a round, of those that had a seat in it."""
+        return self._of_seated(number, self.dones)
+
+    def _of_seated(self, number: int, told: dict[int, dict[str, T]]) -> dict[str, T]:
+        """What members told of a round that they ran.
+
+        Where etcd lost its data and newcomers sealed a number anew, a member of the round
+        that had it before may speak of that one still.
+        """
+        found, roster = told.get(number, {}), self.rosters.get(number)
+        if not found or roster is None:
+            return found
+        seated = {seat.id for seat in roster.seats}
+        return {id: record for id, record in found.items() if id in seated}
+
     def lowest(self) -> Versioned[Member] | None:
         """The coordinator's session: the one created first, of those known here."""
         known = [s for sessions in self.sessions.values() for s in sessions.values()]

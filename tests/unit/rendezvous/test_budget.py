@@ -48,6 +48,15 @@ def test_a_failure_that_speaks_for_itself_is_charged_at_once(kind: FailureClass)
     assert (current.charged, current.pending) == ((1,), ())
 
 
+def test_a_failure_in_an_older_round_of_that_number_is_never_charged() -> None:
+    """etcd lost its data, others sealed round 1 anew, and y tells how its own round 1 ended."""
+    job = gang().member("y", round=1, known=1).failure("y").idle()
+    current = job.failure("b", kind=ABORT).act()
+    assert (current.cause.members, current.charged, current.pending) == (("b",), (), (1,))
+    current = stopped(job.idle(), "a", "b", "c").gone("c", proven=True).act()
+    assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
+
+
 def test_a_round_is_charged_once_however_many_failed() -> None:
     current = gang().failure("a").failure("b").failure("c", kind=ABORT).act()
     assert (current.charged, current.pending) == ((1,), ())

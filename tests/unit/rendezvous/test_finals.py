@@ -107,6 +107,20 @@ def test_a_failure_opens_the_next_round_at_once() -> None:
     assert look.symptom == round.job.now
 
 
+@pytest.mark.parametrize("kind", [FailureClass.USER_ERROR, FailureClass.PEER_ABORT])
+def test_a_failure_of_who_has_no_seat_ends_no_round(kind: FailureClass) -> None:
+    """After a loss of etcd's data: it was another round of the same number."""
+    round = Round("ab")
+    round.job.member("c", round=1, known=1).failure("c", kind=kind)
+    assert round.seen() == (CauseKind.JOIN, ("c",)), "it is a newcomer like any other"
+
+
+def test_who_was_done_without_a_seat_keeps_no_newcomer_out() -> None:
+    round = Round("ab")
+    round.job.member("c", state=MemberState.DONE, round=1).done("c").member("d")
+    assert round.seen() == (CauseKind.JOIN, ("d",))
+
+
 def test_a_failure_after_somebody_was_done_counts() -> None:
     round = Round("ab")
     round.job.done("a").failure("b")

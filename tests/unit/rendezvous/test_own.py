@@ -306,6 +306,17 @@ def test_a_failure_goes_with_the_state_in_one_step() -> None:
     assert update(job, local=busy(workers=Workers.STOPPING, failure=failure)) is None
 
 
+def test_a_failure_of_a_round_before_etcd_lost_its_data_is_no_news() -> None:
+    """a failed in a round 1; b, which knew of none, sealed another one in the empty store."""
+    lost = busy(workers=Workers.NONE, failure=a_failure("a"))
+    unsealed = Job("a", "b")
+    assert updated(unsealed, local=lost).state is WAITING
+    assert unsealed.read(Failure, KEYS.failure(1, A)) == a_failure("a")
+    sealed = Job("a", "b").sealed("b", number=1)
+    assert updated(sealed, local=lost).state is WAITING
+    assert sealed.etcd.get(KEYS.failure(1, A)) is None
+
+
 @pytest.mark.parametrize(
     ("number", "kind", "told"),
     [

@@ -290,6 +290,19 @@ def test_every_kind_of_record_finds_its_place() -> None:
     assert not any(view.dones.values())
 
 
+def test_of_a_round_only_those_are_believed_that_had_a_seat_in_it() -> None:
+    job = Job("a", "b", "c").sealed("a", "b", number=3)
+    job.failure("a", round=3).failure("c", round=3).done("b", "c", round=3)
+    job.failure("c", round=4).done("c", round=4)
+    view = job.view()
+    assert set(view.failures_of(3)) == {identity("a")}
+    assert set(view.dones_of(3)) == {identity("b")}
+    assert set(view.failures_of(4)) == {identity("c")}, "nobody here knows its roster"
+    assert set(view.dones_of(4)) == {identity("c")}
+    assert not view.failures_of(5)
+    assert not view.dones_of(5)
+
+
 def roster(number: int) -> Roster:
     return Roster(number, 1, "host-a", 20000 + number, ())
 
