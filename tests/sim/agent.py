@@ -171,8 +171,10 @@ class Agent:
     # -- faults ---------------------------------------------------------------------
 
     def pause(self) -> None:
+        """It stands still; stopped once more, its silence only goes on."""
+        if not self.paused:
+            self.paused_at = self.world.now
         self.paused = True
-        self.paused_at = self.world.now
 
     @property
     def silent(self) -> bool:

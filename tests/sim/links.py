@@ -97,7 +97,7 @@ class Switchboard:
             if pod.agent.paused and not effect.launcher_port:
                 return Verdict.UNKNOWN
             if not pod.agent.silent:
-                return Verdict.AGENT_ALIVE
+                return Verdict.BOTH_ALIVE if pod.workers_alive else Verdict.AGENT_ALIVE
         if not pod.workers_alive:
             return Verdict.GONE
         if pod.round < effect.round:

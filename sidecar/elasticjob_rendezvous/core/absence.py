@@ -51,7 +51,9 @@ def has_stopped(
 
     It said so before it went, or it is asked: its launcher kills what is older than the
     newest round, its agent gets the time to from when that round `opened`, and silence
-    counts once the member itself can trust nothing any more.
+    counts once the member itself can trust nothing any more. Workers that are seen to run
+    have not stopped, whatever their agent should have done: it may hang since a moment, or
+    belong to a whole gang that outlives etcd.
     """
     since = timers.since(("absent", seat.id))
     last = view.departed.get(seat.id)
@@ -62,7 +64,7 @@ def has_stopped(
     match peers.inquire(seat, timers.now):
         case Verdict.GONE:
             return True
-        case Verdict.WORKERS_ALIVE:
+        case Verdict.WORKERS_ALIVE | Verdict.BOTH_ALIVE:
             return timers.passed(max(since, opened) + peers.orphan_seconds)
         case Verdict.AGENT_ALIVE:
             return timers.passed(max(since + patience_seconds(bounds), opened + KILL_SECONDS))

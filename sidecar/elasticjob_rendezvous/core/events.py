@@ -240,7 +240,8 @@ class Verdict(StrEnum):
 
     WORKERS_ALIVE = "workersAlive"  # the agent is gone, its workers train on
     GONE = "gone"  # refused, or somebody else answers, or no worker is left
-    AGENT_ALIVE = "agentAlive"  # its agent is attached: only the link broke
+    AGENT_ALIVE = "agentAlive"  # its agent is attached, and tells of no worker
+    BOTH_ALIVE = "bothAlive"  # its agent is attached and workers run: only the link broke
     UNKNOWN = "unknown"  # time-out or unreachable: proves nothing
 
 

@@ -156,7 +156,7 @@ class Peers:
                 return [Note(f"{name} is gone: nobody answers at its address")]
             case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
                 return self.adopt(member.record, _number(view), now, orphan_seconds)
-            case Verdict.AGENT_ALIVE if session not in self.linked:
+            case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE if session not in self.linked:
                 times = self.astray.get(session, 0)
                 self.astray[session] = times + 1
                 pause = STRAY_PROBE_SECONDS[min(times, len(STRAY_PROBE_SECONDS) - 1)]

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Close, Config, Directive, LocalChanged
+from elasticjob_rendezvous.core.events import Close, Config, Directive, LocalChanged, Workers
 from elasticjob_rendezvous.core.events import Local as Local
 from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.view import View
@@ -60,7 +60,11 @@ class RendezvousMember:
         settings = self._settings
         identity = settings.config.identity
         server = PeerServer(
-            identity.id, settings.job_key, lambda event: self._post(event), settings.bind_address
+            identity.id,
+            settings.job_key,
+            lambda event: self._post(event),
+            settings.bind_address,
+            self._workers,
         )
         async with contextlib.AsyncExitStack() as stack:
             port = await server.start()
@@ -106,6 +110,10 @@ class RendezvousMember:
     def _post(self, event: object) -> None:
         if self._driver is not None:
             self._driver.post(event)  # type: ignore[arg-type]
+
+    def _workers(self) -> int:
+        """At least one, where any may run: a round that was handed over counts as well."""
+        return int(self._engine is not None and self._engine.local.workers is not Workers.NONE)
 
     def tell(self, local: Local) -> None:
         """Say the whole truth about this node; never blocks."""

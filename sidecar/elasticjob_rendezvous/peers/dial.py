@@ -152,7 +152,8 @@ def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) ->
         return Verdict.UNKNOWN
     if answer.get("member") != probe.member:
         return Verdict.GONE
-    if answer.get("agent_attached"):
-        return Verdict.AGENT_ALIVE
     workers = answer.get("workers")
-    return Verdict.WORKERS_ALIVE if isinstance(workers, int) and workers > 0 else Verdict.GONE
+    some_run = isinstance(workers, int) and workers > 0
+    if answer.get("agent_attached"):
+        return Verdict.BOTH_ALIVE if some_run else Verdict.AGENT_ALIVE
+    return Verdict.WORKERS_ALIVE if some_run else Verdict.GONE

@@ -21,16 +21,23 @@ class PeerServer:
     """Listens on one port for the whole life of an agent.
 
     `post` receives `PeerUp`, `PeerHeard` and `PeerDown`. `serve` sets the round
-    number told on every link.
+    number told on every link. `workers` tells how many workers run here, or one where that
+    is not counted: a prober that has no launcher to ask asks us.
     """
 
     def __init__(
-        self, member: str, job_key: bytes, post: Callable[[Event], None], bind_address: str
+        self,
+        member: str,
+        job_key: bytes,
+        post: Callable[[Event], None],
+        bind_address: str,
+        workers: Callable[[], int],
     ) -> None:
         self._member = member
         self._job_key = job_key
         self._post = post
         self._bind_address = bind_address
+        self._workers = workers
         self._listener: socket.socket | None = None
         self._links: dict[tuple[str, str], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,6 +124,7 @@ class PeerServer:
             "member": self._member,
             "session": self.session,
             "agent_attached": True,
+            "workers": self._workers(),
             "nonce": mine,
         }
         body["hmac"] = wire.sign(self._job_key, question, body)

@@ -15,10 +15,11 @@ from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import ORPHAN_SECONDS, Job, a_member, identity
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
-GONE, WORKERS, AGENT, UNKNOWN = (
+GONE, WORKERS, AGENT, BOTH, UNKNOWN = (
     Verdict.GONE,
     Verdict.WORKERS_ALIVE,
     Verdict.AGENT_ALIVE,
+    Verdict.BOTH_ALIVE,
     Verdict.UNKNOWN,
 )
 B = identity("b")
@@ -146,7 +147,7 @@ def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> 
     assert not absent.peers.inquiries
 
 
-@pytest.mark.parametrize("verdict", [WORKERS, AGENT, UNKNOWN])
+@pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH, UNKNOWN])
 def test_any_other_answer_is_no_proof(verdict: Verdict) -> None:
     absent = Absent().took_over()
     assert not absent.lost()
@@ -189,6 +190,7 @@ def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> Non
     [
         (GONE, {}, 0.0),
         (WORKERS, {}, ORPHAN_SECONDS),
+        (BOTH, {}, ORPHAN_SECONDS),
         (AGENT, {}, LEASE),
         (AGENT, {"keep_alive_seconds": 2.0}, LINK_SILENCE_SECONDS + absence.KILL_SECONDS),
         (AGENT, {"keep_alive_seconds": 20.0}, 20.0),
@@ -227,7 +229,13 @@ def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> No
 
 @pytest.mark.parametrize(
     ("verdict", "after"),
-    [(GONE, 0.0), (UNKNOWN, 0.0), (AGENT, absence.KILL_SECONDS), (WORKERS, ORPHAN_SECONDS)],
+    [
+        (GONE, 0.0),
+        (UNKNOWN, 0.0),
+        (AGENT, absence.KILL_SECONDS),
+        (BOTH, ORPHAN_SECONDS),
+        (WORKERS, ORPHAN_SECONDS),
+    ],
 )
 def test_who_was_absent_for_long_is_told_only_when_the_round_opens(
     verdict: Verdict, after: float
@@ -278,6 +286,16 @@ def test_the_last_answer_counts() -> None:
     assert absent.answers(GONE).stopped()
 
 
+def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_has() -> None:
+    """A whole gang outlived etcd; within reach of it again it stops, one node before the other."""
+    job = Job("n", "y", "z", keep_alive_seconds=LEASE).sealed("y", "z")
+    job.look()
+    job.later(60).gone("y", "z").round(2, previous=1).idle()
+    job.answers("y", BOTH).answers("z", BOTH).later(LEASE + 1).idle()
+    job.member("y", session="s2", round=1).idle()
+    assert set(job.answers("z", AGENT).act().ids) == set(ids("ny"))
+
+
 def test_a_proof_from_before_needs_no_question() -> None:
     absent = Absent().answers(GONE)
     assert absent.stopped()
@@ -306,7 +324,8 @@ def recovering(**bounds: Any) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "seconds"), [(UNKNOWN, 1.0), (AGENT, LEASE), (WORKERS, ORPHAN_SECONDS)]
+    ("verdict", "seconds"),
+    [(UNKNOWN, 1.0), (AGENT, LEASE), (BOTH, ORPHAN_SECONDS), (WORKERS, ORPHAN_SECONDS)],
 )
 def test_no_round_is_frozen_before_the_absent_have_stopped(
     verdict: Verdict, seconds: float

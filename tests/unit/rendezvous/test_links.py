@@ -69,8 +69,10 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def coordinator(heard: Heard, job_key: bytes = KEY) -> AsyncIterator[tuple[PeerServer, int]]:
-    server = PeerServer("id-a", job_key, heard.post, HOST)
+async def coordinator(
+    heard: Heard, job_key: bytes = KEY, workers: int = 0
+) -> AsyncIterator[tuple[PeerServer, int]]:
+    server = PeerServer("id-a", job_key, heard.post, HOST, lambda: workers)
     try:
         yield server, await server.start()
     finally:
@@ -327,12 +329,23 @@ def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
     [
         ({"workers": 2, "agent_attached": False}, Verdict.WORKERS_ALIVE),
         ({"workers": 0, "agent_attached": False}, Verdict.GONE),
-        ({"workers": 2, "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": 2, "agent_attached": True}, Verdict.BOTH_ALIVE),
+        ({"workers": 0, "agent_attached": True}, Verdict.AGENT_ALIVE),
+        ({"workers": "two", "agent_attached": True}, Verdict.AGENT_ALIVE),
         ({"workers": 2, "member": "id-z"}, Verdict.GONE),
         ({"workers": 2, "agent_attached": True, "member": "id-z"}, Verdict.GONE),
         ({"workers": "two"}, Verdict.GONE),
     ],
-    ids=["orphan", "no workers", "attached", "other member", "other member attached", "nonsense"],
+    ids=[
+        "orphan",
+        "no workers",
+        "attached",
+        "attached, no workers",
+        "attached, nonsense",
+        "other member",
+        "other member attached",
+        "nonsense",
+    ],
 )
 def test_what_a_launcher_says(body: dict[str, Any], expected: Verdict) -> None:
     async def scenario() -> None:
@@ -399,5 +412,7 @@ def test_without_a_launcher_the_agent_itself_is_asked() -> None:
             assert await verdict(0, agent_port=port) is Verdict.AGENT_ALIVE
             assert await verdict(0, agent_port=port, member="id-z") is Verdict.GONE
         assert await verdict(0, agent_port=port) is Verdict.GONE
+        async with coordinator(Heard(), workers=1) as (_, port):
+            assert await verdict(0, agent_port=port) is Verdict.BOTH_ALIVE
 
     run(scenario())

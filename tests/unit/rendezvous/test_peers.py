@@ -91,7 +91,7 @@ def test_gone_is_proof_for_that_session_alone() -> None:
     assert gone_keys(peers, job.view().members()) == []
 
 
-@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.AGENT_ALIVE, Verdict.WORKERS_ALIVE])
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.GONE])
 def test_nothing_else_is_proof(verdict: Verdict) -> None:
     job, peers = gang(), linked()
     probed(peers, job, verdict)
@@ -188,16 +188,17 @@ def test_workers_of_a_linked_member_make_no_orphan() -> None:
     assert probed(peers, gang(), Verdict.WORKERS_ALIVE) == []
 
 
-def test_an_agent_that_answered_without_a_link_is_asked_again() -> None:
+@pytest.mark.parametrize("verdict", [Verdict.AGENT_ALIVE, Verdict.BOTH_ALIVE])
+def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) -> None:
     """It may have been about to die."""
     job, peers = gang(), linked()
-    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    probed(peers, job, verdict, now=1.0)
     assert tended(peers, job, 1.0) == []
     again = wake(peers, job, 1.0)
     assert again is not None
     assert 1.0 < again < 2.0
     assert tended(peers, job, again) == [PROBE_B]
-    probed(peers, job, Verdict.AGENT_ALIVE, now=2.0)
+    probed(peers, job, verdict, now=2.0)
     peers.up(PeerUp(B, "s1"), 2.0)
     assert tended(peers, job, 9.0) == []
 

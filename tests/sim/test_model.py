@@ -1,0 +1,27 @@
+"""What the simulated processes do where real ones were once mistaken for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_agent.launcher.attendance import SILENT_SECONDS
+from elasticjob_rendezvous.core.engine import Engine
+from tests.sim import schedule
+from tests.sim.world import World
+
+
+def test_an_agent_that_is_stopped_twice_has_been_silent_since_the_first_time() -> None:
+    """No beat lies between: the real launcher hears nothing that could begin its time anew."""
+    world = World(0, replace(schedule.plan(0), strikes=()), Engine)
+    world.add_pod()
+    world.run(1.0)
+    agent = world.pods[0].agent
+    assert agent is not None
+    agent.pause()
+    world.run(1.0 + SILENT_SECONDS / 2)
+    agent.pause()
+    assert not agent.silent
+    world.run(1.0 + SILENT_SECONDS)
+    assert agent.silent
+    agent.resume()
+    assert not agent.silent
