@@ -77,7 +77,7 @@ images: install ## the operator's, sidecar's and trainers' images, also in the c
 	@$(PY) -m tests.cluster images
 
 .PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead soak
-bench: bench-rendezvous bench-recovery ## every benchmark
+bench: bench-rendezvous bench-recovery bench-crowd bench-overhead bench-interop ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
 bench-recovery: etcd ## a fault to the next training step, ours and torchrun's: build/bench/recovery.json
