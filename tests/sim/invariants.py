@@ -24,6 +24,7 @@ from elasticjob_rendezvous.core.records import (
 )
 from elasticjob_rendezvous.core.roster import legal_size
 from tests.sim import saving, verdicts
+from tests.sim.agent import UTC_START_MS
 from tests.sim.controller import OPERATOR
 from tests.sim.crashing import Crashing
 
@@ -67,6 +68,7 @@ class Checker:
         self._frozen: tuple[int, int, frozenset[str]] | None = None
         self._done_at: dict[tuple[int, str], float] = {}
         self._came_at: dict[str, float] = {}
+        self._registered_at: dict[str, float] = {}
         self._saved_at: dict[int, float] = {}
         self._checkpoints: dict[int, int] = {}
         self._round: Round | None = None
@@ -153,6 +155,8 @@ class Checker:
         if member.confirmed:
             self._confirmed[id].add(member.confirmed)
         self._came_at.setdefault(id, self.world.now)
+        if change.before is None:
+            self._registered_at[change.key] = self.world.now
         if member.checkpoint_step > self._checkpoints.get(member.round, -1):
             self._checkpoints[member.round] = member.checkpoint_step
             self._saved_at[member.round] = self.world.now
@@ -192,7 +196,7 @@ class Checker:
         before = self._round
         self._round = after
         if change.before is None or before is None:
-            self._check_first(after)
+            self._check_first(after, origin)
         else:
             self._check_transition(before, after)
             verdicts.check_charges(self, before, after)
@@ -216,16 +220,24 @@ class Checker:
                 self.closed = after
                 verdicts.check_outcome(self, before, after)
 
-    def _check_first(self, after: Round) -> None:
-        """A round where there was none: the job's first, or after etcd lost its data."""
-        members = [decode(Member, kv.key, kv.value) for kv in self.sessions()]
+    def _check_first(self, after: Round, origin: str) -> None:
+        """A round where there was none: the job's first, or after etcd lost its data.
+
+        Its number was chosen when the write was made, which may arrive seconds later: who
+        registers in between has it jump then.
+        """
+        id = origin.split("|")[1]
+        skew_ms = next(pod.utc_skew_ms for pod in self.world.pods if pod.id == id)
+        chosen_at = (after.since_ms - skew_ms - UTC_START_MS + 1) / 1000
+        there = [kv for kv in self.sessions() if self._registered_at[kv.key] <= chosen_at]
+        members = [decode(Member, kv.key, kv.value) for kv in there]
         newest = max((member.known for member in members), default=0)
         last = max(self.sealed, default=0)
         restored = after.state is RoundState.FINAL and newest <= after.number == last
         opens = after.state in (RoundState.JOINABLE, RoundState.FROZEN)
         fresh = opens and after.number > newest
         self.highest = after.number
-        self.need(restored or fresh, "numbers grow", f"{after} after number {self.highest}")
+        self.need(restored or fresh, "numbers grow", f"{after} though {newest} was known")
 
     def _check_transition(self, before: Round, after: Round) -> None:
         moved = before.state is not after.state
