@@ -205,6 +205,8 @@ class Checker:
         self.highest = max(self.highest, after.number)
         saving.check(self, before, after)
         new_state = before is None or before.state is not after.state
+        # After a loss of etcd's data the same question may be asked anew.
+        new_state = new_state or (change.before is None and after.state is RoundState.FROZEN)
         if not new_state and before is not None and before.number == after.number:
             return
         self.world.faults.strike()
