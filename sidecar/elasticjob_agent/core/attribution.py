@@ -13,7 +13,7 @@ from elasticjob_agent.core.evidence import (
     from_stderr,
     last_words,
 )
-from elasticjob_agent.core.hang import last_step, stand
+from elasticjob_agent.core.hang import before_dump, last_step, stand
 from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.records import ECHOES, FAILURE_BYTES, Failure, FailureClass
@@ -79,8 +79,15 @@ def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
 
 
 def _hanging(crew: Crew, facts: Facts, ended: Ended) -> _Suspect:
-    """A worker that was asked where it stood; when it last went on says who hung first."""
+    """A worker that was asked where it stood; when it last went on says who hung first.
+
+    One whose collective broke meanwhile, for its peer was asked sooner, was on its way out.
+    """
     exit_ = ended.exit
+    before = before_dump(exit_.stderr_tail)
+    said = from_error_file(crew.reports.get(exit_.local_rank, b"")) or from_stderr(before, True)
+    if said is not None:
+        return _record(crew, facts, ended, exit_.local_rank, said)
     progress = crew.progress.get(exit_.local_rank)
     at = stand(exit_.stderr_tail)
     step = last_step(crew) if progress is None else progress.step

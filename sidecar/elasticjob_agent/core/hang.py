@@ -20,6 +20,7 @@ START_SECONDS = 120.0
 ALMOST = 0.5
 """The part of the time after which, once a peer has failed, standing still is a hang as well."""
 
+_DUMP = "Fatal Python error: "
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)$')
 # Where a rank stands that waits for its peers: in a collective, in the backward pass whose
@@ -87,6 +88,11 @@ class Stand:
         """As Python prints it, the innermost call last."""
         lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in self.frames]
         return "\n".join(["Stack (most recent call last):", *reversed(lines)])
+
+
+def before_dump(stderr: str) -> str:
+    """What stood on standard error before the stacks."""
+    return stderr.partition(_DUMP)[0]
 
 
 def stand(stderr: str) -> Stand | None:

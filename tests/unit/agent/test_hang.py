@@ -116,6 +116,16 @@ def test_of_nodes_that_all_stood_still_the_one_that_did_not_wait_is_the_culprit(
     assert culprit([waits, failure(BUSY, WAITING)]) == failure(BUSY, WAITING)
 
 
+def test_one_whose_collective_broke_first_did_not_hang() -> None:
+    raised = "RuntimeError: Connection closed by peer [1]"
+    lost = f"Traceback (most recent call last):\n  File x\n{raised}\n"
+    found = failure(lost + BUSY, BUSY)
+    assert (found.kind, found.local_rank) == (FailureClass.HANG, 1)
+    echo = failure(lost + BUSY, lost + BUSY)
+    assert echo.kind is FailureClass.PEER_ABORT
+    assert echo.message == raised
+
+
 def test_one_that_could_not_say_where_it_stood() -> None:
     found = failure("", "")
     assert found.kind is FailureClass.HANG
