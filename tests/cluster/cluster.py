@@ -146,6 +146,8 @@ class Cluster:
     ) -> int:
         """Send SIGKILL to every process of these containers on this node, all at the same time.
 
+        They are stopped first: else one that dies a moment later could still tell of the others.
+
         The pods are those of the namespace and label selector, the containers those named, else
         all that run. The number of containers hit.
         """
@@ -158,8 +160,11 @@ class Cluster:
             for status in pod["status"].get(field, [])
             if "running" in status["state"] and (not containers or status["name"] in containers)
         ]
-        kill = "ctr --namespace k8s.io tasks kill --all --signal SIGKILL"
-        script = f'for container; do {kill} "$container" & done; wait'
+        kill = "ctr --namespace k8s.io tasks kill --all --signal"
+        script = "; ".join(
+            f'for container; do {kill} {signal} "$container" & done; wait'
+            for signal in ("SIGSTOP", "SIGKILL")
+        )
         self.exec_on_node(node, "sh", "-c", script, "sh", *hit)
         return len(hit)
 
