@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
-NAME = "elasticjob-test"
 LIMIT_BYTES = 96 << 20
 
 
@@ -14,7 +14,7 @@ class MemoryGroup:
 
     def __init__(self, folder: Path, limit: str) -> None:
         self._folder = folder
-        folder.mkdir(exist_ok=True)
+        folder.mkdir()
         try:
             (folder / limit).write_text(str(LIMIT_BYTES))
             self.procs = folder / "cgroup.procs"
@@ -30,9 +30,10 @@ class MemoryGroup:
 def memory_group() -> MemoryGroup | None:
     """A new group; None where none can be made, as in most containers."""
     unified = MOUNT / "cgroup.controllers"
-    folder, limit = MOUNT / "memory" / NAME, "memory.limit_in_bytes"
+    name = f"elasticjob-test-{os.getpid()}"  # other processes may test the same at this time
+    folder, limit = MOUNT / "memory" / name, "memory.limit_in_bytes"
     if unified.exists():
-        folder, limit = MOUNT / NAME, "memory.max"
+        folder, limit = MOUNT / name, "memory.max"
     try:
         return MemoryGroup(folder, limit)
     except OSError:
