@@ -128,13 +128,7 @@ class Gang:
 
     def stop(self) -> None:
         """Kill everything that descends from this gang's agents, and wait for its end."""
-        deadline = time.monotonic() + END_SECONDS
-        while pids := [p for p in processes.marked(_MARK, self.run_id) if processes.alive(p)]:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"processes {pids} of {self.run_id} survived SIGKILL")
-            for pid in pids:
-                processes.kill(pid)
-            time.sleep(POLL_SECONDS)
+        processes.end_marked(_MARK, self.run_id, END_SECONDS)
         for agent in self._started:
             agent.wait(timeout=END_SECONDS)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
+POLL_SECONDS = 0.02
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -33,14 +35,39 @@ def marked(variable: str, value: str) -> list[int]:
     hides them from this.
     """
     mark = f"{variable}={value}".encode()
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        with suppress(OSError):  # it ended meanwhile, or belongs to another user
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+    pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and mark in environment(pid)]
+
+
+def environment(pid: int) -> list[bytes]:
+    """The variables that it was started with, as `NAME=value`."""
+    return _words(pid, "environ")
+
+
+def command(pid: int) -> list[bytes]:
+    """Its command line."""
+    return _words(pid, "cmdline")
+
+
+def _words(pid: int, file: str) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/{file}").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:  # it ended meanwhile, or belongs to another user
+        return []
+
+
+def end_marked(variable: str, value: str, seconds: float) -> None:
+    """Kill all with this mark, and whatever they still start, until none is alive.
+
+    Raises RuntimeError when some live on after that time.
+    """
+    deadline = time.monotonic() + seconds
+    while pids := [pid for pid in marked(variable, value) if alive(pid)]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {pids} of {value} survived SIGKILL")
+        for pid in pids:
+            kill(pid)
+        time.sleep(POLL_SECONDS)
 
 
 def parent(pid: int) -> int:

@@ -142,21 +142,25 @@ class Soaked:
                 call(self._job, "fault", kind=what.kind.value, pod=what.pod)
 
     def _etcd(self) -> int:
-        found = [pid for pid in self._processes() if b"--listen-peer-urls" in _words(pid)]
-        (server,) = found
+        (server,) = [
+            pid
+            for pid in self._processes()
+            if any(word.startswith(b"--listen-peer-urls=") for word in processes.command(pid))
+        ]
         return server
 
     def _launcher(self, pod: str) -> int:
         """The launcher of a pod, of which the agent knows the name and the launcher only the id."""
+        known = {pid: _variables(pid) for pid in self._processes()}
         ids = {
-            _variables(pid).get(b"ELASTICJOB_POD_UID")
-            for pid in self._processes()
-            if _variables(pid).get(b"ELASTICJOB_NAME") == pod.encode()
+            variables.get(b"ELASTICJOB_POD_UID")
+            for variables in known.values()
+            if variables.get(b"ELASTICJOB_NAME") == pod.encode()
         }
         found = {
             pid
-            for pid in self._processes()
-            if b"launcher.pyz" in _words(pid) and _variables(pid).get(b"ELASTICJOB_POD_UID") in ids
+            for pid, variables in known.items()
+            if variables.get(b"ELASTICJOB_POD_UID") in ids and _is_launcher(pid)
         }
         return next(pid for pid in found if processes.parent(pid) not in found)
 
@@ -174,7 +178,7 @@ class Soaked:
         deadline = time.monotonic() + GONE_SECONDS
         while (living := self._processes()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        found = [b" ".join(_words(pid)).decode(errors="replace") for pid in living]
+        found = [b" ".join(processes.command(pid)).decode(errors="replace") for pid in living]
         return [*found, *(str(path) for path in (self._folder / "tmp").iterdir())]
 
     def _processes(self) -> list[int]:
@@ -185,17 +189,10 @@ class Soaked:
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
 
-def _words(pid: int) -> list[bytes]:
-    return [Path(word.decode(errors="replace")).name.encode() for word in _of(pid, "cmdline")]
+def _is_launcher(pid: int) -> bool:
+    return any(word.endswith(b"/launcher.pyz") for word in processes.command(pid))
 
 
 def _variables(pid: int) -> dict[bytes, bytes]:
-    pairs = (pair.partition(b"=") for pair in _of(pid, "environ"))
+    pairs = (pair.partition(b"=") for pair in processes.environment(pid))
     return {name: value for name, _, value in pairs}
-
-
-def _of(pid: int, what: str) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/{what}").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:  # it ended meanwhile
-        return []

@@ -174,13 +174,7 @@ class MixedGang:
 
     def stop(self) -> None:
         """Kill whatever descends from these nodes, and wait for its end."""
-        deadline = time.monotonic() + KILL_SECONDS
-        while pids := [p for p in processes.marked(_MARK, self.run_id) if processes.alive(p)]:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"processes {pids} of {self.run_id} survived SIGKILL")
-            for pid in pids:
-                processes.kill(pid)
-            time.sleep(POLL_SECONDS)
+        processes.end_marked(_MARK, self.run_id, KILL_SECONDS)
         for node in self._started:
             node.process.wait(timeout=KILL_SECONDS)
 

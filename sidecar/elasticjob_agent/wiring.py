@@ -83,9 +83,9 @@ def session_nonce() -> str:
     return secrets.token_hex(NONCE_BYTES)
 
 
-def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
-    """This node's place in the job's v3 rendezvous."""
-    identity = Identity(
+def identity_of(settings: AgentSettings) -> Identity:
+    """Who this node is to its job."""
+    return Identity(
         id=settings.member,
         name=settings.name,
         address=settings.address,
@@ -94,9 +94,13 @@ def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
         role=settings.role,
         node=settings.node,
     )
+
+
+def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
+    """This node's place in the job's v3 rendezvous."""
     config = Config(
         prefix=settings.prefix,
-        identity=identity,
+        identity=identity_of(settings),
         session_nonce=session,
         bounds=settings.bounds,
         jitter=secrets.randbelow(1000) / 1000,
@@ -137,17 +141,10 @@ def elastic_agent(
 
 def witness_of(settings: AgentSettings, session: str, backend: str) -> Witness:
     """Tells of a job whose records no etcd v3 holds."""
-    who = Identity(
-        id=settings.member,
-        name=settings.name,
-        address=settings.address,
-        agent_port=0,
-        slots=settings.slots,
-        role=settings.role,
-        node=settings.node,
-    )
     bounds = settings.bounds or Bounds(1, 1)
-    return Witness(who, session, settings.prefix, bounds, backend, settings.job_key)
+    return Witness(
+        identity_of(settings), session, settings.prefix, bounds, backend, settings.job_key
+    )
 
 
 async def run_agent(

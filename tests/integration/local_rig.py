@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
@@ -138,7 +140,9 @@ class LocalRig:
     def status(self, name: str = "job") -> dict[str, Any]:
         return self.object(name).get("status", {})
 
-    def running(self, nodes: int, after: int = 0) -> dict[str, Any]:
+    def running(
+        self, nodes: int, after: int = 0, seconds: float = PATIENCE_SECONDS
+    ) -> dict[str, Any]:
         """Wait until a round later than `after` runs on that many nodes; the status then."""
 
         def look() -> dict[str, Any] | None:
@@ -150,7 +154,7 @@ class LocalRig:
             good = rendezvous.get("state") == "final" and number > after
             return status if good and len(here) == nodes == rendezvous["nodes"] else None
 
-        found: dict[str, Any] = until(look, f"{nodes} running nodes after round {after}")
+        found: dict[str, Any] = until(look, f"{nodes} running nodes after round {after}", seconds)
         self.note_run_dirs()
         return found
 
@@ -204,3 +208,11 @@ class LocalRig:
             runner.communicate(timeout=20)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
+    """A corner of this test's own, with nothing running in it afterwards."""
+    corner = LocalRig(tmp_path)
+    yield corner
+    corner.close()

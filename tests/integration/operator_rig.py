@@ -9,6 +9,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,14 @@ class Operator:
         self.launch()
         wait_until(self.ready, f"the operator {self.name}; see {self.log}")
         return self
+
+    @contextmanager
+    def running(self) -> Iterator[Operator]:
+        """Started, until the end of the block."""
+        try:
+            yield self.start()
+        finally:
+            self.close()
 
     def launch(self) -> None:
         kept = {key: value for key, value in os.environ.items() if "ELASTICJOB" not in key}

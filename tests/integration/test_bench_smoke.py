@@ -1,4 +1,4 @@
-"""The rendezvous benchmark, small, with torch's own backends and real etcd."""
+"""The benchmarks and the soak, small: with torch's own backends, real etcd and real training."""
 
 from __future__ import annotations
 
@@ -6,22 +6,40 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+FAULTS = 6
 
 
-def test_rendezvous_measures_torchs_backends(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.rendezvous", "--without-ours", f"--output={tmp_path}"]
+def measured(folder: Path, name: str, *options: str, seconds: float = 100) -> dict[str, Any]:
+    """Run a benchmark, which must end well; what it wrote."""
     run = subprocess.run(
-        [*command, "--sizes=4", "--peers", "c10d", "etcd", "--repeat=1"],
+        [sys.executable, "-m", f"bench.{name}", f"--output={folder}", *options],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=seconds,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    content = json.loads((tmp_path / "rendezvous.json").read_text())
+    content: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return content
+
+
+def test_rendezvous_measures_torchs_backends(tmp_path: Path) -> None:
+    content = measured(
+        tmp_path,
+        "rendezvous",
+        "--without-ours",
+        "--sizes=4",
+        "--peers",
+        "c10d",
+        "etcd",
+        "--repeat=1",
+    )
     by_backend = {row["backend"]: row for row in content["results"]}
     assert by_backend.keys() == {"c10d", "etcd"}
     assert all(0 < row["wall_seconds"] < 60 for row in by_backend.values())
@@ -31,34 +49,22 @@ def test_rendezvous_measures_torchs_backends(tmp_path: Path) -> None:
 
 
 def test_crowd_counts_requests_of_members_that_share_processes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.crowd", f"--output={tmp_path}"]
-    run = subprocess.run(
-        [*command, "--sizes", "6", "24", "--processes=3"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    content = json.loads((tmp_path / "crowd.json").read_text())
+    content = measured(tmp_path, "crowd", "--sizes", "6", "24", "--processes=3")
     assert content["failures"] == {}
     assert content["requests_per_member"].keys() == {"6", "24"}
     assert all(1 < count <= 8 for count in content["requests_per_member"].values())
 
 
 def test_overhead_compares_training_with_and_without_the_agent(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.overhead", f"--output={tmp_path}"]
-    run = subprocess.run(
-        [*command, "--turns=2", "--idle-seconds=2"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    content = json.loads((tmp_path / "overhead.json").read_text())
+    content = measured(tmp_path, "overhead", "--turns=2", "--idle-seconds=2")
     assert content["agent"]["resident_mib"] <= 60
     assert content["agent"]["cpu_percent"] < 20
     assert content["turns"]
+
+
+@pytest.mark.timeout(300)
+def test_training_survives_what_the_soak_does_to_it(tmp_path: Path) -> None:
+    content = measured(tmp_path, "soak", f"--faults={FAULTS}", seconds=280)
+    assert len(content["faults"]) == FAULTS
+    assert content["accuracy"] >= 0.95
+    assert content["left"] == []

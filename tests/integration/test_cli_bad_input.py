@@ -7,21 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.etcd_server import NEWEST, binary
-from tests.integration.local_rig import LocalRig, until
+from tests.integration.local_rig import LocalRig, rig, until
 
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LocalRig]:
-    corner = LocalRig(tmp_path)
-    yield corner
-    corner.close()
+__all__ = ["rig"]
 
 
 def _without_command(document: dict[str, Any]) -> None:

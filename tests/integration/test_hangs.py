@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +22,9 @@ from tests.integration.launcher_rig import (
     start_workers,
     until,
 )
-from tests.integration.local_rig import LocalRig
+from tests.integration.local_rig import LocalRig, rig
 
-__all__ = ["launcher_file", "mark", "start_launcher"]
+__all__ = ["launcher_file", "mark", "rig", "start_launcher"]
 
 # Rank 1 stops reading in the first attempt; rank 0 waits for its gradients.
 TRAIN = """
@@ -49,13 +47,6 @@ for step in range(20):
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LocalRig]:
-    corner = LocalRig(tmp_path)
-    yield corner
-    corner.close()
 
 
 @pytest.mark.timeout(120)

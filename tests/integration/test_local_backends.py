@@ -44,18 +44,7 @@ class Rig(LocalRig):
 
     def settled(self, nodes: int, after: int = 0) -> dict[str, Any]:
         """As `running`; a round may be followed by another at once, until all are in one."""
-
-        def look() -> dict[str, Any] | None:
-            status = self.status()
-            rendezvous = status.get("rendezvous") or {}
-            number = rendezvous.get("round", 0)
-            members = [m for m in status.get("members", ()) if m["state"] == "running"]
-            here = [m for m in members if m["round"] == number]
-            good = rendezvous.get("state") == "final" and number > after
-            return status if good and len(here) == nodes == rendezvous["nodes"] else None
-
-        self.note_run_dirs()
-        found: dict[str, Any] = until(look, f"{nodes} nodes after round {after}", SLOW_SECONDS)
+        found = self.running(nodes, after, SLOW_SECONDS)
         until(lambda: len(self.workers()) == nodes, f"{nodes} workers")
         return found
 

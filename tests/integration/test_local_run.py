@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.integration.local_rig import LocalRig, until
+from tests.integration.local_rig import LocalRig, rig, until
 
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LocalRig]:
-    corner = LocalRig(tmp_path)
-    yield corner
-    corner.close()
+__all__ = ["rig"]
 
 
 def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None:

@@ -39,11 +39,8 @@ def here(
         "ELASTICJOB_ALLOWED_ENDPOINTS": v2.url,
     }
     replica = Operator(tmp_path, api_server, newest_etcd, options=options)
-    try:
-        replica.start()
+    with replica.running():
         yield Namespace(api_server, namespace)
-    finally:
-        replica.close()
 
 
 def create(here: Namespace, enough: Path, budget: int = 3, **rendezvous: object) -> None:

@@ -26,10 +26,8 @@ def operator(
     folder = tmp_path_factory.mktemp("operator")
     options = {"ELASTICJOB_ALLOWED_ENDPOINTS": V2}
     replica = Operator(folder, api_server, newest_etcd, options=options)
-    try:
-        yield replica.start()
-    finally:
-        replica.close()
+    with replica.running():
+        yield replica
 
 
 @pytest.fixture

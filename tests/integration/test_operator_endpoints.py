@@ -35,11 +35,8 @@ def here(
         "ELASTICJOB_ALLOWED_ENDPOINTS": other_etcd.url,
     }
     replica = Operator(tmp_path, api_server, newest_etcd, options=options)
-    try:
-        replica.start()
+    with replica.running():
         yield Namespace(api_server, namespace)
-    finally:
-        replica.close()
 
 
 def bounds_key(here: Namespace) -> str:

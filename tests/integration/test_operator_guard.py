@@ -36,10 +36,8 @@ def operator(
         "ELASTICJOB_LEASE_NAMESPACE": namespace,
     }
     replica = Operator(tmp_path, api_server, etcd_of_users, options=options)
-    try:
-        yield replica.start()
-    finally:
-        replica.close()
+    with replica.running():
+        yield replica
 
 
 def asked(etcd: EtcdServer, *words: str, user: str = "") -> str:

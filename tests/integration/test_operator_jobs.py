@@ -20,10 +20,8 @@ def operator(
     tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer, newest_etcd: EtcdServer
 ) -> Iterator[Operator]:
     replica = Operator(tmp_path_factory.mktemp("operator"), api_server, newest_etcd)
-    try:
-        yield replica.start()
-    finally:
-        replica.close()
+    with replica.running():
+        yield replica
 
 
 @pytest.fixture

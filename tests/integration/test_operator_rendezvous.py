@@ -48,10 +48,8 @@ def operator(
 ) -> Iterator[Operator]:
     options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
     replica = Operator(tmp_path, api_server, etcd, options=options)
-    try:
-        yield replica.start()
-    finally:
-        replica.close()
+    with replica.running():
+        yield replica
 
 
 @dataclass

@@ -19,6 +19,7 @@ from elasticjob_cli.local.records import RoundBook
 from elasticjob_cli.local.stored import StoredJob
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.backends import is_steered
+from elasticjob_operator.core.grace import winding_down
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.observed import Observed
@@ -155,6 +156,6 @@ class Loop:
         if job.status.phase not in FINISHED:
             return False
         now = datetime.now(UTC)
-        grace = job.spec.recovery.stop_grace_seconds + job.spec.rendezvous.confirm_seconds
-        due = (job.status.completion_time or now) + timedelta(seconds=grace + END_SECONDS)
+        ended = job.status.completion_time or now
+        due = ended + winding_down(job) + timedelta(seconds=END_SECONDS)
         return now > due or all(pod.launcher_exit for pod in pods.values())

@@ -1,6 +1,6 @@
 """The rendezvous of a job whose backend keeps no records for the operator.
 
-What its agents say of it (`agent_records`) ends with them: how the job ended is told by their last
+What its agents say of it (`agent_status`) ends with them: how the job ended is told by their last
 word or, where that was missed, by how its pods ended; what was before is in the status.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from elasticjob_operator.core.census import take_census
+from elasticjob_operator.core.grace import winding_down
 from elasticjob_operator.core.launches import hopeless, launch_failures
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
@@ -59,19 +60,12 @@ def agent_view(
     return replace(view, state=RendezvousState.CLOSED, outcome=outcome)
 
 
-def failure_patience(job: ElasticJob) -> timedelta:
-    """How long after a pod's failure it is known whether its job failed with it: the others' agents
-    end within this time then."""
-    spec = job.spec
-    return timedelta(seconds=spec.recovery.stop_grace_seconds + spec.rendezvous.confirm_seconds)
-
-
 def undecided_until(job: ElasticJob, pods: Iterable[Pod], now: datetime) -> datetime | None:
     """Until when nobody is to replace the pods that failed of late; None when at once.
 
     An agent that ends with its job looks like one that was lost, until the others have ended too.
     """
-    ends = [_ended_at(pod) + failure_patience(job) for pod in pods if _gave_up(pod)]
+    ends = [_ended_at(pod) + winding_down(job) for pod in pods if _gave_up(pod)]
     return max((end for end in ends if end > now), default=None)
 
 

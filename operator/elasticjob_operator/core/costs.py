@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from elasticjob_operator.core.rendezvous_view import RoundView
 from elasticjob_operator.model.status import RoundStatus
 
 RECOVERY = ("detect", "stop", "backoff", "join", "confirm", "start")
 """From the first symptom until all workers run again."""
 
 
-def parts_ms(found: RoundStatus) -> dict[str, int]:
+def parts_ms(found: RoundStatus | RoundView) -> dict[str, int]:
     """What is known of a round's cost, by part, in milliseconds; the first step comes last."""
     known = {
         "detect": found.detect_ms,
@@ -30,7 +31,7 @@ def recovery_ms(found: RoundStatus) -> int | None:
     return sum(known.get(part, 0) for part in RECOVERY)
 
 
-def lasted_ms(found: RoundStatus) -> int:
+def lasted_ms(found: RoundStatus | RoundView) -> int:
     """What is known of the time until the round was final."""
     known = parts_ms(found)
     return sum(known.get(part, 0) for part in RECOVERY if part != "start")

@@ -74,12 +74,5 @@ def _began(view: RendezvousView) -> datetime | None:
     """Pods that are younger than this round have nothing to do with its cause."""
     for found in view.rounds:
         if found.round == view.round and found.final_at is not None:
-            spent = (
-                found.detect_ms,
-                found.stop_ms,
-                found.backoff_ms,
-                found.join_ms,
-                found.confirm_ms,
-            )
-            return found.final_at - timedelta(milliseconds=sum(ms or 0 for ms in spent))
+            return found.final_at - timedelta(milliseconds=lasted_ms(found))
     return view.since

@@ -7,7 +7,6 @@ same. Each sentence is whole; the times in them are absolute, so that nothing ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 
 from elasticjob_operator.core.conditions import refusal_of
 from elasticjob_operator.core.missing import Missing, missing
@@ -17,6 +16,7 @@ from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.core.words import (
     because,
+    clock,
     counted,
     listed,
     moment,
@@ -163,16 +163,12 @@ def _poor(status: Status) -> Iterator[str]:
     """Machines and nodes that the job would do better without."""
     for slow in status.stragglers:
         where = f" on {slow.node}" if slow.node else ""
-        yield f"{slow.pod}{where} has been slower than its peers since {_clock(slow.since)}"
+        yield f"{slow.pod}{where} has been slower than its peers since {clock(slow.since)}"
     for node in status.avoided_nodes:
         yield (
-            f"New pods prefer other nodes than {node.node} until {_clock(node.until)}, because "
+            f"New pods prefer other nodes than {node.node} until {clock(node.until)}, because "
             f"it failed the job {node.reason}"
         )
-
-
-def _clock(when: datetime) -> str:
-    return moment(when).removeprefix("at ")
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:

@@ -20,10 +20,9 @@ from elasticjob_operator.core.actions import (
 from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because
+from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, cause_of
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
-    CauseStatus,
     Condition,
     FirstFailure,
     RoundStatus,
@@ -137,13 +136,6 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
                 f"round {found.round}: {because(cause_of(found))}; trains again on {found.nodes} "
                 f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}",
             )
-
-
-def cause_of(found: RoundStatus) -> CauseStatus:
-    """Why this round began."""
-    return CauseStatus(
-        kind=found.cause, members=found.members, reason=found.reason, detail=found.detail
-    )
 
 
 def _failure(before: Status, after: Status) -> Iterator[Happening]:

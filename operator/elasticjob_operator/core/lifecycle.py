@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from elasticjob_operator.core.grace import winding_down
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
@@ -96,8 +97,7 @@ def cleanup_at(job: ElasticJob) -> datetime | None:
     ended = job.status.completion_time
     if ended is None:
         return None
-    grace = job.spec.recovery.stop_grace_seconds + job.spec.rendezvous.confirm_seconds
-    return ended + timedelta(seconds=grace)
+    return ended + winding_down(job)
 
 
 def expires_at(job: ElasticJob) -> datetime | None:

@@ -201,7 +201,7 @@ def _offences(found: Records) -> Iterator[OffenceView]:
             seats = {seat.name: seat for seat in found.rosters[before].seats}
             for name in history.cause.members:
                 if name in seats and seats[name].node:
-                    yield OffenceView(seats[name].node, at, "NodeLost")
+                    yield OffenceView(seats[name].node, at, FailureClass.NODE_LOST.value)
         elif history.cause.kind is CauseKind.FAILURE:
             culprit = verdicts.culprit(f for f in found.failures if f.round == before)
             if culprit is not None and culprit.node and culprit.kind in _OF_MACHINES:

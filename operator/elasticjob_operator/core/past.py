@@ -11,13 +11,14 @@ from elasticjob_operator.core.words import (
     UNCHARGED,
     UNKNOWN_CLASS,
     because,
+    cause_of,
     counted,
     moment,
     quoted,
 )
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
+from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
@@ -46,9 +47,7 @@ def interruptions(status: Status) -> Iterator[str]:
 
 
 def _told(begin: str, found: RoundStatus) -> Iterator[str]:
-    cause = CauseStatus(
-        kind=found.cause, members=found.members, reason=found.reason, detail=quoted(found.detail)
-    )
+    cause = cause_of(found).model_copy(update={"detail": quoted(found.detail)})
     began, spent = began_at(found), recovery_ms(found)
     when = f" {moment(began)}" if began else ""
     text = f"{begin}: {because(cause)}{when}"

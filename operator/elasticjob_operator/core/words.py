@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from elasticjob_operator.core.observed import Obstacle, PodEnd
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.model.status import CauseStatus
+from elasticjob_operator.model.status import CauseStatus, RoundStatus
 from elasticjob_rendezvous.core.records import CauseKind, FailureClass
 from elasticjob_rendezvous.core.roster import natural_order
 
@@ -79,7 +79,7 @@ CLASSES: Mapping[str, Words] = {
         "Look at what the other ranks did at that time: one stood still or was slower than the "
         "timeout of the process group",
     ),
-    "Hang": Words(
+    FailureClass.HANG: Words(
         "it stood still, and not because it waited for a peer",
         "Look at where it stood: the stacks of all ranks are in the pods' logs",
     ),
@@ -142,6 +142,13 @@ OBSTACLES: Mapping[Obstacle, Words] = {
 
 GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
 """Causes whose members went, or may have: what took them says more."""
+
+
+def cause_of(found: RoundStatus) -> CauseStatus:
+    """Why this round began."""
+    return CauseStatus(
+        kind=found.cause, members=found.members, reason=found.reason, detail=found.detail
+    )
 
 
 def because(cause: CauseStatus) -> str:
@@ -230,7 +237,11 @@ def unschedulable(said: str) -> str:
 
 
 def moment(when: datetime) -> str:
-    return f"at {when:%H:%M:%S} UTC on {when:%Y-%m-%d}"
+    return f"at {clock(when)}"
+
+
+def clock(when: datetime) -> str:
+    return f"{when:%H:%M:%S} UTC on {when:%Y-%m-%d}"
 
 
 def sentence(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 MOST_NAMES = 4000  # in one packet to the standby
@@ -20,7 +20,7 @@ class Learned:
         self.learned: list[str] = []
         self.excluded: set[str] = set()
 
-    def read(self, key: str, argv: Sequence[str]) -> None:
+    def read(self, key: str) -> None:
         """Take up what was kept for this command; anything unreadable counts as nothing."""
         self._key = key
         if self._path is None:

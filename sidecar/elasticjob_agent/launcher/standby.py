@@ -162,7 +162,7 @@ class Standby:
         except Cold as reason:
             self._give_up(str(reason))
             return
-        self._memory.read(self._key(), asked.argv)
+        self._memory.read(self._key())
         self._start()
 
     def when_settled(self, then: Callable[[], None]) -> None:

@@ -21,15 +21,15 @@ def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> No
 def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:
     path = tmp_path / "preload.json"
     first = Learned(path)
-    first.read("train.py", ())
+    first.read("train.py")
     first.learn(["torch", "numpy"])
     first.learn(["numpy", "yaml"])
     first.exclude(["yaml"])
     again = Learned(path)
-    again.read("train.py", ())
+    again.read("train.py")
     assert (again.learned, again.excluded) == (["torch", "numpy", "yaml"], {"yaml"})
     other = Learned(path)
-    other.read("other.py", ())
+    other.read("other.py")
     assert (other.learned, other.excluded) == ([], set())
 
 
@@ -38,7 +38,7 @@ def test_a_memory_that_cannot_be_read_or_written_costs_nothing(tmp_path: Path) -
         path = tmp_path / "preload.json"
         path.write_bytes(content)
         memory = Learned(path)
-        memory.read("p", ())
+        memory.read("p")
         assert memory.learned == []
     memory = Learned(tmp_path / "absent" / "preload.json")
     memory.learn(["torch"])
