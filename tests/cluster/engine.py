@@ -182,6 +182,7 @@ def clear(engine: Engine) -> None:
     remove = ("rm", "--force", "--volumes")
     with ThreadPoolExecutor(len(left) or 1) as lanes:
         list(lanes.map(lambda container: engine.run(*remove, container), left))
+    engine.run("volume", "prune", "--force")
 
 
 def _load(engine: Engine, archive: Path) -> None:
