@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.status import FirstFailure, Interruptions, RoundStatus
+from elasticjob_operator.model.status import FirstFailure, Interruptions, MemberStatus, RoundStatus
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
 WIDE = ("MIN", "MAX", "MASTER", "CAUSE", "FAILURE", "LOSSES", "PREEMPTIONS", "RECOVERY MS")
@@ -88,7 +88,7 @@ TIMES = {
     "startMs": "START ms",
     "firstStepMs": "FIRST STEP ms",
 }
-ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", *TIMES.values())
+ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", *TIMES.values(), "COLD")
 
 
 def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
@@ -102,6 +102,11 @@ def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
 
 def _cell(value: int | None) -> str:
     return NONE if value is None else str(value)
+
+
+def _start(member: MemberStatus) -> str:
+    """`warm`, or `cold: the command changed`."""
+    return ": ".join(part for part in (member.start, member.cold_reason) if part) or NONE
 
 
 def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -119,8 +124,9 @@ def _cause(item: Mapping[str, Any]) -> str:
 
 
 def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """Files of an older release lack some."""
-    return tuple("-" if item.get(key) is None else str(item[key]) for key in TIMES)
+    """With the number of nodes that started cold. Files of an older release lack some."""
+    keys = (*TIMES, "coldNodes")
+    return tuple("-" if item.get(key) is None else str(item[key]) for key in keys)
 
 
 def failure_lines(failure: FirstFailure) -> list[str]:
@@ -181,10 +187,10 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
             f"  Master:   {rendezvous.master or NONE}",
         ]
     if status.members:
-        rows = [("POD", "RANK", "STATE", "ROUND", "STEP", "CHECKPOINT")]
+        rows = [("POD", "RANK", "STATE", "ROUND", "START", "STEP", "CHECKPOINT")]
         rows += [
             (item.pod, _cell(item.rank), item.state, str(item.round),
-             _cell(item.step), _cell(item.checkpoint_step))
+             _start(item), _cell(item.step), _cell(item.checkpoint_step))
             for item in status.members
         ]  # fmt: skip
         lines += ["Members:", *("  " + line for line in aligned(rows))]

@@ -46,6 +46,12 @@ class Metrics:
             buckets=_RECOVERY_BUCKETS,
             registry=self.registry,
         )
+        self.starts = Counter(
+            "elasticjob_node_starts",
+            "Nodes whose workers were started for a round, warm or cold, where warm start is on.",
+            ["start"],
+            registry=self.registry,
+        )
         self.reconcile = Histogram(
             "elasticjob_reconcile_seconds",
             "Time of one look at a job, with what was done about it.",
@@ -93,6 +99,9 @@ class Metrics:
             self.recovery.labels(part, found.cause).observe(ms / 1000)
         if known:
             self.recovery.labels("total", found.cause).observe(sum(known.values()) / 1000)
+        if found.cold_nodes is not None:
+            self.starts.labels("cold").inc(found.cold_nodes)
+            self.starts.labels("warm").inc(max(0, found.nodes - found.cold_nodes))
 
     def observe_first_step(self, found: RoundStatus) -> None:
         """Count the first step of a round: it comes when the rest of its cost is known."""

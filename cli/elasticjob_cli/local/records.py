@@ -58,6 +58,8 @@ class RoundBook:
             "confirmMs": history.confirm_ms,
             "startMs": history.start_ms,
             "firstStepMs": history.first_step_ms,
+            "coldNodes": history.cold_nodes,
+            "coldReason": history.cold_reason,
             "seats": [
                 {
                     "pod": seat.name,

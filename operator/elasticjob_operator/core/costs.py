@@ -42,6 +42,17 @@ def costs_text(found: RoundStatus) -> str:
     return ", ".join(f"{part} {ms} ms" for part, ms in parts_ms(found).items())
 
 
+def cold_text(found: RoundStatus) -> str:
+    """Where its workers were started cold, and why; empty where none was, or nobody says."""
+    cold, nodes = found.cold_nodes, found.nodes
+    if not cold:
+        return ""
+    which = f"all {nodes}" if cold >= nodes else f"{cold} of {nodes}"
+    where = "" if nodes == 1 else f" on {which} nodes"
+    why = f": {found.cold_reason}" if found.cold_reason else ""
+    return f"workers started cold{where}{why}"
+
+
 def seconds_text(ms: int) -> str:
     """A time as people say it: 45 ms, 0.9 s, 12 s, 3 min 20 s."""
     if ms < 100:

@@ -17,7 +17,7 @@ from elasticjob_operator.core.actions import (
     RemoveMembers,
     WriteNodes,
 )
-from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
+from elasticjob_operator.core.costs import cold_text, costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, cause_of
@@ -131,10 +131,12 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
     for found in settled_rounds(before, after):
         spent = recovery_ms(found)
         if spent is not None and found.cause != CauseKind.START:
+            cold = cold_text(found)
             yield _normal(
                 "Recovered",
                 f"round {found.round}: {because(cause_of(found))}; trains again on {found.nodes} "
-                f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}",
+                f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}"
+                + (f"; {cold}" if cold else ""),
             )
 
 

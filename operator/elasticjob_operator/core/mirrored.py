@@ -230,6 +230,8 @@ def _member_view(member: Member, roster: Roster | None) -> MemberView:
         step=None if member.step < 0 else member.step,
         checkpoint_step=None if member.checkpoint_step < 0 else member.checkpoint_step,
         busy_ms=member.busy_ms,
+        start=None if member.cold is None else "cold" if member.cold else "warm",
+        cold_reason=member.cold or None,
     )
 
 
@@ -261,6 +263,8 @@ def _round_view(item: History) -> RoundView:
         backoff_ms=item.backoff_ms,
         start_ms=item.start_ms,
         first_step_ms=item.first_step_ms,
+        cold_nodes=item.cold_nodes,
+        cold_reason=item.cold_reason or None,
         members=item.cause.members,
         detail=item.cause.detail,
         final_at=_moment(item.final_ms),

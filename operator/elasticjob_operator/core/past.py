@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticjob_operator.core.costs import parts_ms, recovery_ms, seconds_text
+from elasticjob_operator.core.costs import cold_text, parts_ms, recovery_ms, seconds_text
 from elasticjob_operator.core.evidence import began_at
 from elasticjob_operator.core.words import (
     CLASSES,
@@ -59,6 +59,8 @@ def _told(begin: str, found: RoundStatus) -> Iterator[str]:
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
     if found.first_step_ms is not None:
         yield f"The first step came {seconds_text(found.first_step_ms)} after that"
+    if cold := cold_text(found):
+        yield cold[:1].upper() + cold[1:]
 
 
 def _parts(found: RoundStatus) -> str:

@@ -66,6 +66,8 @@ class MemberView:
     step: int | None = None
     checkpoint_step: int | None = None
     busy_ms: int = 0
+    start: str | None = None
+    cold_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class RoundView:
     detail: str = ""
     final_at: datetime | None = None
     backoff_ms: int | None = None
+    cold_nodes: int | None = None
+    cold_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ def _member(member: MemberView) -> MemberStatus:
         round=member.round,
         step=member.step,
         checkpoint_step=member.checkpoint_step,
+        start=member.start,
+        cold_reason=member.cold_reason,
     )
 
 
@@ -152,6 +154,8 @@ def _round(found: RoundView, reason: str) -> RoundStatus:
         backoff_ms=found.backoff_ms,
         start_ms=found.start_ms,
         first_step_ms=found.first_step_ms,
+        cold_nodes=found.cold_nodes,
+        cold_reason=found.cold_reason,
         members=sorted(found.members, key=natural_order)[:MAX_ROUND_MEMBERS],
         reason=reason,
         detail=found.detail,

@@ -97,6 +97,11 @@ class MemberStatus(StatusModel):
     """The last step that its workers told, up to a minute ago."""
     checkpoint_step: int | None = None
     """The last step of this round that a checkpoint contains."""
+    start: str | None = None
+    """How its workers were started: warm, forked from a preloaded interpreter, or cold; absent
+    where recovery.warmStart is Off, and after another agent took them over."""
+    cold_reason: str | None = None
+    """Why they were started cold."""
 
 
 class RoundStatus(StatusModel):
@@ -132,6 +137,11 @@ class RoundStatus(StatusModel):
     """The sum of these: milliseconds from the first symptom until all workers had started."""
     first_step_ms: int | None = None
     """Milliseconds from there until all workers had reported a step; absent if they do not."""
+    cold_nodes: int | None = None
+    """On how many nodes workers were started cold, and had to import everything anew; absent where
+    recovery.warmStart is Off."""
+    cold_reason: str | None = None
+    """Why, on the node where it took longest."""
 
 
 class FirstFailure(StatusModel):

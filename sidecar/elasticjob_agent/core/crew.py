@@ -17,6 +17,8 @@ from elasticjob_agent.hands import (
 )
 from elasticjob_rendezvous.core.records import ECHOES, Failure, FailureClass
 
+UNSAID = "nobody says why"
+
 
 def after(
     crew: Crew,
@@ -31,7 +33,8 @@ def after(
             if crew.started:
                 return crew
             start_ms = max(1, round((now - crew.began) * 1000))
-            return replace(crew, started=True, start_ms=start_ms, cold_reason=event.cold_reason)
+            cold = "" if event.warm else event.cold_reason or UNSAID
+            return replace(crew, started=True, start_ms=start_ms, cold_reason=cold)
         case WorkerExited():
             return _after_exit(crew, event, reports, facts, now)
         case StartRefused(_, message):

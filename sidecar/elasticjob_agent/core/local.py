@@ -7,6 +7,8 @@ from elasticjob_agent.core.model import Crew, State
 from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import ECHOES, Failure
 
+REASON_CHARACTERS = 200
+
 
 def local_facts(state: State) -> Local:
     """The whole truth, to be told whenever it changed."""
@@ -35,7 +37,16 @@ def local_facts(state: State) -> Local:
         passed=-1 if training is None or training.asked is None else training.asked.passed,
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),
+        cold=_cold(state),
     )
+
+
+def _cold(state: State) -> str | None:
+    """Of workers that are to be forked, and that this agent started itself."""
+    crew = state.crew
+    if crew is None or not crew.start_ms or not state.facts.warm_start:
+        return None
+    return crew.cold_reason.strip().partition("\n")[0][:REASON_CHARACTERS]
 
 
 def _failure(crew: Crew | None) -> Failure | None:

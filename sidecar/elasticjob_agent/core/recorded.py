@@ -88,7 +88,10 @@ def _of_workers(known: Recorded, after: Following, who: Identity) -> Recorded:
         known = replace(known, dones=(*known.dones, done)[-KEEP:])
     last = known.histories[-1] if known.histories else None
     if last is not None and local.start_ms and local.round == last.number and not last.start_ms:
-        last = replace(last, start_ms=local.start_ms)
+        nodes = None if local.cold is None else int(local.cold != "")
+        last = replace(
+            last, start_ms=local.start_ms, cold_nodes=nodes, cold_reason=local.cold or ""
+        )
         known = replace(known, histories=(*known.histories[:-1], last))
     return known
 
@@ -241,6 +244,7 @@ def _member(state: Following, who: Identity, session: str) -> Member | None:
         round=local.round,
         reason=local.leaving,
         start_ms=local.start_ms,
+        cold=local.cold,
         stopped=bool(local.leaving) and local.workers is Workers.NONE,
     )
 

@@ -23,12 +23,24 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
     running = [member for member in members if member is not None and _runs(member, history)]
     if len(running) < len(members):
         return history
+    if history.start_ms is None:
+        history = _with_cold(history, running)
     steps = [member.first_step_ms for member in running]
     return replace(
         history,
         start_ms=_first(history.start_ms, max(member.start_ms for member in running)),
         first_step_ms=_first(history.first_step_ms, max(steps) if all(steps) else None),
     )
+
+
+def _with_cold(history: History, running: list[Member]) -> History:
+    told = [member for member in running if member.cold is not None]
+    if not told:
+        return history
+    cold = [member for member in told if member.cold]
+    slowest = max(cold, key=lambda member: member.start_ms, default=None)
+    reason = slowest.cold if slowest is not None else None
+    return replace(history, cold_nodes=len(cold), cold_reason=reason or "")
 
 
 def _runs(member: Member, history: History) -> bool:

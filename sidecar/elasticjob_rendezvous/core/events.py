@@ -51,7 +51,7 @@ class Local:
         step: the last step that they told, told here now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
         busy_ms: see `records.Member`.
-        saves, passed, saved, completed: see `records.Member`.
+        saves, passed, saved, completed, cold: see `records.Member`.
     """
 
     ready: bool = False
@@ -71,6 +71,7 @@ class Local:
     passed: int = -1
     saved: bool = False
     completed: bool = False
+    cold: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

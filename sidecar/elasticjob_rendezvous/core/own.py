@@ -119,6 +119,7 @@ class Own:
             passed=local.passed,
             saved=local.saved,
             completed=local.completed,
+            cold=local.cold if local.workers is Workers.RUNNING else None,
         )
 
 

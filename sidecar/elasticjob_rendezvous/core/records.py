@@ -214,6 +214,8 @@ class Member:
         passed: the answer to `Round.save`: the last place that a worker here passed, or -1.
         saved: its workers came past the place that `Round.save` names.
         completed: one of them told of a checkpoint since then: that of the whole gang.
+        cold: for `running`: why they were not forked from a preloaded interpreter; empty where
+            they were, None where nobody wanted that or knows.
     """
 
     id: str
@@ -244,6 +246,7 @@ class Member:
     passed: int = -1
     saved: bool = False
     completed: bool = False
+    cold: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +384,8 @@ class History:
     join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
     first_step: to the first step of the slowest, where the workers report their steps;
     backoff: how long it was put off after a failure, which is part of none of them.
+    cold_nodes: on how many nodes workers were started cold; None where nobody says.
+    cold_reason: why, of that which took longest.
     """
 
     number: int
@@ -394,6 +399,8 @@ class History:
     confirm_ms: int | None = None
     first_step_ms: int | None = None
     backoff_ms: int | None = None
+    cold_nodes: int | None = None
+    cold_reason: str = ""
 
 
 class FailureClass(StrEnum):

@@ -225,6 +225,7 @@ def _told(one: History, other: History) -> History:
     def longest(a: int | None, b: int | None) -> int | None:
         return max((ms for ms in (a, b) if ms is not None), default=None)
 
+    cold = [found.cold_nodes for found in (one, other) if found.cold_nodes is not None]
     return replace(
         one,
         cause=max(one.cause, other.cause, key=_weight),
@@ -234,6 +235,8 @@ def _told(one: History, other: History) -> History:
         stop_ms=longest(one.stop_ms, other.stop_ms),
         join_ms=longest(one.join_ms, other.join_ms),
         start_ms=longest(one.start_ms, other.start_ms),
+        cold_nodes=None if not cold else sum(cold),  # each agent tells of its own node
+        cold_reason=one.cold_reason or other.cold_reason,
     )
 
 

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_agent.core.crew import UNSAID
+from elasticjob_agent.core.local import REASON_CHARACTERS
 from elasticjob_agent.core.model import Event, FromHands, Note, PortHeld, PrepareCrew, Tell, Timer
 from elasticjob_agent.core.step import PREPARE_SECONDS, wake_at
 from elasticjob_agent.hands import Hello, Prepared, Started
+from elasticjob_rendezvous.core.events import Local
 from tests.unit.agent.builders import FACTS, Driven, hello, run
 
 
@@ -96,3 +99,36 @@ def test_the_log_says_how_a_round_was_started(event: Started, words: str) -> Non
     driven.feed(run(1))
     driven.feed(FromHands(event))
     assert any(note.text.endswith(words) for note in driven.only(Note))
+
+
+@pytest.mark.parametrize(
+    ("event", "cold"),
+    [
+        (Started(1, {0: 1, 1: 2}, True), ""),
+        (Started(1, {0: 1, 1: 2}, False, "the command changed\nat once"), "the command changed"),
+        (Started(1, {0: 1, 1: 2}, False, "x" * 999), "x" * REASON_CHARACTERS),
+        (Started(1, {0: 1, 1: 2}), UNSAID),
+    ],
+    ids=["warm", "cold", "a long reason", "an older launcher"],
+)
+def test_the_rendezvous_is_told_how_a_round_was_started(event: Started, cold: str) -> None:
+    assert told_of(warming(), event).cold == cold
+
+
+def test_a_cold_start_is_no_news_where_warm_start_is_off() -> None:
+    assert told_of(Driven(), Started(1, {0: 1}, False, "warm start is off")).cold is None
+
+
+def test_who_took_workers_over_does_not_know_how_they_were_started() -> None:
+    driven = warming()
+    driven.feed(able(hello(running=2)))
+    driven.feed(PortHeld(4000))
+    assert driven.only(Tell)[-1].local.cold is None
+
+
+def told_of(driven: Driven, event: Started) -> Local:
+    driven.feed(hello())
+    driven.feed(PortHeld(4000))
+    driven.feed(run(1))
+    driven.feed(FromHands(event))
+    return driven.only(Tell)[-1].local

@@ -128,9 +128,10 @@ def test_rounds_with_causes_and_times() -> None:
             "joinMs": 0,
             "startMs": 20,
             "firstStepMs": 30,
+            "coldNodes": 1,
         }
     ]
-    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - - 0 - 20 30"
+    assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - - 0 - 20 30 1"
 
 
 def test_a_lost_node_has_neither_rank_nor_exit() -> None:

@@ -67,6 +67,9 @@ JOINED = RoundView(
 )
 
 
+SEEN_LOST = replace(JOINED, cause="loss")
+
+
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
     """What the operator writes of a job, from what it sees of it."""
     a_job = job(status=before, **{**JOB, **spec})
@@ -262,6 +265,26 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "fit, or let the template ask for less. Last interruption: job-4 left (it was told to end) "
         "at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 s, coming "
         "together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s after that.",
+    ),
+    "its workers started cold": (
+        observed(
+            *running(5),
+            view=final_round(
+                5, 3, rounds=(TRAINED, replace(SEEN_LOST, cold_nodes=5, cold_reason="a shell"))
+            ),
+        ),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 was lost at "
+        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (starting 40 ms). Workers started cold on "
+        "all 5 nodes: a shell.",
+    ),
+    "all of them warm": (
+        observed(
+            *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(SEEN_LOST, cold_nodes=0)))
+        ),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 was lost at "
+        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (starting 40 ms).",
     ),
     "whole again after a drain": (
         observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, DRAINED, JOINED))),

@@ -71,6 +71,11 @@ def test_a_recovery_is_told_with_its_whole_cost_once() -> None:
             "detect 5 ms, stop 120 ms, join 80 ms, confirm 45 ms, start 650 ms",
         )
     ]
+    cold = replace(runs, cold_nodes=1, cold_reason="the command changed")
+    (said,) = told(before, status_of(final_round(2, 3, rounds=(FIRST, cold)), before))
+    assert said[1].endswith(
+        "start 650 ms; workers started cold on 1 of 2 nodes: the command changed"
+    )
     stepped = replace(runs, first_step_ms=200)
     later = status_of(final_round(2, 3, rounds=(FIRST, stepped)), after)
     assert told(after, later) == []

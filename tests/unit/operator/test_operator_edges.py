@@ -160,6 +160,17 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="first_step"} 4.0' in text
 
 
+def test_starts_are_counted_warm_and_cold() -> None:
+    metrics = Metrics()
+    metrics.observe_round(RoundStatus(round=1, cause="start", nodes=3))
+    assert "elasticjob_node_starts_total{" not in metrics.text().decode(), "nobody said"
+    metrics.observe_round(RoundStatus(round=2, cause="loss", nodes=3, cold_nodes=1))
+    metrics.observe_round(RoundStatus(round=3, cause="join", nodes=4, cold_nodes=0))
+    text = metrics.text().decode()
+    assert 'elasticjob_node_starts_total{start="cold"} 1.0' in text
+    assert 'elasticjob_node_starts_total{start="warm"} 6.0' in text
+
+
 def test_what_a_status_counts_more_than_before_is_counted() -> None:
     metrics = Metrics()
     first = Status(restarts=1, interruptions=Interruptions(losses=1, joins=2))

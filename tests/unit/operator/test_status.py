@@ -55,7 +55,20 @@ def test_a_running_job_is_mirrored() -> None:
     rounds = (
         RoundView(1, "start", 2, join_ms=180),
         RoundView(
-            2, "loss", 2, 5, 10, 20, 25, 30, 35, ("job-10", "job-2"), "gone", final_at=ago(60)
+            2,
+            "loss",
+            2,
+            5,
+            10,
+            20,
+            25,
+            30,
+            35,
+            ("job-10", "job-2"),
+            "gone",
+            final_at=ago(60),
+            cold_nodes=1,
+            cold_reason="the command changed",
         ),
     )
     failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Traceback")
@@ -131,6 +144,8 @@ def test_a_running_job_is_mirrored() -> None:
                 "startMs": 30,
                 "recoveryMs": 90,
                 "firstStepMs": 35,
+                "coldNodes": 1,
+                "coldReason": "the command changed",
             },
         ],
         "explanation": list(explanation(described, pods)),

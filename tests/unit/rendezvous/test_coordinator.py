@@ -478,6 +478,28 @@ def test_the_start_is_noted_when_the_slowest_runs() -> None:
     assert job.read(History, KEYS.history(1)).start_ms == 300
 
 
+def test_who_started_cold_is_noted_with_the_start_in_one_write() -> None:
+    job = Job("a", "b", "c", expected=3).sealed("a", "b", "c")
+    job.put(KEYS.history(1), History(1, job.current().cause, 3))
+    for member in "bc":
+        job.change(member, state=WAITING, round=0)
+    job.change("a", start_ms=300, cold="a shell").idle()
+    job.change("b", state=RUNNING, round=1, start_ms=900, cold="the command changed").idle()
+    job.change("c", state=RUNNING, round=1, start_ms=2000, cold="").act()
+    history = job.read(History, KEYS.history(1))
+    assert (history.start_ms, history.cold_nodes) == (2000, 2)
+    assert history.cold_reason == "the command changed", "of the slowest that started cold"
+    job.change("c", cold="started again").idle()
+
+
+@pytest.mark.parametrize(("cold", "known"), [("", 0), (None, None)], ids=["warm", "nobody says"])
+def test_nobody_started_cold(cold: str | None, known: int | None) -> None:
+    job = started().change("a", start_ms=300, cold=cold).change("b", start_ms=200, cold=cold)
+    job.act()
+    history = job.read(History, KEYS.history(1))
+    assert (history.cold_nodes, history.cold_reason) == (known, "")
+
+
 def test_the_first_step_is_noted_when_the_slowest_has_made_it() -> None:
     job = started().change("a", start_ms=300).change("b", start_ms=200)
     job.act()

@@ -72,6 +72,9 @@ def test_the_record_says_who_and_where() -> None:
     assert (said.agent_port, said.launcher_port, said.master_port) == (7000, 7001, 20000)
     assert (said.round, said.lease, said.known, said.start_ms) == (3, 9, 4, 250)
     assert said.sizes == ""
+    assert Job("a").own("a", local=busy(3, cold="a shell")).record().cold == "a shell"
+    stopping = busy(3, workers=Workers.STOPPING, cold="a shell")
+    assert Job("a").own("a", local=stopping).record().cold is None
     assert Job("a").own("a", bounds=Bounds(1, 4, 3)).record().sizes == "1:4:3"
 
 

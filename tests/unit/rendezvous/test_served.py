@@ -154,6 +154,17 @@ class TestMerged:
         assert found.round is not None
         assert found.round.cause.kind is CauseKind.FAILURE
 
+    def test_each_agent_tells_how_its_own_workers_started(self):
+        def told(member: str, cold: int | None, reason: str = "") -> Served:
+            history = History(
+                3, Cause(CauseKind.START), 3, start_ms=9, cold_nodes=cold, cold_reason=reason
+            )
+            return answer(member, final(3), (KEYS.history(3), history))
+
+        found = together(told("a", 0), told("b", 1, "a shell"), told("c", None)).histories[3]
+        assert (found.cold_nodes, found.cold_reason) == (1, "a shell")
+        assert together(told("a", None), told("b", None)).histories[3].cold_nodes is None
+
     def test_a_failure_is_the_jobs_end_whatever_the_others_saw(self):
         def closed(number: int, kind: OutcomeKind) -> tuple[str, Round]:
             return final(number, state=RoundState.CLOSED, outcome=Outcome(kind, str(kind)))
