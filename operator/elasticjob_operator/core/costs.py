@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from elasticjob_operator.core.rendezvous_view import RoundView
 from elasticjob_operator.model.status import RoundStatus
+from elasticjob_rendezvous.core.records import CauseKind
 
+WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
+"""There was nothing to recover from: until the decision, training just went on."""
 RECOVERY = ("detect", "stop", "backoff", "join", "confirm", "start")
 """From the first symptom until all workers run again."""
 
@@ -27,8 +30,13 @@ def recovery_ms(found: RoundStatus) -> int | None:
     """What is known of the time until all workers ran; None before they do."""
     if found.start_ms is None:
         return None
-    known = parts_ms(found)
-    return sum(known.get(part, 0) for part in RECOVERY)
+    return sum(recovery_parts_ms(found).values())
+
+
+def recovery_parts_ms(found: RoundStatus) -> dict[str, int]:
+    """What the recovery consists of; of a round that was wished for, the pause."""
+    none = "detect" if found.cause in WISHED else ""
+    return {p: ms for p, ms in parts_ms(found).items() if p in RECOVERY and p != none}
 
 
 def lasted_ms(found: RoundStatus | RoundView) -> int:

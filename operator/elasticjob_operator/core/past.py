@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticjob_operator.core.costs import cold_text, parts_ms, recovery_ms, seconds_text
+from elasticjob_operator.core.costs import (
+    WISHED,
+    cold_text,
+    recovery_ms,
+    recovery_parts_ms,
+    seconds_text,
+)
 from elasticjob_operator.core.evidence import began_at
 from elasticjob_operator.core.words import (
     CLASSES,
@@ -22,8 +28,6 @@ from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
-_WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
-"""There was nothing to recover from."""
 _VERBS = {
     "detect": "noticing",
     "stop": "stopping",
@@ -55,7 +59,7 @@ def _told(begin: str, found: RoundStatus) -> Iterator[str]:
         yield text
         return
     parts = _parts(found)
-    lasted = "with a pause of" if found.cause in _WISHED else "recovered in"
+    lasted = "with a pause of" if found.cause in WISHED else "recovered in"
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
     if found.first_step_ms is not None:
         yield f"The first step came {seconds_text(found.first_step_ms)} after that"
@@ -65,7 +69,7 @@ def _told(begin: str, found: RoundStatus) -> Iterator[str]:
 
 def _parts(found: RoundStatus) -> str:
     """What took a time that can be felt, or at least be measured."""
-    known = parts_ms(found)
+    known = recovery_parts_ms(found)
     return ", ".join(
         f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
     )

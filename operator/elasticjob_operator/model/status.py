@@ -134,7 +134,8 @@ class RoundStatus(StatusModel):
     start_ms: int | None = None
     """Milliseconds until all workers had started."""
     recovery_ms: int | None = None
-    """The sum of these: milliseconds from the first symptom until all workers had started."""
+    """The sum of these: milliseconds from the first symptom until all workers had started. Of a
+    join and a scale-down without detectMs: until then nothing was interrupted."""
     first_step_ms: int | None = None
     """Milliseconds from there until all workers had reported a step; absent if they do not."""
     cold_nodes: int | None = None

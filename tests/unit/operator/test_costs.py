@@ -35,6 +35,13 @@ def test_an_older_agents_round_counts_what_it_says() -> None:
     assert recovery_ms(WHOLE.model_copy(update={"confirm_ms": None})) == 435
 
 
+@pytest.mark.parametrize("cause", ["join", "scaleDown"])
+def test_until_a_wished_round_is_decided_training_goes_on(cause: str) -> None:
+    waited = WHOLE.model_copy(update={"cause": cause, "detect_ms": 11_463})
+    assert recovery_ms(waited) == 460
+    assert costs_text(waited).startswith("detect 11463 ms, stop 10 ms"), "it is told all the same"
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [

@@ -301,6 +301,14 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC on "
         "2026-01-31, with a pause of 40 ms (starting 40 ms).",
     ),
+    "grown after a newcomer waited for a checkpoint": (
+        observed(
+            *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(JOINED, detect_ms=30_000)))
+        ),
+        {},
+        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:58:30 UTC on "
+        "2026-01-31, with a pause of 40 ms (starting 40 ms).",
+    ),
     "its workers start": (
         observed(
             *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(JOINED, start_ms=None)))
