@@ -76,7 +76,7 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
-.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead soak
+.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead bench-pods soak
 bench: bench-rendezvous bench-recovery bench-crowd bench-overhead bench-interop ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
@@ -88,5 +88,7 @@ bench-overhead: etcd ## training steps with and without the sidecar: build/bench
 	$(PY) -m bench.overhead
 bench-interop: etcd ## torchrun and our nodes in one gang, through twenty changes each: build/bench/interop.json
 	$(PY) -m bench.interop
+bench-pods: install ## faults to a gang in pods, on the cluster of `make cluster`: build/bench/pods.json
+	$(PY) -m bench.pods
 soak: install ## one training run through 200 random faults: build/bench/soak.json
 	$(PY) -m bench.soak

@@ -10,19 +10,28 @@ from pathlib import Path
 from bench import etcd_proc
 from bench.settings import OUR_ETCD_VERSION, PEERS_ETCD_VERSION, etcd_binary
 
+Facts = dict[str, str | int | float]
 
-def machine_facts() -> dict[str, str | int | float]:
+
+def machine_facts() -> Facts:
     """Processor, memory and the versions of what took part."""
+    return {
+        **hardware(),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "etcd_ours": etcd_proc.version(etcd_binary(OUR_ETCD_VERSION)),
+        "etcd_peers": etcd_proc.version(etcd_binary(PEERS_ETCD_VERSION)),
+    }
+
+
+def hardware() -> Facts:
+    """Processor, memory, kernel, and what else the machine does."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": _processor(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average_1m": round(os.getloadavg()[0], 2),
         "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "etcd_ours": etcd_proc.version(etcd_binary(OUR_ETCD_VERSION)),
-        "etcd_peers": etcd_proc.version(etcd_binary(PEERS_ETCD_VERSION)),
     }
 
 

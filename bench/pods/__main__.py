@@ -1,0 +1,116 @@
+"""`python -m bench.pods`: how long a gang of pods is away after a fault, on a real cluster.
+
+ElasticJob is installed on the cluster of `make cluster` with this checkout's images and chart, and
+a gang of four small pods is put through faults, again and again: a worker killed, a pod deleted as
+a drain does it, agent and trainer of a pod killed, a node joined. Each recovery is from the fault
+to the moment when every worker has done its first all-reduce, by the workers' own clocks; where it
+went is what the job's status says. What Kubernetes needs for a new pod is shown apart, and beside
+it what it needs for a pod that is not ours. Numbers go to build/bench/pods.json. Ten runs take
+about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.machine import hardware
+from bench.pods.api import Lives, api
+from bench.pods.gang import NAMESPACE, Gang, manifests
+from bench.pods.hands import Hands
+from bench.pods.runs import Fault, Runs
+from bench.settings import OUTPUT
+from tests.cluster import images, lifecycle
+from tests.cluster.cluster import Cluster
+from tests.e2e.console import Console
+from tests.e2e.installation import Installation
+
+
+@contextmanager
+def installed(cluster: Cluster) -> Iterator[Console]:
+    """ElasticJob on the cluster, and a namespace; an earlier one is taken away first."""
+    images.build(lifecycle.builder_engine(cluster))
+    images.load(cluster)
+    console = Console(
+        (str(cluster.kubectl_program), "--context", cluster.context),
+        (str(cluster.helm_program), "--kube-context", cluster.context),
+        cluster.environment(),
+    )
+    installation = Installation(console)
+    if installation.installed:
+        installation.uninstall()
+    gone = ("delete", "namespace", NAMESPACE, "--ignore-not-found")
+    console.kubectl(*gone, seconds=180)
+    installation.install()
+    try:
+        console.kubectl("create", "namespace", NAMESPACE)
+        yield console
+    finally:
+        console.kubectl(*gone, seconds=180)
+        installation.uninstall()
+
+
+def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> Runs:
+    """Every run of every fault."""
+    runs = Runs(options.gang)
+    bundle = {"apiVersion": "v1", "kind": "List", "items": manifests(options.gang, options.warm)}
+    with api(console) as opened:
+        lives = Lives(opened, NAMESPACE)
+        lives.begin()
+        gang, hands = Gang(opened, lives, options.warm), Hands(opened, cluster)
+        console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
+        gang.calm(options.gang)
+        for turn in range(options.repeat):
+            for fault in Fault:
+                if str(fault) in options.faults:
+                    runs.run(gang, hands, fault, turn)
+    return runs
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.pods",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    faults = [str(fault) for fault in Fault]
+    parser.add_argument("--faults", nargs="+", choices=faults, default=faults)
+    parser.add_argument("--gang", type=int, default=4, metavar="N", help="pods (4)")
+    parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--cold", dest="warm", action="store_false", help="without warm start")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 where the gang did not recover from some fault, 2 without a cluster."""
+    options = parse(arguments)
+    cluster = lifecycle.found(patience_seconds=10)
+    if cluster is None:
+        print("no cluster is running: make cluster")
+        return 2
+    options.output.mkdir(parents=True, exist_ok=True)
+    facts = hardware()
+    with installed(cluster) as console:
+        runs = measure(cluster, console, options)
+    name = "pods.json" if options.warm else "pods-cold.json"
+    content = {
+        "benchmark": "pods",
+        "machine": facts,
+        "nodes": len(cluster.nodes),
+        "gang": options.gang,
+        "mode": "warm" if options.warm else "cold",
+        "results": runs.to_json(),
+    }
+    (options.output / name).write_text(json.dumps(content, indent=2) + "\n")
+    print(runs.table())
+    print(f"written: {options.output / name}")
+    return int(bool(runs.errors()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
