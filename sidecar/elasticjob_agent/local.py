@@ -113,6 +113,7 @@ class LocalHands:
     async def _launcher(self, theirs: socket.socket) -> Launched:
         environ = {
             **settings.worker_environment(os.environ),
+            **{name: os.environ[name] for name in settings.STANDBY_LIMITS if name in os.environ},
             settings.AGENT_FD: str(theirs.fileno()),
             settings.LIFELINE_PID: str(os.getpid()),
             settings.PROBE_PORT: "off",

@@ -218,3 +218,50 @@ def test_a_round_is_stopped_while_its_standby_still_loads(tmp_path: Path, instal
         await hands.stopped()
 
     warm(tmp_path / "logs", scenario)
+
+
+LIMITS = {
+    "time": (
+        "ELASTICJOB_STANDBY_SECONDS",
+        "1",
+        "if 'ELASTICJOB_ROUND' not in dict(os.environ): time.sleep(100)\n",
+        "preloading took longer than 1 s, importing greedy_pkg",
+    ),
+    "memory": (
+        "ELASTICJOB_STANDBY_MIB",
+        "200",
+        "if 'ELASTICJOB_ROUND' not in dict(os.environ): held = b'1' * (1 << 28); time.sleep(99)\n",
+        "the standby grew over 200 MiB, importing greedy_pkg",
+    ),
+    "memory, once all is imported": (
+        "ELASTICJOB_STANDBY_MIB",
+        "1",
+        "",
+        "the standby grew over 1 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_standby_that_takes_too_much_is_ended_and_workers_start_cold(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    variable, limit, source, reason = LIMITS[name]
+    monkeypatch.setenv(variable, limit)
+    (installed / "greedy_pkg.py").write_text(
+        f"import os, time, pathlib\nvalue = 'well'\n"
+        f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n{source}"
+    )
+    path = script(tmp_path / "code", "import greedy_pkg; print(greedy_pkg.value)\n")
+
+    async def scenario(hands: Warm) -> None:
+        prepared = await hands.prepare(sys.executable, path)
+        assert (prepared.ready, prepared.reason.startswith(reason)) == (False, True), prepared
+        standbys = [file.name for file in tmp_path.iterdir() if file.name.isdigit()]
+        await soon(lambda: not any(Path("/proc", pid).exists() for pid in standbys))
+        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert (started.warm, started.cold_reason) == (False, prepared.reason)
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "well\n"

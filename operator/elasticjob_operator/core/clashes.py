@@ -12,6 +12,8 @@ from elasticjob_operator.core.refused import TemplateRefused
 from elasticjob_operator.model.problems import Location
 
 OWN_VARIABLES = "ELASTICJOB_"
+USERS_VARIABLES = frozenset({"ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"})
+"""Those that are the user's to set."""
 _EVERY_POD = {
     "hostname": "must be absent: every pod is named after its index",
     "subdomain": "must be absent: it is the job's Service",
@@ -48,7 +50,8 @@ def _check_trainer(trainer: Json, location: Location) -> None:
         if trainer.get(name):
             raise TemplateRefused.at((*location, name), message)
     for index, variable in enumerate(mappings(trainer, "env", location)):
-        if str(variable.get("name")).startswith(OWN_VARIABLES):
+        name = str(variable.get("name"))
+        if name.startswith(OWN_VARIABLES) and name not in USERS_VARIABLES:
             raise TemplateRefused.at(
                 (*location, "env", index, "name"),
                 f"must not begin with {OWN_VARIABLES}: these variables are set for the launcher",

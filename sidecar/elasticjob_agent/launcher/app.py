@@ -73,7 +73,12 @@ class Launcher:
 
     def _new_standby(self) -> Standby:
         return Standby(
-            self._loop, self._output, self._env, self._settings.keep_fds, self._standby_settled
+            self._loop,
+            self._output,
+            self._env,
+            self._settings.keep_fds,
+            self._settings.standby,
+            self._standby_settled,
         )
 
     def _new_stores(self, standby: Standby | None) -> Stores | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from typing import Any
 
 _CUDA = "libcuda.so"
 _CUDA_NOT_INITIALIZED = 3
+_BUILT_FOR = ("_cuda_isInBadFork", "_xpu_isInBadFork")
+_BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
 
 
 def threads() -> int:
@@ -27,12 +30,37 @@ def unfit_for_fork() -> str:
 
 def bad_fork() -> str:
     """In a fork: what torch says about the process that it came from."""
-    native = getattr(sys.modules.get("torch"), "_C", None)
-    for name in ("_cuda_isInBadFork", "_xpu_isInBadFork", "_mtia_isInBadFork"):
-        asked = getattr(native, name, None)
+    for name in _BAD_FORK:
+        asked = _of_torch(name)
         if asked is not None and asked():
-            return f"torch says that its accelerator cannot be used in this fork ({name})"
+            return f"torch says that its accelerator cannot be used in a fork of it ({name})"
     return ""
+
+
+def poisoned() -> str:
+    """What `bad_fork` would say in a worker, of a torch that was built for CUDA or XPU.
+
+    There it is enough to have counted devices, even where there is none. Only a fork can ask,
+    so one is made for a moment.
+    """
+    if not any(_of_torch(name) for name in _BUILT_FOR):
+        return ""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(tell, bad_fork().encode())
+        os._exit(0)
+    os.close(tell)
+    try:
+        return os.read(told, 512).decode()
+    finally:
+        os.close(told)
+        os.waitpid(pid, 0)
+
+
+def _of_torch(name: str) -> Any:
+    """A function of torch's own, if it was imported and has it."""
+    return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
 
 
 def _cuda_initialized() -> bool:

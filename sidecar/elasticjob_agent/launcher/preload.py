@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .fitness import threads, unfit_for_fork
+from .fitness import poisoned, threads, unfit_for_fork
 from .imports import Wanted
 from .ranks import is_rank
 
@@ -41,6 +41,7 @@ class Guard:
         self._places = _installed_places()
         self.refusals: dict[str, str] = {}
         self._item = ""
+        self._spoilt = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,6 +60,7 @@ class Guard:
         """Import it, or note why not. What cannot be found is the program's own business."""
         self._item = wanted.module
         before = threads()
+        fit = before == 1 and not self._spoilt  # else another one is to blame
         try:
             # As the statement does, which also imports those names that are modules.
             __import__(wanted.module, None, None, wanted.names or ("__name__",))
@@ -70,10 +72,11 @@ class Guard:
             self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
         if threads() > before:
             self._refuse("it starts threads")
-        elif wanted.module not in self.refusals:
-            trouble = unfit_for_fork()
+        elif fit and wanted.module not in self.refusals:
+            trouble = unfit_for_fork() or poisoned()
             if trouble:
                 self._refuse(trouble)
+                self._spoilt = True
 
     def lets_in(self, name: str) -> bool:
         """Whether the package that this module is in is an installed one."""

@@ -17,6 +17,8 @@ AGENT_FD = "ELASTICJOB_AGENT_FD"
 LIFELINE_PID = "ELASTICJOB_LIFELINE_PID"
 KEEP_FDS = "ELASTICJOB_KEEP_FDS"
 TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
+STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
+STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
 
 OWN_VARIABLES = (
     SOCKET,
@@ -28,7 +30,10 @@ OWN_VARIABLES = (
     LIFELINE_PID,
     KEEP_FDS,
     TERMINATION_LOG,
+    STANDBY_SECONDS,
+    STANDBY_MIB,
 )
+STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
 LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 # sun_path holds 108 bytes, one of them the closing zero.
@@ -38,6 +43,13 @@ USAGE = "usage: python3 launcher.pyz -- COMMAND [ARGUMENT ...]"
 
 class SettingsError(Exception):
     """The launcher cannot start as it was called; the text says what to change."""
+
+
+class Limits(NamedTuple):
+    """What the standby may take: time to import everything, and resident memory."""
+
+    seconds: float = 60.0
+    most_bytes: int = 4 << 30
 
 
 class Settings(NamedTuple):
@@ -59,6 +71,7 @@ class Settings(NamedTuple):
     termination_log: str
     keep_fds: tuple[int, ...] = ()
     library: str = ""
+    standby: Limits = Limits()
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -76,6 +89,10 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
         lifeline_pid=_whole(environ, LIFELINE_PID, 0),
         termination_log=environ.get(TERMINATION_LOG, "/dev/termination-log"),
         keep_fds=_descriptors(environ, KEEP_FDS),
+        standby=Limits(
+            _seconds(environ, STANDBY_SECONDS, Limits().seconds),
+            _whole(environ, STANDBY_MIB, Limits().most_bytes >> 20) << 20,
+        ),
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)

@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .allowance import Allowance
 from .command import Cold, Program, program
 from .learned import Learned
 from .loop import Loop, Timer
 from .output import Output
 from .ranks import shared
+from .settings import Limits
 from .shown import ROOM, ROOM_VALUE
 from .spawn import LaunchError, spawn
 from .stream import WorkerStream
@@ -31,13 +33,10 @@ from .stream import WorkerStream
 if TYPE_CHECKING:
     from .requests import Prepare
 
-PRELOAD_SECONDS = 60.0
 START_WAIT_SECONDS = 20.0
-LEARN_SECONDS = 60.0
 FORK_SECONDS = 5.0
 # After a start: when workers have loaded what they load at first, and what they load later.
 LEARN_AFTER_SECONDS = (3.0, 10.0, 60.0)
-MOST_BYTES = 4 * 1024**3
 MOST_STARTS = 4
 SETTLED_SECONDS = 60.0
 PACKET_BYTES = 1 << 20
@@ -108,6 +107,7 @@ class Standby:
         output: Output,
         base_env: Mapping[str, str],
         keep_fds: Sequence[int],
+        limits: Limits,
         on_settled: Callable[[bool, str], None],
     ) -> None:
         self._loop = loop
@@ -121,7 +121,7 @@ class Standby:
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._stream: WorkerStream | None = None
-        self._timer: Timer | None = None
+        self._allowance = Allowance(loop, limits)
         self._learn_timer: Timer | None = None
         self._starts = 0
         self._began = 0.0
@@ -275,7 +275,7 @@ class Standby:
         self._loop.watch(ours.fileno(), self._hear)
         self._state = StandbyState.LOADING
         self._reason = "the standby is still preloading"
-        self._deadline(PRELOAD_SECONDS, "preloading")
+        self._allowance.begin(self._process.pid, "preloading", self._give_up)
         self._send(
             {
                 "do": "preload",
@@ -309,11 +309,14 @@ class Standby:
         if kind == "unfit":
             self._unfit(message["refused"], message["reason"])
             return
+        if kind == "importing":
+            self._allowance.imports(message["module"])
+            return
         if kind == "learned":
             self._memory.learn(message["names"])
-        self._cancel_deadline()
-        if self._resident_bytes() > MOST_BYTES:
-            self._give_up(f"the standby grew over {MOST_BYTES >> 30} GiB")
+        self._allowance.end()
+        if excess := self._allowance.too_large():
+            self._give_up(excess)
             return
         first = self._state == StandbyState.LOADING
         self._state, self._reason = StandbyState.READY, ""
@@ -354,7 +357,7 @@ class Standby:
 
     def _end(self) -> None:
         """Kill it; the launcher reaps it."""
-        self._cancel_deadline()
+        self._allowance.end()
         if self._learn_timer is not None:
             self._learn_timer.cancel()
         if self._sock is not None:
@@ -384,7 +387,8 @@ class Standby:
     def _learn(self, turn: int) -> None:
         if self._state == StandbyState.READY:
             self._state, self._reason = StandbyState.LEARNING, "the standby is loading more"
-            self._deadline(LEARN_SECONDS, "loading more")
+            assert self._process is not None
+            self._allowance.begin(self._process.pid, "loading more", self._give_up)
             self._send({"do": "learn", "workers": self._workers})
         self._learn_later(turn + 1)
 
@@ -430,17 +434,6 @@ class Standby:
         if waiting is not None:
             waiting()
 
-    def _deadline(self, seconds: float, doing: str) -> None:
-        self._cancel_deadline()
-        self._timer = self._loop.call_later(
-            seconds, lambda: self._give_up(f"{doing} took longer than {seconds:g} s")
-        )
-
-    def _cancel_deadline(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _key(self) -> str:
         wanted = self._program
         assert wanted is not None
@@ -449,15 +442,6 @@ class Standby:
     def _said(self) -> str:
         tail = self._stream.tail.strip() if self._stream is not None else ""
         return tail.rpartition("\n")[2]
-
-    def _resident_bytes(self) -> int:
-        if self._process is None:
-            return 0
-        try:
-            fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
-        except OSError:
-            return 0
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _born(fd: int, deadline: float) -> Forked | str:

@@ -124,6 +124,7 @@ class Standby:
                     break
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
+                    self._send({"is": "importing", "module": each.module})
                     guard.load(each)
         sys.stdout.flush()
         sys.stderr.flush()

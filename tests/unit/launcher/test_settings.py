@@ -6,6 +6,7 @@ import pytest
 
 from elasticjob_agent.launcher.settings import (
     OWN_VARIABLES,
+    Limits,
     SettingsError,
     check_socket_path,
     read_settings,
@@ -23,6 +24,7 @@ def test_defaults() -> None:
         10,
     )
     assert settings.agent_fd is None
+    assert settings.standby == Limits(seconds=60, most_bytes=4 * 1024**3)
 
 
 def test_a_launcher_below_an_agent_needs_no_command() -> None:
@@ -46,6 +48,8 @@ def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]
         ("ELASTICJOB_ORPHAN_SECONDS", "nan"),
         ("ELASTICJOB_STOP_GRACE_SECONDS", "-1"),
         ("ELASTICJOB_LIFELINE_PID", "-5"),
+        ("ELASTICJOB_STANDBY_SECONDS", "1m"),
+        ("ELASTICJOB_STANDBY_MIB", "4Gi"),
         ("ELASTICJOB_AGENT_FD", "x"),
         ("ELASTICJOB_SOCKET", "/" + "x" * 107),
     ],

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticjob_agent.backends import job_handler
-from elasticjob_agent.launcher.settings import OWN_VARIABLES, read_settings
+from elasticjob_agent.launcher.settings import OWN_VARIABLES, SettingsError, read_settings
 from elasticjob_agent.settings import (
     AgentSettings,
     EtcdAccess,
@@ -16,6 +18,7 @@ from elasticjob_agent.settings import (
 )
 from elasticjob_operator.core import names, pod
 from elasticjob_operator.core.access import Access, data_of
+from elasticjob_operator.core.clashes import USERS_VARIABLES, check
 from elasticjob_operator.core.pod import PodSettings
 from elasticjob_rendezvous.etcd.endpoints import Tls
 from tests.unit.operator.builders import job
@@ -91,6 +94,13 @@ def test_the_agent_of_another_backend_is_told_where_and_within_which_bounds(tmp_
     assert not found.hosts_store, "the pod with index 0 does, and this is another"
     assert job_handler(found) is not None
     assert str(found.logs.max_bytes) == variables["ELASTICJOB_MAX_LOG_BYTES"]
+
+
+@pytest.mark.parametrize("name", sorted(USERS_VARIABLES))
+def test_what_users_may_set_of_the_launchers_is_read_by_it(name: str) -> None:
+    check({"containers": [{"name": "t", "env": [{"name": name, "value": "7"}]}]}, "t")
+    with pytest.raises(SettingsError, match=name):
+        read_settings(["--", "train"], {name: "no such value"})
 
 
 def test_the_launcher_reads_all_that_it_is_told() -> None:

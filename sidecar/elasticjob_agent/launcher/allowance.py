@@ -1,0 +1,72 @@
+"""What the standby may take while it imports: so much time, so much memory.
+
+It runs what packages do when they are imported, so nothing says how long that takes or how large it
+grows. The launcher looks from outside, a few times a second while it imports and never else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .loop import Loop, Timer
+from .settings import Limits
+
+LOOK_SECONDS = 0.25
+
+
+class Allowance:
+    """One process's, from `begin` to `end`."""
+
+    def __init__(self, loop: Loop, limits: Limits) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._timer: Timer | None = None
+        self._pid = 0
+        self._module = ""
+
+    def begin(self, pid: int, doing: str, exceeded: Callable[[str], None]) -> None:
+        """Call back once with the reason, if it takes more while it is `doing` that."""
+        self.end()
+        self._pid, self._module = pid, ""
+        until = time.monotonic() + self._limits.seconds
+
+        def look() -> None:
+            left = until - time.monotonic()
+            reason = self.too_large()
+            if not reason and left <= 0:
+                reason = f"{doing} took longer than {self._limits.seconds:g} s{self._where()}"
+            if reason:
+                exceeded(reason)
+            else:
+                self._timer = self._loop.call_later(min(LOOK_SECONDS, left), look)
+
+        look()
+
+    def imports(self, module: str) -> None:
+        """It has come to this module, and is to blame on it what it takes."""
+        self._module = module
+
+    def too_large(self) -> str:
+        """Why it is not to be kept; empty while it is small enough."""
+        if _resident_bytes(self._pid) <= self._limits.most_bytes:
+            return ""
+        return f"the standby grew over {self._limits.most_bytes >> 20} MiB{self._where()}"
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _where(self) -> str:
+        return f", importing {self._module}" if self._module else ""
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0

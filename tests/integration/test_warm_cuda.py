@@ -1,0 +1,142 @@
+"""A standby is never forked once CUDA was started in it; what started it is left to the workers.
+
+Without a GPU: the driver is a stand-in that answers as NVIDIA's does, and torch one that keeps to
+torch's rule, that a process which counted devices has no children that may use them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fake_driver import write_driver
+from tests.integration.launcher_rig import mark
+from tests.integration.warm_rig import Warm, said, script, warm
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+# As a worker that is started cold: the standby has no round.
+IN_STANDBY = "import os\nif 'ELASTICJOB_ROUND' not in dict(os.environ):\n"
+TORCH = """
+import os
+counted = bad = False
+def in_child():
+    global bad
+    bad = counted
+os.register_at_fork(after_in_child=in_child)
+class _C:
+    _cuda_isInBadFork = staticmethod(lambda: bad)
+class cuda:
+    @staticmethod
+    def is_available():
+        global counted
+        counted = True
+        return False
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, one of them harmless."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "plain_pkg.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
+
+
+def outcome(folder: Path, imports: str) -> str:
+    """What a warm worker of this program says was there before it."""
+    source = (
+        f"import sys; there = sorted(n for n in sys.modules if n in {imports.split(', ')})\n"
+        f"import {imports}\nprint(*there)\n"
+    )
+    path = script(folder / "code", source)
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        assert hands.prepared.ready, hands.prepared.reason
+        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert started.warm, started.cold_reason
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(folder / "logs", scenario)
+    return said(folder / "logs", 1).strip()
+
+
+def test_a_driver_that_is_only_loaded_may_be_forked(tmp_path: Path, installed: Path) -> None:
+    driver = write_driver(tmp_path / "libcuda.so.1")
+    (installed / "gpu_pkg.py").write_text(f"import ctypes\ndriver = ctypes.CDLL({str(driver)!r})\n")
+    assert outcome(tmp_path, "gpu_pkg, plain_pkg") == "gpu_pkg plain_pkg"
+
+
+def test_who_starts_cuda_when_it_is_imported_is_left_to_the_workers(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    driver = write_driver(tmp_path / "libcuda.so.1")
+    (installed / "gpu_pkg.py").write_text(
+        f"import ctypes\ndriver = ctypes.CDLL({str(driver)!r})\ndriver.cuInit(0)\n"
+    )
+    assert outcome(tmp_path, "gpu_pkg, plain_pkg") == "plain_pkg", "what follows is not to blame"
+    told = capfd.readouterr().err
+    assert "not preloaded: gpu_pkg: it initialised CUDA, which does not work in a fork" in told
+    assert "plain_pkg" not in told
+
+
+def test_a_driver_that_cannot_be_asked_counts_as_started(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "libcuda.so.1").write_bytes(bytes(4096))
+    (installed / "gpu_pkg.py").write_text(
+        f"import mmap\nfile = open({str(tmp_path / 'libcuda.so.1')!r}, 'rb')\n"
+        "held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+    )
+    assert outcome(tmp_path, "gpu_pkg") == ""
+    assert "not preloaded: gpu_pkg: it initialised CUDA" in capfd.readouterr().err
+
+
+def test_threads_are_not_blamed_on_what_is_imported_after_them(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "busy_pkg.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
+    )
+    assert outcome(tmp_path, "busy_pkg, plain_pkg") == "plain_pkg"
+
+
+def test_who_counts_devices_when_it_is_imported_is_left_to_the_workers(
+    tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (installed / "torch.py").write_text(TORCH)
+    (installed / "gpu_pkg.py").write_text("import torch\nDEVICE = torch.cuda.is_available()\n")
+    assert outcome(tmp_path, "torch, gpu_pkg, plain_pkg") == "plain_pkg torch"
+    assert "not preloaded: gpu_pkg: torch says that its accelerator" in capfd.readouterr().err
+
+
+def test_a_device_that_was_counted_after_all_makes_a_cold_start(
+    tmp_path: Path, installed: Path
+) -> None:
+    """The worker asks once more: what nobody saw while it was imported is seen in the fork."""
+    (installed / "torch.py").write_text(f"{TORCH}\nclass _C: pass\n")
+    (installed / "late_pkg.py").write_text(
+        f"import os, torch\n{IN_STANDBY}    torch.cuda.is_available()\n"
+        "    os.register_at_fork(after_in_child=lambda: setattr(\n"
+        "        torch._C, '_cuda_isInBadFork', staticmethod(lambda: torch.bad)))\n"
+    )
+    path = script(tmp_path / "code", "import torch, late_pkg\nprint(torch.counted)\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        assert hands.prepared.ready, hands.prepared.reason
+        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert not started.warm
+        assert started.cold_reason.startswith("torch says that its accelerator cannot be used")
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "False\n"
