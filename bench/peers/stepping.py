@@ -7,6 +7,7 @@ ends with an error where two disagree. Its one argument is a folder that all nod
     step-<pid>                 the last step that it has taken
     checkpoint                 the step, saved by rank 0
     finish                     once that is there, all end with success
+    ended-<token>-<rank>       the worker's last collective is over
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 PAUSE_SECONDS = 0.05
 STEPS_PER_CHECKPOINT = 4
 COLLECTIVE_SECONDS = 60
-LINGER_SECONDS = 1.0
-"""Who leaves at once may break another's last all-reduce, which its agent takes for a failure."""
+LAST_SECONDS = 60.0
 
 
 def written(path: Path, text: str) -> None:
@@ -71,6 +71,20 @@ def loaded(checkpoint: Path) -> int:
     return int(step)
 
 
+def end_together(folder: Path, token: str) -> None:
+    """Wait until all have come out of the last collective.
+
+    Who ends sooner may break it for another, whose agent takes that for a failure and begins
+    anew; torch's agents whose workers are done do not.
+    """
+    written(folder / f"ended-{token}-{dist.get_rank()}", "")
+    deadline = time.monotonic() + LAST_SECONDS
+    while len(list(folder.glob(f"ended-{token}-*"))) < dist.get_world_size():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"others did not end within {LAST_SECONDS:g} s")
+        time.sleep(PAUSE_SECONDS)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -96,7 +110,7 @@ def main() -> None:
         if int(ending):
             break
         time.sleep(PAUSE_SECONDS)
-    time.sleep(LINGER_SECONDS)
+    end_together(folder, mine["token"])
     dist.destroy_process_group()
 
 

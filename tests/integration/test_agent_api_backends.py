@@ -267,6 +267,49 @@ def test_torchruns_agents_agree_on_ranks_and_on_the_end(nodes: Nodes, tmp_path: 
     assert "Error waiting on exit barrier" not in nodes.output()
 
 
+FAILS_LAST = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+folder, first = Path(sys.argv[2]), not Path(sys.argv[2], "failed").exists()
+os.environ["ELASTICJOB_ROUND"] = str(int(sys.argv[3]) + (not first))
+from tests.integration.agent_api_functions import waits
+waits(str(folder))
+if first:
+    deadline = time.monotonic() + 60
+    while "; waiting up to" not in (folder / "log-0").read_text():
+        assert time.monotonic() < deadline, "ours is not done"
+        time.sleep(0.05)
+    (folder / "failed").touch()
+    (folder / "finish").unlink()
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("nodes", ["etcd", "etcd-v2", "c10d"], indirect=True)
+def test_ours_begins_anew_with_a_torchrun_that_fails_after_it_was_done(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """torchrun waits until we are gone, for as long as an exit barrier takes."""
+    nodes.least = nodes.most = 2
+    script = tmp_path / "worker.py"
+    script.write_text(FAILS_LAST)
+    conf = ",".join(f"{key}={value}" for key, value in SETTINGS[nodes.backend].items())
+    ours = nodes.node()
+    theirs = nodes.run(
+        "-m", "torch.distributed.run", "--nnodes=2:2", "--nproc-per-node=1", "--max-restarts=3",
+        f"--rdzv-backend={nodes.backend}", f"--rdzv-endpoint={nodes.endpoint}",
+        f"--rdzv-id={nodes.run_id}", f"--rdzv-conf={conf}", "--local-addr=127.0.0.1",
+        str(script), str(ROOT), str(nodes.folder), "2" if nodes.backend == "etcd" else "1",
+    )  # fmt: skip
+    number, _ = nodes.after(0, 2)
+    nodes.finish()
+    until(lambda: (nodes.folder / "failed").exists(), "torchrun's worker to fail", SECONDS)
+    nodes.after(number, 2)
+    nodes.finish()
+    assert [nodes.wait(ours), nodes.wait(theirs)] == [0, 0], nodes.output()
+
+
 @pytest.mark.parametrize("nodes", ["c10d"], indirect=True)
 def test_torchs_own_handler_drives_our_agent(nodes: Nodes) -> None:
     nodes.least = 2

@@ -15,7 +15,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self, assert_never
 
 from elasticjob_agent.api.calling import in_thread
-from elasticjob_agent.api.looking import ENDED_NOTE, FAILED_NOTE, LEFT_NOTE, look, trouble_of
+from elasticjob_agent.api.looking import (
+    ENDED_NOTE,
+    FAILED_NOTE,
+    LEFT_NOTE,
+    look,
+    noted,
+    trouble_of,
+)
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
 from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
@@ -198,10 +205,23 @@ class HandlerRendezvous:
             # A handler is a user's choice; whatever it raises is why there is no place.
             self.error = error
             log.info("no place in a round: %r", error)
-            self._step(NotJoined(trouble_of(error), f"{type(error).__name__}: {error}"))
+            trouble = trouble_of(error)
+            ended = await self._ended() if trouble is Trouble.CLOSED else ""
+            self._step(NotJoined(trouble, f"{type(error).__name__}: {error}", ended))
             return
         self._place, self._met_at = place, ""
         self._step(Joined(place.roster))
+
+    async def _ended(self) -> str:
+        """The note in our last round's store that the job failed; empty without one."""
+        place = self._place
+        if place is None or place.store is None:
+            return ""
+        try:
+            return await in_thread(lambda: noted(place.store, ENDED_NOTE), CALL_SECONDS)
+        except Exception as error:
+            log.warning("why the rendezvous was closed is not known: %r", error)
+            return ""
 
     async def _sought(self, order: Join, least: int, began: float) -> Place:
         """A place, sought again where the handler outlives a loss of what keeps it."""

@@ -21,19 +21,26 @@ def look(handler: Any, store: Any, met_at: str) -> Seen:
     if store is None:
         return Seen(waiting, closed)
     news = waiting > 0 or closed
-    lost = getattr(handler, "lost", None)
+    done = bool(met_at)
     return Seen(
         waiting,
         closed,
-        failed=_noted(store, FAILED_NOTE) if news else "",
-        ended=_noted(store, ENDED_NOTE) if closed else "",
-        met=bool(met_at) and bool(store.check([met_at])),
-        lost=waiting > 0 and lost is not None and bool(lost()),
-        left=_noted(store, LEFT_NOTE) if waiting > 0 else "",
+        failed=noted(store, FAILED_NOTE) if news else "",
+        ended=noted(store, ENDED_NOTE) if closed else "",
+        met=done and bool(store.check([met_at])),
+        lost=waiting > 0 and _told(handler, "lost"),
+        left=noted(store, LEFT_NOTE) if waiting > 0 else "",
+        moved_on=done and waiting > 0 and not closed and _told(handler, "moved_on"),
     )
 
 
-def _noted(store: Any, key: str) -> str:
+def _told(handler: Any, fact: str) -> bool:
+    """What handlers of ours know, and torch's do not."""
+    told = getattr(handler, fact, None)
+    return told is not None and bool(told())
+
+
+def noted(store: Any, key: str) -> str:
     return str(store.get(key).decode(errors="replace")) if store.check([key]) else ""
 
 

@@ -90,6 +90,11 @@ class PersistentHandler(RendezvousHandler):
         lost = getattr(self._handler, "lost", None)
         return lost is not None and bool(lost())
 
+    def moved_on(self) -> bool:
+        """Whether others of our round want a newer one, where the handler can tell."""
+        moved_on = getattr(self._handler, "moved_on", None)
+        return moved_on is not None and bool(moved_on())
+
     def leave(self) -> None:
         """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
         self._going.set()

@@ -59,8 +59,8 @@ def follow(state: Following, event: Event, now: float) -> tuple[Following, tuple
             return _told(replace(state, local=local), now)
         case Joined(roster):
             return _joined(state, roster, now)
-        case NotJoined(trouble, detail):
-            return _not_joined(state, trouble, detail)
+        case NotJoined():
+            return _not_joined(state, event)
         case Seen():
             return _seen(state, event)
         case Waited():
@@ -148,30 +148,31 @@ def _joined(state: Following, roster: Roster, now: float) -> tuple[Following, tu
     return state, ()
 
 
-def _not_joined(
-    state: Following, trouble: Trouble, detail: str
-) -> tuple[Following, tuple[Order, ...]]:
+def _not_joined(state: Following, event: NotJoined) -> tuple[Following, tuple[Order, ...]]:
     if state.phase is not Phase.JOINING:
         return state, ()
+    trouble, detail = event.trouble, event.detail
     match trouble:
         case Trouble.LEFT:
             return _over(state, Left()), ()
         case Trouble.TIMEOUT:
             return _over(state, Finish(Outcome(OutcomeKind.TIMED_OUT, detail))), ()
         case Trouble.CLOSED if state.number > 0:
-            return _over(state, _closed(state, detail)), ()
+            return _over(state, _closed(state, event)), ()
         case Trouble.CLOSED | Trouble.ERROR:
             return _over(state, Refused(detail)), ()
         case _:
             assert_never(trouble)
 
 
-def _closed(state: Following, detail: str) -> Finish:
-    """The others ended while we were between two rounds."""
-    failure = state.local.failure
-    if failure is None:
-        return Finish(Outcome(OutcomeKind.STOPPED, detail), None, 0.0)
-    return Finish(Outcome(OutcomeKind.FAILED, detail), failure, 0.0)
+def _closed(state: Following, event: NotJoined) -> Finish:
+    """The others ended while we were between two rounds, perhaps done with the last."""
+    failure, detail = state.local.failure, event.ended or event.detail
+    if event.ended or failure is not None:
+        return Finish(Outcome(OutcomeKind.FAILED, detail), failure, 0.0)
+    if state.local.done:
+        return Finish(Outcome(OutcomeKind.SUCCEEDED))
+    return Finish(Outcome(OutcomeKind.STOPPED, detail), None, 0.0)
 
 
 def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
@@ -182,8 +183,10 @@ def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
     if state.phase is Phase.MEETING:
         if seen.met or seen.closed:
             return _succeeded(state), ()
-        # They begin anew without us if we do not: what one of them failed in was not the end.
-        return _rejoin(state) if seen.failed and seen.waiting else (state, ())
+        # They begin anew without us if we do not, or wait until we are gone: what one of them
+        # failed in was not the end. torch's agents leave no note of it.
+        anew = seen.moved_on or (seen.failed and seen.waiting)
+        return _rejoin(state) if anew else (state, ())
     if seen.failed:
         return _stop(state, True, Cause(CauseKind.FAILURE, detail=seen.failed)), ()
     if seen.waiting > 0:

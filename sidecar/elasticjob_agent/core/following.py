@@ -97,8 +97,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
+    """No place; `ended` is the note that the job failed, where it was closed with one."""
+
     trouble: Trouble
     detail: str
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Seen:
         met: all members have come to the exit barrier.
         lost: a node of our round is gone, and does not wait for another.
         left: the note by which a node left; its name.
+        moved_on: a node of our round wants a newer one, or has it.
     """
 
     waiting: int = 0
@@ -122,6 +126,7 @@ class Seen:
     met: bool = False
     lost: bool = False
     left: str = ""
+    moved_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

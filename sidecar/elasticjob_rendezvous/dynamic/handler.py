@@ -37,7 +37,13 @@ from elasticjob_rendezvous.dynamic.core.settings import (
     RendezvousSettings,
     RendezvousTimeout,
 )
-from elasticjob_rendezvous.dynamic.core.state import Seat, State, nodes_waiting, seat
+from elasticjob_rendezvous.dynamic.core.state import (
+    Seat,
+    State,
+    moved_on,
+    nodes_waiting,
+    seat,
+)
 from elasticjob_rendezvous.dynamic.heartbeats import Heartbeats
 from elasticjob_rendezvous.dynamic.masters import Masters, Sharing
 from elasticjob_rendezvous.dynamic.operation import Actor, Decide, Operation
@@ -189,6 +195,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if held is None or state.round != held.round:
             return False
         return not held.roster.keys() <= state.participants.keys() | state.wait_list
+
+    def moved_on(self) -> bool:
+        """Whether another node of our round was not done with it: it wants a newer one."""
+        with self._actor.lock:
+            state, held = self._actor.shared.read(cached=True), self._held
+        return held is not None and moved_on(state, held, self._node)
 
     def leave(self) -> None:
         """Give up our place, and leave the rendezvous open for the others."""

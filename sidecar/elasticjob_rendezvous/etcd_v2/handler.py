@@ -92,6 +92,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
             return self._rdzv_impl.lost()
         return False
 
+    def moved_on(self) -> bool:
+        """Whether others of our version were not done with it; see `EtcdRendezvous.moved_on`."""
+        with contextlib.suppress(etcd.EtcdException):
+            return self._rdzv_impl.moved_on()
+        return False
+
     def leave(self) -> None:
         """Take no part any more, and leave the rendezvous open; see `EtcdRendezvous.leave`."""
         self._rdzv_impl.leave()

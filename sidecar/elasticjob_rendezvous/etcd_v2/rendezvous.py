@@ -268,6 +268,13 @@ class EtcdRendezvous(Endings):
         final = state is not None and ours is not None and state.has(Status.FINAL, ours)
         return final and state is not None and patience.is_lost(state, self._looked[1])
 
+    def moved_on(self) -> bool:
+        """Whether our version is over, or is about to be, for others that want a newer one."""
+        state, ours = self._active.state(), self._completed
+        if ours is None or (state is None and is_lost(self.client, self._paths)):
+            return False
+        return patience.moved_on(state, ours, self._looked[1])
+
     # -- paths, leases, data --------------------------------------------------------
 
     def get_path(self, path: str) -> str:

@@ -32,6 +32,7 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     Failure,
     FailureClass,
+    Outcome,
     OutcomeKind,
     Roster,
     Seat,
@@ -181,6 +182,35 @@ def test_the_done_enter_again_when_another_failed() -> None:
     assert part.feed(Seen(waiting=1, failed="rank 3 broke")) == (Join(False, 0),)
     part.feed(Joined(roster(2)))
     assert part.directive == Run(roster(2), "me", 2)
+
+
+def test_the_done_enter_again_when_another_moved_on() -> None:
+    """torch's agents leave no note that their worker failed."""
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    assert part.feed(Seen(waiting=1)) == ()
+    assert part.feed(Seen(waiting=1, moved_on=True)) == (Join(False, 0),)
+    part.feed(Joined(roster(2)))
+    assert part.directive == Run(roster(2), "me", 2)
+
+
+def test_all_having_come_counts_for_more_than_who_moved_on() -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    part.feed(Seen(waiting=1, moved_on=True, met=True))
+    assert part.directive == Finish(Outcome(OutcomeKind.SUCCEEDED))
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind"), [("", OutcomeKind.SUCCEEDED), ("3 are spent", OutcomeKind.FAILED)]
+)
+def test_the_done_that_enter_again_may_find_it_closed(ended: str, kind: OutcomeKind) -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    part.feed(Seen(waiting=1, moved_on=True))
+    part.feed(NotJoined(Trouble.CLOSED, "closed", ended))
+    assert isinstance(part.directive, Finish)
+    assert part.directive.outcome == Outcome(kind, ended)
 
 
 def test_the_note_that_the_job_failed_ends_it_here() -> None:

@@ -17,6 +17,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     completed,
     gang_time,
     joined,
+    moved_on,
     nodes_waiting,
     redundant,
     rejoined,
@@ -187,6 +188,42 @@ HELD = Seat(1, 0, {node("a"): 0, node("b"): 1})
 )
 def test_nodes_waiting(now: State, held: Seat | None, count: int) -> None:
     assert nodes_waiting(now, held, settings()) == count
+
+
+HELD_ABC = Seat(3, 0, {each: rank for rank, each in enumerate(nodes("abc"))})
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (state("abc", round=3, complete=True), False),
+        (state("abc", round=3, complete=True, waits="d"), False),
+        (state("ab", round=3, complete=True), False),
+        (state("ab", round=3, complete=True, waits="c"), True),
+        (state("ab", round=3, complete=True, spare="c"), True),
+        (state("ab", round=3, complete=True, waits="d"), True),
+        (state("bc", round=3, complete=True, waits="d"), False),
+        (state("bc", round=4), True),
+        (state("bc", round=4, complete=True), True),
+        (state("", round=4), False),
+        (state("bc", round=4, closed=True), False),
+    ],
+    ids=[
+        "all are there",
+        "a newcomer",
+        "one is gone, and nobody waits",
+        "one came back for another round",
+        "one came back and is to spare",
+        "one is gone, and another is there for it",
+        "we are taken for dead",
+        "a newer round begins",
+        "a newer round",
+        "the store was lost",
+        "closed",
+    ],
+)
+def test_whether_others_moved_on(now: State, expected: bool) -> None:
+    assert moved_on(now, HELD_ABC, node("a")) is expected
 
 
 # -- settings ----------------------------------------------------------------------------

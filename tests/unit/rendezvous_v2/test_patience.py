@@ -11,6 +11,7 @@ from elasticjob_rendezvous.etcd_v2.core.patience import (
     after_failure,
     before_confirming,
     missing_members,
+    moved_on,
     nodes_waiting,
     takes_part,
     verdict_on_final,
@@ -108,6 +109,26 @@ def test_how_many_wait(
     state: State | None, ours: str | None, alive: list[str] | None, expected: int
 ) -> None:
     assert nodes_waiting(state, ours, alive) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "expected"),
+    [
+        (None, None, True),  # destroyed
+        (read('{"status": "setup"}'), None, True),
+        (JOINABLE, None, True),
+        (final(0, "2"), None, True),
+        (read('{"status": "closed", "version": "2", "participants": [0]}'), None, False),
+        (final(0), KEYS[1:], False),  # gone, and nobody wants another
+        (final(1), None, False),  # nobody looked
+        (final(1), KEYS, False),  # a newcomer
+        (final(1), KEYS[1:], True),
+    ],
+)
+def test_whether_others_moved_on(
+    state: State | None, alive: list[str] | None, expected: bool
+) -> None:
+    assert moved_on(state, "1", alive) is expected
 
 
 def test_a_participant_is_missed_once_its_key_has_run_out() -> None:

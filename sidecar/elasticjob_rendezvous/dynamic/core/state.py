@@ -235,3 +235,18 @@ def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings)
     if state.round != held.round or not held.roster.keys() <= state.participants.keys():
         return max(1, count)
     return 0 if len(state.participants) >= settings.max_nodes else count
+
+
+def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
+    """Whether the round that we hold did not end well for another: it wants a newer one, or
+    somebody does in place of one that is gone.
+
+    Who is done stays in the round that it was done with, also a node of torch's.
+    """
+    if state.closed:
+        return False
+    here, newer = frozenset(state.participants), state.wait_list | state.redundancy_list
+    if state.round != held.round:
+        here, newer = frozenset(), newer | here
+    gone = held.roster.keys() - here - {node}
+    return bool(gone) and bool(newer)

@@ -114,6 +114,17 @@ def nodes_waiting(
     return max(state.waiting, int(is_lost(state, alive)))
 
 
+def moved_on(state: State | None, ours: str, alive: Collection[str] | None) -> bool:
+    """Whether others of our version want a newer one, or have it: they were not done with ours.
+
+    Who is done keeps its key. A version is destroyed only when a key of it is missing and
+    somebody waits.
+    """
+    if state is None or state.version != ours:
+        return state is None or state.status is not Status.CLOSED
+    return state.status is Status.FINAL and state.waiting > 0 and is_lost(state, alive)
+
+
 def is_lost(state: State, alive: Collection[str] | None) -> bool:
     """Whether a member of the version is gone, by the keys that are there."""
     return alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
