@@ -1,4 +1,4 @@
-"""The two small files through which a worker and its agent speak. Only values; no I/O.
+"""The small files through which a worker and its agent speak. Only values; no I/O.
 
 `ELASTICJOB_PROGRESS_FILE` is the worker's: a record of `RECORD_BYTES`, mapped into its memory and
 written in place. A check sum tells a whole record from one that is just being written. A script
@@ -6,6 +6,9 @@ without this library may replace the file by a JSON object instead (docs/trainin
 
 `ELASTICJOB_REQUEST_FILE` is the agent's: one line of text of `REQUEST_BYTES`, blank until a
 checkpoint is asked for.
+
+`ELASTICJOB_SAVED_FILE` is for programs that can do no more: that it is there says that the worker
+saves when it is asked, and each time it is written that a checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 PROGRESS_FILE = "ELASTICJOB_PROGRESS_FILE"
 REQUEST_FILE = "ELASTICJOB_REQUEST_FILE"
+SAVED_FILE = "ELASTICJOB_SAVED_FILE"
 
 # -- progress -----------------------------------------------------------------------
 

@@ -304,6 +304,9 @@ class Agent:
         except (OSError, TimeoutError) as error:
             log.warning("%s: workers cannot be asked to save: %s", self._settings.name, error)
             return
+        if request.point and state.hello is not None and state.hello.save_signal:
+            order = self._hands.signal(number, state.hello.save_signal)
+            await self._tell_hands("signal", order)
         self._asked.set()
         utc_ms = time.time_ns() // 1_000_000
         self._events.put_nowait(WorkersProgressed(number, found, utc_ms, asked=True))

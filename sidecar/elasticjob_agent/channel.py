@@ -213,6 +213,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         exits=tuple(_exited(exit_) for exit_ in message["exits"]),
         env_names=frozenset(message["env_names"]),
         warms=bool(message.get("warms", False)),
+        save_signal=int(message.get("save_signal", 0)),
     )
 
 

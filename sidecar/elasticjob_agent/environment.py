@@ -43,6 +43,7 @@ def start_workers(
             error="" if error_file is None else str(error_file),
             progress="" if progress is None else str(progress.file(number, local_rank)),
             request="" if progress is None else str(progress.request_file(number)),
+            saved="" if progress is None else str(progress.saved_file(number, local_rank)),
         )
         env = worker_environment(
             command.roster, command.seat, local_rank, run, files, hello.env_names

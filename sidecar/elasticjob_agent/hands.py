@@ -88,7 +88,8 @@ class Hello:
     `running` is the round whose process groups are not empty, if any; `pids` are its workers that
     still run, by local rank; `exits` are all exits of the round started last (running or not), so
     an agent that comes back learns what it missed. `env_names` are the variables that the base
-    environment sets. `warms`: it knows `prepare`.
+    environment sets. `warms`: it knows `prepare`. `save_signal`: what
+    asks workers for a checkpoint, where the user named a signal; 0 for none.
     """
 
     argv: tuple[str, ...]
@@ -101,6 +102,7 @@ class Hello:
     exits: tuple[WorkerExited, ...] = ()
     env_names: frozenset[str] = frozenset()
     warms: bool = False
+    save_signal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,10 @@ class Hands(Protocol):
         ...
 
     async def signal(self, round: int, signum: int) -> None:
-        """Send a signal to the round's process groups, if it runs."""
+        """Send a signal to the round's process groups, if it runs.
+
+        That of `Hello.save_signal` goes only to processes that catch it.
+        """
         ...
 
     async def release(self, exit_code: int, message: str) -> None:

@@ -1,8 +1,8 @@
 """The files through which workers and their agent speak: see `elasticjob.layout`.
 
-`round_<n>/<local_rank>/progress` is written by a worker, `round_<n>/request` by us, for all of
-this node's workers alike. They lie beside the logs, or in a folder of their own while none are
-kept.
+`round_<n>/<local_rank>/progress` and `saved` are written by a worker, `round_<n>/request` by us,
+for all of this node's workers alike. They lie beside the logs, or in a folder of their own while
+none are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from elasticjob import layout
 from elasticjob_agent.core.model import Event, State, WorkersProgressed
-from elasticjob_agent.core.progress import TEXT_BYTES, WorkerProgress, worker_progress
+from elasticjob_agent.core.progress import TEXT_BYTES, WorkerProgress, with_saved, worker_progress
 
 _ROUND = re.compile(r"round_(\d+)")
 _OPEN_TO_ALL = 0o1777
@@ -52,6 +52,7 @@ class ProgressFiles:
             path = self.file(number, local_rank)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
+            self.saved_file(number, local_rank).unlink(missing_ok=True)
             if self._shared:
                 path.parent.chmod(_OPEN_TO_ALL)
         self._write(self.request_file(number), layout.pack_request(None))
@@ -62,6 +63,10 @@ class ProgressFiles:
         """Where a worker tells its progress."""
         return self._round(number) / str(local_rank) / "progress"
 
+    def saved_file(self, number: int, local_rank: int) -> Path:
+        """Where a worker tells its checkpoints, if it tells nothing else."""
+        return self._round(number) / str(local_rank) / "saved"
+
     def request_file(self, number: int) -> Path:
         """Where the round's workers here are asked to save."""
         return self._round(number) / "request"
@@ -70,8 +75,15 @@ class ProgressFiles:
         """What the workers of a round said last, by local rank."""
         if self._folder is None:
             return {}
-        found = ((rank, read_progress(self.file(number, rank))) for rank in range(slots))
-        return {rank: progress for rank, progress in found if progress is not None}
+        found = {}
+        for rank in range(slots):
+            said = read_progress(self.file(number, rank))
+            saved = _opened(self.saved_file(number, rank))
+            if saved is not None:
+                said = with_saved(said or WorkerProgress(), *saved)
+            if said is not None:
+                found[rank] = said
+        return found
 
     def ask(self, number: int, request: layout.Request | None) -> None:
         """Ask the round's workers to save, tell them where, or no longer. Raises OSError.
@@ -113,6 +125,19 @@ class ProgressFiles:
 
 def read_progress(path: Path) -> WorkerProgress | None:
     """What a progress file says, if it is one. It is written by user code: nothing is trusted."""
+    for _ in range(TRIES):
+        opened = _opened(path)
+        if opened is None:
+            return None
+        content, written_ns = opened
+        found = worker_progress(content, written_ns // 1_000_000)
+        if found is not None:
+            return found
+    return None
+
+
+def _opened(path: Path) -> tuple[bytes, int] | None:
+    """A small file of the user's and when it was written, in nanoseconds."""
     with contextlib.suppress(OSError):
         # Not blocking: a user's script may have put a pipe there.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -121,11 +146,7 @@ def read_progress(path: Path) -> WorkerProgress | None:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode) or about.st_size > TEXT_BYTES:
                 return None
-            for _ in range(TRIES):
-                content = os.pread(descriptor, TEXT_BYTES, 0)
-                found = worker_progress(content, about.st_mtime_ns // 1_000_000)
-                if found is not None:
-                    return found
+            return os.pread(descriptor, TEXT_BYTES, 0), about.st_mtime_ns
         finally:
             os.close(descriptor)
     return None

@@ -150,6 +150,56 @@ def test_a_loss_waits_for_no_checkpoint(gang: Gang, script: Path) -> None:
     assert gang.round().charged == ()
 
 
+WITHOUT_LIBRARY = """
+folder=$1; number=$ELASTICJOB_ROUND; asked=
+trap 'asked=1' USR1
+step=$(cat "$folder/checkpoint" 2>/dev/null || echo 0)
+: > "$ELASTICJOB_SAVED_FILE"
+until [ -e "$folder/finish" ]; do
+    sleep 0.01
+    if [ "$asked" ] && [ "$RANK" = 0 ]; then
+        sleep 0.3
+        echo "$((step + 1))" > "$folder/checkpoint"
+        echo "$((step + 1))" > "$ELASTICJOB_SAVED_FILE"
+        sleep 60
+    fi
+    echo "$step" >> "$folder/steps-$number-$RANK"
+    step=$((step + 1))
+done
+"""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["itself", "below a shell"])
+def test_a_program_without_the_library_is_asked_by_a_signal(
+    gang: Gang, tmp_path: Path, wrapped: bool
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(WITHOUT_LIBRARY)
+    command = ("bash", str(script), str(gang.folder))
+    if wrapped:
+        command = ("sh", "-c", f"{' '.join(command)}; exit $?")
+    agents = [
+        gang.agent(
+            "1:2",
+            "--no-python",
+            command=command,
+            conf=CONF.format(last_call=PATIENT),
+            env={"ELASTICJOB_SAVE_SIGNAL": "USR1"},
+        )
+        for _ in range(2)
+    ]
+    trained(gang, 1, 2)
+    agents[1].signal(signal.SIGTERM)
+    assert agents[1].wait(60) == 0, gang.outputs()
+    until(lambda: steps(gang, 2, 0), "round 2", 60)
+    gang.finish()
+    assert agents[0].wait(60) == 0, gang.outputs()
+    # It went on at the step that it saved, not where the stop would have met it.
+    assert steps(gang, 2, 0)[0] == steps(gang, 1, 0)[-1] + 2, gang.outputs()
+    assert gang.round().charged == ()
+
+
 @pytest.mark.timeout(240)
 def test_how_far_training_is_stands_in_the_members_record(gang: Gang, script: Path) -> None:
     agent = begin(gang, script, "1:1")

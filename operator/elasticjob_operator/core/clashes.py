@@ -12,7 +12,9 @@ from elasticjob_operator.core.refused import TemplateRefused
 from elasticjob_operator.model.problems import Location
 
 OWN_VARIABLES = "ELASTICJOB_"
-USERS_VARIABLES = frozenset({"ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"})
+USERS_VARIABLES = frozenset(
+    {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
+)
 """Those that are the user's to set."""
 _EVERY_POD = {
     "hostname": "must be absent: every pod is named after its index",

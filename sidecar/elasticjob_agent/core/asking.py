@@ -90,7 +90,7 @@ def saved(crew: Crew) -> bool:
 
 
 def _told(before: WorkerProgress, now: WorkerProgress) -> bool:
-    more = now.checkpoints > before.checkpoints
+    more = now.checkpoints > before.checkpoints or now.saved_ns != before.saved_ns
     return more or now.checkpoint_step != before.checkpoint_step
 
 

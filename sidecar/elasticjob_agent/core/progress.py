@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob import layout
 
@@ -26,6 +26,7 @@ class WorkerProgress:
         points: places passed at which all ranks could have saved together.
         saves: its script asked to save before a planned stop.
         metrics: numbers for people.
+        saved_ns: when it last wrote the file that tells nothing but checkpoints; 0 for never.
     """
 
     step: int = -1
@@ -36,6 +37,7 @@ class WorkerProgress:
     points: int = 0
     saves: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    saved_ns: int = 0
 
 
 def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
@@ -57,6 +59,18 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
         points=record.points,
         saves=bool(record.flags & layout.SAVES),
         metrics=layout.metrics_of(record),
+    )
+
+
+def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerProgress:
+    """With what the file says that tells nothing but checkpoints: it may name their step."""
+    step = content.strip()[:20]
+    named = int(step) if step.isdigit() and int(step) < _LARGEST else -1
+    return replace(
+        said,
+        saves=True,
+        saved_ns=written_ns,
+        checkpoint_step=max(said.checkpoint_step, named),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from elasticjob.layout import PROGRESS_FILE, REQUEST_FILE
+from elasticjob.layout import PROGRESS_FILE, REQUEST_FILE, SAVED_FILE
 from elasticjob_rendezvous.core.records import Roster, Seat
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -30,6 +30,7 @@ class WorkerFiles:
     error: str = ""
     progress: str = ""
     request: str = ""
+    saved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +98,5 @@ def worker_environment(
     if files.progress:
         env[PROGRESS_FILE] = files.progress
         env[REQUEST_FILE] = files.request
+        env[SAVED_FILE] = files.saved
     return {name: str(value) for name, value in env.items()}

@@ -173,6 +173,7 @@ class Launcher:
             "env_names": sorted(self._env),
             "warms": True,
             "hears_beats": True,
+            "save_signal": self._settings.save_signal,
         }
 
     def _obey(self, asked: Request) -> None:
@@ -193,7 +194,8 @@ class Launcher:
         elif isinstance(asked, Stop):
             self._workers.stop(asked.round, asked.grace_seconds, asked.dump)
         elif isinstance(asked, Signal):
-            self._workers.signal(asked.round, asked.signum)
+            caught = asked.signum == self._settings.save_signal
+            self._workers.signal(asked.round, asked.signum, caught)
         elif isinstance(asked, Release):
             self._released(asked)
 

@@ -54,6 +54,10 @@ def group_has_only_zombies(group: int) -> bool:
     return all(stat.state in "ZX" for stat in processes() if stat.group == group)
 
 
+def members(group: int) -> list[int]:
+    return [stat.pid for stat in processes() if stat.group == group]
+
+
 def kill_group(group: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
@@ -101,3 +105,12 @@ def catches(pid: int, signum: int) -> bool:
         return False
     mask = int(status.partition("SigCgt:")[2].split()[0], 16)
     return bool(mask & 1 << (signum - 1))
+
+
+def signal_if_caught(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for it; then it was sent."""
+    if not catches(pid, signum):
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ AGENT_FD = "ELASTICJOB_AGENT_FD"
 LIFELINE_PID = "ELASTICJOB_LIFELINE_PID"
 KEEP_FDS = "ELASTICJOB_KEEP_FDS"
 TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
+SAVE_SIGNAL = "ELASTICJOB_SAVE_SIGNAL"
 STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
 STANDBY_MIB = "ELASTICJOB_STANDBY_MIB"
 
@@ -34,6 +36,8 @@ OWN_VARIABLES = (
     STANDBY_MIB,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
+# Those that mean nothing else to a program.
+SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGWINCH)
 LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
 # sun_path holds 108 bytes, one of them the closing zero.
@@ -58,6 +62,7 @@ class Settings(NamedTuple):
     `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
     `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none. Workers inherit
     the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
+    `save_signal` asks them for a checkpoint; 0 where none does.
     """
 
     argv: tuple[str, ...]
@@ -72,6 +77,7 @@ class Settings(NamedTuple):
     keep_fds: tuple[int, ...] = ()
     library: str = ""
     standby: Limits = Limits()
+    save_signal: int = 0
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -93,6 +99,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
             _seconds(environ, STANDBY_SECONDS, Limits().seconds),
             _whole(environ, STANDBY_MIB, Limits().most_bytes >> 20) << 20,
         ),
+        save_signal=_signal(environ, SAVE_SIGNAL),
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
@@ -150,6 +157,17 @@ def _whole(environ: Mapping[str, str], name: str, default: int, most: int = 2**3
     if not (text.isascii() and text.isdigit()) or int(text) > most:
         raise SettingsError(f"{name} must be a whole number from 0 to {most}, got {text!r}")
     return int(text)
+
+
+def _signal(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return 0
+    known = {each.name: int(each) for each in SAVE_SIGNALS}
+    found = known.get(text if text.startswith("SIG") else f"SIG{text}")
+    if found is None:
+        raise SettingsError(f"{name} must be one of {', '.join(known)}, got {text!r}")
+    return found
 
 
 def _descriptors(environ: Mapping[str, str], name: str) -> tuple[int, ...]:

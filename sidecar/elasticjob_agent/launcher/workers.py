@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .children import catches, group_exists, group_has_only_zombies, kill_group
+from .children import (
+    catches,
+    group_exists,
+    group_has_only_zombies,
+    kill_group,
+    members,
+    signal_if_caught,
+)
 from .loop import Loop, Timer
 from .memory import MemoryGroup
 from .output import Output
@@ -174,10 +181,21 @@ class Workers:
             self._round.unasked = True
         self.stop(number, 0)
 
-    def signal(self, number: int, signum: int) -> None:
+    def signal(self, number: int, signum: int, caught: bool = False) -> None:
+        """To all processes of the round, or only to those with a handler for it.
+
+        Where a worker has one, not to its children: forks of it have its handler too.
+        """
         current = self._round
-        if current is not None and current.number == number:
+        if current is None or current.number != number:
+            return
+        if not caught:
             self._signal_groups(current, signum)
+            return
+        for worker in current.workers:
+            if not worker.exited and not signal_if_caught(worker.process.pid, signum):
+                for pid in members(worker.process.pid):
+                    signal_if_caught(pid, signum)
 
     def reap(self) -> None:
         """Collect every child that ended: workers, and orphans handed to this subreaper."""

@@ -115,6 +115,18 @@ def test_a_worker_that_ended_is_not_waited_for() -> None:
     assert told(driven).saved
 
 
+def test_a_file_that_is_written_anew_tells_of_a_checkpoint() -> None:
+    driven = training()
+    driven.feed(progressed(0, 0, saved_ns=5))
+    driven.feed(directed())
+    driven.feed(progressed(0, 0, asked=True, saved_ns=5))
+    driven.feed(directed(1))
+    driven.feed(progressed(0, 0, saved_ns=5))
+    assert (told(driven).saved, told(driven).completed) == (False, False)
+    driven.feed(progressed(0, 0, saved_ns=6))
+    assert told(driven).completed
+
+
 def test_a_text_tells_of_its_checkpoint_by_its_step() -> None:
     driven = running()
     driven.feed(directed())

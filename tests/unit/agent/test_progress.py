@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,24 @@ def test_what_an_earlier_run_said_is_not_this_ones(tmp_path: Path) -> None:
     files.file(1, 0).write_text('{"step": 4}')
     files.prepare(1, slots=1)
     assert files.read(1, 1) == {}
+
+
+def test_a_file_that_tells_nothing_but_checkpoints(tmp_path: Path) -> None:
+    files = ProgressFiles(tmp_path)
+    files.prepare(1, slots=2)
+    files.saved_file(1, 1).touch()
+    assert files.read(1, 2).keys() == {1}
+    first = files.read(1, 2)[1]
+    assert (first.saves, first.checkpoint_step, first.step) == (True, -1, -1)
+    files.saved_file(1, 1).write_text("120\n")
+    os.utime(files.saved_file(1, 1), ns=(7, 7))
+    files.file(1, 1).write_text('{"step": 125}')
+    said = files.read(1, 2)[1]
+    assert (said.saves, said.checkpoint_step, said.step, said.saved_ns) == (True, 120, 125, 7)
+    files.saved_file(1, 1).write_text("what?")
+    assert files.read(1, 2)[1].checkpoint_step == -1
+    files.prepare(1, slots=2)
+    assert files.read(1, 2) == {}, "what an earlier run said is not this one's"
 
 
 def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def environment(member: str, local_rank: int, inherited: frozenset[str] = frozen
     roster = seal(5, MEMBERS, restarts=1, ceiling_nodes=4)
     seat = roster.seat(member)
     assert seat is not None
-    files = WorkerFiles("/logs/error.json", "/logs/progress", "/logs/request")
+    files = WorkerFiles("/logs/error.json", "/logs/progress", "/logs/request", "/logs/saved")
     return worker_environment(roster, seat, local_rank, RUN, files, inherited)
 
 
@@ -49,6 +49,7 @@ def test_every_variable_of_a_worker() -> None:
         "ELASTICJOB_ACCUMULATION": "3",
         "ELASTICJOB_PROGRESS_FILE": "/logs/progress",
         "ELASTICJOB_REQUEST_FILE": "/logs/request",
+        "ELASTICJOB_SAVED_FILE": "/logs/saved",
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from elasticjob_agent.launcher.settings import (
@@ -49,6 +51,8 @@ def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]
         ("ELASTICJOB_STOP_GRACE_SECONDS", "-1"),
         ("ELASTICJOB_LIFELINE_PID", "-5"),
         ("ELASTICJOB_STANDBY_SECONDS", "1m"),
+        ("ELASTICJOB_SAVE_SIGNAL", "KILL"),
+        ("ELASTICJOB_SAVE_SIGNAL", "10"),
         ("ELASTICJOB_STANDBY_MIB", "4Gi"),
         ("ELASTICJOB_AGENT_FD", "x"),
         ("ELASTICJOB_SOCKET", "/" + "x" * 107),
@@ -57,6 +61,13 @@ def test_a_missing_command_is_an_error_that_shows_the_usage(arguments: list[str]
 def test_a_wrong_value_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=name):
         read_settings(["--", "train"], {name: value})
+
+
+@pytest.mark.parametrize("name", ["USR1", "SIGUSR1"])
+def test_the_signal_that_asks_for_a_checkpoint(name: str) -> None:
+    environ = {"ELASTICJOB_SAVE_SIGNAL": name}
+    assert read_settings(["--", "train"], environ).save_signal == signal.SIGUSR1
+    assert worker_environment(environ) == environ, "a script may look which it is to handle"
 
 
 def test_the_longest_socket_path() -> None:
