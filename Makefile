@@ -76,7 +76,7 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
-.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead bench-pods soak
+.PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead bench-pods soak soak-cluster
 bench: bench-rendezvous bench-recovery bench-crowd bench-overhead bench-interop ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
 	$(PY) -m bench.rendezvous
@@ -92,3 +92,5 @@ bench-pods: install ## faults to a gang in pods, on the cluster of `make cluster
 	$(PY) -m bench.pods
 soak: install ## one training run through 200 random faults: build/bench/soak.json
 	$(PY) -m bench.soak
+soak-cluster: install etcd ## the same in pods, the operator killed too; on a cluster brought up for it unless one runs
+	$(PY) -m bench.soak --cluster

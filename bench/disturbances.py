@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -15,12 +17,14 @@ class Kind(StrEnum):
     KILL_AGENT = "kill-agent"
     KILL_NODE = "kill-node"
     DRAIN = "drain"
+    DELETE_POD = "delete-pod"
     STOP_LAUNCHER = "stop-launcher"
     SCALE = "scale"
     KILL_ETCD = "kill-etcd"
+    KILL_OPERATOR = "kill-operator"
 
 
-WEIGHTS = {
+ON_THIS_MACHINE: Mapping[Kind, int] = {
     Kind.KILL_WORKER: 5,
     Kind.KILL_AGENT: 3,
     Kind.KILL_NODE: 3,
@@ -29,8 +33,24 @@ WEIGHTS = {
     Kind.SCALE: 3,
     Kind.KILL_ETCD: 1,
 }
-UNNOTICED = frozenset({Kind.KILL_AGENT, Kind.KILL_ETCD})
+"""How often each comes. The runner is no operator that could be killed: its job ends with it."""
+ON_A_CLUSTER: Mapping[Kind, int] = {
+    Kind.KILL_WORKER: 4,
+    Kind.KILL_AGENT: 3,
+    Kind.KILL_NODE: 3,
+    Kind.DRAIN: 2,
+    Kind.DELETE_POD: 2,
+    Kind.STOP_LAUNCHER: 2,
+    Kind.SCALE: 3,
+    Kind.KILL_ETCD: 2,
+    Kind.KILL_OPERATOR: 2,
+}
+UNNOTICED = frozenset({Kind.KILL_AGENT, Kind.KILL_ETCD, Kind.KILL_OPERATOR})
 """Training goes on through these: no round may follow from them."""
+TAKES_THE_NODE = frozenset({Kind.KILL_NODE, Kind.DRAIN, Kind.DELETE_POD, Kind.STOP_LAUNCHER})
+_SYSTEM = frozenset({Kind.KILL_ETCD, Kind.KILL_OPERATOR})
+_COUNTED = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "join": "joins"}
+"""What the status counts rounds under, by their cause; failures are the restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +73,32 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """The first failure that a status tells of."""
+
+    round: int
+    pod: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """What the status of the job said at one time.
 
     Args:
         running: the pods whose workers run in the newest round, by rank.
         rounds: the rounds that it remembers.
+        counts: how many rounds ended by what is no failure.
+        explanation: the sentences for people.
     """
 
     number: int
     restarts: int
     running: tuple[str, ...]
     rounds: tuple[Round, ...]
+    failure: Failure | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    explanation: tuple[str, ...] = ()
 
     def since(self, before: Told) -> list[Round]:
         """The rounds that came after those known before."""
@@ -81,27 +115,39 @@ def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
         if member["state"] == "running" and member["round"] == number
     ]
     complete = number and len(running) == rendezvous.get("nodes")
+    failure = status.get("firstFailure")
     return Told(
         number,
         status.get("restarts", 0),
         tuple(running if complete else ()),
-        tuple(Round(each["round"], each["cause"], tuple(each["members"])) for each in rounds),
+        tuple(
+            Round(each["round"], each["cause"], tuple(each.get("members") or ())) for each in rounds
+        ),
+        failure and Failure(failure["round"], failure["pod"], failure["class"]),
+        status.get("interruptions") or {},
+        tuple(status.get("explanation") or ()),
     )
 
 
-def disturbance(chance: random.Random, wanted: int, now: Told) -> Disturbance:
+def disturbance(
+    chance: random.Random, weights: Mapping[Kind, int], wanted: int, now: Told
+) -> Disturbance:
     """The next fault, on any of the pods that run."""
-    kind = chance.choices([*WEIGHTS], [*WEIGHTS.values()])[0]
+    kind = chance.choices([*weights], [*weights.values()])[0]
     if kind is Kind.SCALE:
         others = [nodes for nodes in range(LEAST, MOST + 1) if nodes != wanted]
         return Disturbance(kind, nodes=chance.choice(others))
-    if kind is Kind.KILL_ETCD:
+    if kind in _SYSTEM:
         return Disturbance(kind)
     return Disturbance(kind, chance.choice(now.running))
 
 
-def judged(done: Disturbance, before: Told, after: Told) -> str:
-    """What the job said wrongly of what was done; empty when all of it is right."""
+def judged(done: Disturbance, before: Told, after: Told, *, evicts: bool = False) -> str:
+    """What the job said wrongly of what was done; empty when all of it is right.
+
+    Args:
+        evicts: whether to drain is to evict, which is a preemption.
+    """
     rounds = after.since(before)
     charged = after.restarts - before.restarts
     if charged != (done.kind is Kind.KILL_WORKER):
@@ -111,23 +157,62 @@ def judged(done: Disturbance, before: Told, after: Told) -> str:
     if not rounds:
         return "there was no round"
     first, *later = rounds
-    expected = _causes(done, len(before.running))
-    if first.kind not in expected:
-        return f"the cause was {first.kind}"
+    if first.kind != (expected := _cause(done, len(before.running), evicts)):
+        return f"the cause was {first.kind}, not {expected}"
     if done.pod and first.members and first.members != (done.pod,):
         return f"{', '.join(first.members)} was named"
     if strange := [each.kind for each in later if each.kind != "join"]:
         return f"then came {', '.join(strange)}"
-    return ""
+    return (
+        _failure_told(done, before, after)
+        or _miscounted(rounds, before, after)
+        or _unexplained(done, first, after)
+    )
 
 
-def _causes(done: Disturbance, nodes: int) -> tuple[str, ...]:
+def _cause(done: Disturbance, nodes: int, evicts: bool) -> str:
     match done.kind:
         case Kind.KILL_WORKER:
-            return ("failure",)
+            return "failure"
         case Kind.KILL_NODE:
-            return ("loss",)
+            return "loss"
+        case Kind.DRAIN if evicts:
+            return "preemption"
         case Kind.SCALE if done.nodes > nodes:
-            return ("join",)
+            return "join"
         case _:
-            return ("leave",)
+            return "leave"
+
+
+def _failure_told(done: Disturbance, before: Told, after: Told) -> str:
+    """A failure is told of where there was one, and where there was none the old one stays."""
+    kinds = {Kind.KILL_WORKER: "Signal", Kind.KILL_NODE: "NodeLost"}
+    expected = before.failure
+    if done.kind in kinds:
+        expected = Failure(before.number, done.pod, kinds[done.kind])
+    return "" if after.failure == expected else f"the first failure was told as {after.failure}"
+
+
+def _miscounted(rounds: list[Round], before: Told, after: Told) -> str:
+    """Every round ended the one before it, and is counted under its cause, once."""
+    expected = Counter(_COUNTED[each.kind] for each in rounds if each.kind in _COUNTED)
+    counted = {name: after.counts[name] - before.counts.get(name, 0) for name in after.counts}
+    if +Counter(counted) == expected:
+        return ""
+    return f"{dict(expected)} were counted as {dict(+Counter(counted))}"
+
+
+def _unexplained(done: Disturbance, first: Round, after: Told) -> str:
+    """What interrupted it last is said to people too."""
+    if not done.pod:
+        return ""
+    words = {
+        "failure": f"a worker of {done.pod} failed",
+        "loss": f"{done.pod} was lost",
+        "leave": f"{done.pod} left",
+        "preemption": f"{done.pod}'s node was drained",
+    }
+    begin = f"Last interruption: {words[first.kind]}"
+    if any(sentence.startswith(begin) for sentence in after.explanation):
+        return ""
+    return f"it was explained as {' '.join(after.explanation)}"

@@ -1,18 +1,18 @@
 """`python -m bench.soak`: one training run through hundreds of random faults.
 
-examples/digits trains under `elasticjob run` while its workers, agents, launchers and nodes are
-killed, its nodes drained and scaled away and back, and etcd is killed. After each fault training
-must come back, at the size that is wanted, with the round's cause and the job's restarts telling
-what really happened. In the end the model must be as good as one that was left alone, and no
-process, socket or file may be left. What happened goes to build/bench/soak.json; a seed names the
-faults. 200 faults take about 15 minutes.
+examples/digits trains under `elasticjob run`, or with `--cluster` in pods, while its workers,
+agents, launchers and nodes are killed, its nodes drained and scaled away and back, and etcd (on a
+cluster the operator too) is killed. After each fault training must come back, at the size that is
+wanted, with the round's cause, the job's restarts and counts, its first failure and its explanation
+telling what really happened. In the end the model must be as good as one that was left alone, and
+no process, object, key, socket or file may be left. What happened goes to build/bench/soak.json; a
+seed names the faults. 200 faults take about 15 minutes on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -25,56 +25,72 @@ from statistics import median
 from typing import Any
 
 from bench.disturbances import Disturbance, Told, disturbance, judged
+from bench.machine import machine_facts
 from bench.settings import OUTPUT, REPOSITORY, child_environment
-from bench.soaked import NAME, STEPS_OF_FAULT, Soaked, manifest
+from bench.soaked import NAME, STEPS_OF_FAULT, Soaked, training
+from bench.soaked_here import SoakedHere
+from elasticjob_cli.errors import CommandError
 
 LEAST_ACCURACY = 0.95
 WORSE = 0.02
 """How much less accurate than undisturbed training the result may be."""
-END_SECONDS = 180.0
 
 
-def soak(folder: Path, faults: int, seed: int) -> dict[str, Any]:
-    """The whole run; raises AssertionError saying what was not as it must be."""
+def soak(job: Soaked, faults: int, seed: int, evidence: Path) -> dict[str, Any]:
+    """The whole run. `broken` says what ended it early, if anything did."""
     chance = random.Random(seed)
-    rows: list[dict[str, Any]] = []
-    with Soaked(folder, manifest(folder, faults)) as job:
-        job.trains(job.wanted)
-        for number in range(1, faults + 1):
-            before = job.told()
-            chosen = disturbance(chance, job.wanted, before)
-            since = time.monotonic()
-            job.do(chosen)
-            after = job.trains(job.wanted, chosen)
-            row = _row(number, chosen, before, after, time.monotonic() - since)
-            rows.append(row)
-            wrong = f", WRONG: {row['wrong']}" if row["wrong"] else ""
-            print(f"[{number}/{faults}] {row['what']}: {row['seconds']} s{wrong}", flush=True)
-        job.ends(END_SECONDS)
-        result = json.loads((folder / "checkpoints" / "result.json").read_text())
-    return {"faults": rows, "accuracy": result["accuracy"], "left": job.left()}
+    found: dict[str, Any] = {"faults": [], "accuracy": 0.0, "left": [], "broken": ""}
+    with job:
+        try:
+            job.trains()
+            print(f"{job.wanted} nodes train", flush=True)
+            for number in range(1, faults + 1):
+                row = _disturbed(job, number, chance)
+                found["faults"].append(row)
+                wrong = f", WRONG: {row['wrong']}" if row["wrong"] else ""
+                print(f"[{number}/{faults}] {row['what']}: {row['seconds']} s{wrong}", flush=True)
+                if wrong:
+                    job.keep(evidence / str(number))
+            print("all faults are done: waiting for the end of the training", flush=True)
+            found["accuracy"] = job.ends()
+            print("it succeeded: looking for what is left of it", flush=True)
+            found["left"] = job.left()
+        except (AssertionError, CommandError, subprocess.SubprocessError) as error:
+            found["broken"] = str(error)
+            job.keep(evidence / "broken")
+    return found
+
+
+def _disturbed(job: Soaked, number: int, chance: random.Random) -> dict[str, Any]:
+    before = job.told()
+    while not job.may(chosen := disturbance(chance, job.weights, job.wanted, before)):
+        pass
+    since = time.monotonic()
+    job.do(chosen)
+    after = job.trains(chosen)
+    return _row(number, chosen, before, after, job.evicts) | {
+        "seconds": round(time.monotonic() - since, 2)
+    }
 
 
 def _row(
-    number: int, chosen: Disturbance, before: Told, after: Told, seconds: float
+    number: int, chosen: Disturbance, before: Told, after: Told, evicts: bool
 ) -> dict[str, Any]:
     return {
         "number": number,
         "what": str(chosen),
         "kind": chosen.kind.value,
-        "seconds": round(seconds, 2),
         "rounds": [cause.kind for cause in after.since(before)],
-        "wrong": judged(chosen, before, after),
+        "wrong": judged(chosen, before, after, evicts=evicts),
     }
 
 
 def undisturbed(folder: Path, faults: int) -> float:
     """The accuracy after as many steps that nothing disturbed."""
-    command = manifest(folder, faults)["spec"]["template"]["spec"]["containers"][0]
-    words = [*command["command"][1:], *command["args"]]
+    where = f"--checkpoint-dir={folder / 'alone'}"
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     subprocess.run(
-        [sys.executable, *words, "--step-seconds=0", f"--checkpoint-dir={folder / 'alone'}"],
+        [sys.executable, "train.py", *training(faults, where)],
         env=child_environment(**alone),
         cwd=REPOSITORY / "examples" / "digits",
         stdout=subprocess.DEVNULL,
@@ -93,17 +109,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cluster", action="store_true", help="in pods, on the tests' cluster")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     # Short: sockets lie below it.
     with tempfile.TemporaryDirectory(prefix="ej-soak-") as name:
         folder = Path(name)
-        os.environ["XDG_STATE_HOME"] = str(folder / "state")
-        found = soak(folder, options.faults, options.seed)
+        job = _in_pods(options.faults) if options.cluster else SoakedHere(folder, options.faults)
+        evidence = options.output / "soak-evidence"
+        found = soak(job, options.faults, options.seed, evidence)
         alone = undisturbed(folder, options.faults)
     content = {
         "benchmark": "soak",
+        "where": "cluster" if options.cluster else "this machine",
+        "machine": machine_facts(),
         "seed": options.seed,
         "steps": STEPS_OF_FAULT * (options.faults + 1),
         "undisturbed_accuracy": alone,
@@ -111,6 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     (options.output / "soak.json").write_text(json.dumps(content, indent=2) + "\n")
     return _summed_up(content)
+
+
+def _in_pods(faults: int) -> Soaked:
+    """Its parts are the tests', which need not be there for a run on this machine."""
+    from bench.soaked_pods import SoakedPods
+
+    return SoakedPods(faults)
 
 
 def _summed_up(content: dict[str, Any]) -> int:
@@ -122,6 +149,9 @@ def _summed_up(content: dict[str, Any]) -> int:
     accuracy, alone = content["accuracy"], content["undisturbed_accuracy"]
     print(f"accuracy {accuracy}, undisturbed {alone}; {len(wrong)} of {len(rows)} told wrongly")
     print(f"left over of {NAME}: {', '.join(content['left']) or 'nothing'}")
+    if content["broken"]:
+        print(f"it did not come to its end: {content['broken']}")
+        return 1
     good = accuracy >= max(LEAST_ACCURACY, alone - WORSE)
     return int(not good or bool(wrong) or bool(content["left"]))
 

@@ -4,45 +4,139 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
-from bench.disturbances import Disturbance, Kind, Round, Told, disturbance, judged
+from bench.disturbances import (
+    ON_A_CLUSTER,
+    ON_THIS_MACHINE,
+    Disturbance,
+    Failure,
+    Kind,
+    Round,
+    Told,
+    disturbance,
+    judged,
+    told,
+)
 
-BEFORE = Told(4, 1, ("job-0", "job-1"), (Round(4, "start", ()),))
+OLD = Failure(2, "job-0", "UserError")
+BEFORE = Told(4, 1, ("job-0", "job-1"), (Round(4, "start", ()),), OLD, {"losses": 3, "joins": 2})
+KILLED, LOST = Failure(4, "job-1", "Signal"), Failure(4, "job-1", "NodeLost")
+COUNTS = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "join": "joins"}
+SAID = {
+    "failure": "a worker of job-1 failed",
+    "loss": "job-1 was lost",
+    "leave": "job-1 left",
+    "preemption": "job-1's node was drained",
+}
 
 
-def after(*rounds: tuple[str, str], restarts: int = 1) -> Told:
+def after(
+    *rounds: tuple[str, str],
+    restarts: int = 1,
+    failure: Failure | None = OLD,
+    counts: Mapping[str, int] | None = None,
+    said: str | None = None,
+) -> Told:
+    """The status after these rounds: as it must be, but for what the test says."""
     new = [Round(5 + n, kind, (name,) if name else ()) for n, (kind, name) in enumerate(rounds)]
-    return Told(4 + len(new), restarts, BEFORE.running, (*BEFORE.rounds, *new))
+    counted = Counter(BEFORE.counts)
+    counted.update(COUNTS[each.kind] for each in new if each.kind in COUNTS)
+    first = new[0].kind if new else ""
+    explained = f"Last interruption: {said or SAID.get(first, '')}, recovered in 0.1 s."
+    return Told(
+        4 + len(new),
+        restarts,
+        BEFORE.running,
+        (*BEFORE.rounds, *new),
+        failure,
+        counted if counts is None else counts,
+        ("Training on all 2 nodes.", explained),
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "told", "wrong"),
     [
-        (Kind.KILL_WORKER, after(("failure", "job-1"), restarts=2), ""),
+        (Kind.KILL_WORKER, after(("failure", "job-1"), restarts=2, failure=KILLED), ""),
         (Kind.KILL_WORKER, after(("failure", "job-0"), restarts=2), "job-0 was named"),
         (Kind.KILL_WORKER, after(("failure", "job-1")), "restarts went from 1 to 1"),
-        (Kind.KILL_NODE, after(("loss", "job-1"), ("join", "job-2")), ""),
+        (
+            Kind.KILL_WORKER,
+            after(("failure", "job-1"), restarts=2, failure=None),
+            "the first failure was told as None",
+        ),
+        (Kind.KILL_NODE, after(("loss", "job-1"), ("join", "job-2"), failure=LOST), ""),
         (Kind.KILL_NODE, after(("loss", "job-1"), restarts=2), "restarts went from 1 to 2"),
-        (Kind.KILL_NODE, after(("leave", "job-1")), "the cause was leave"),
+        (Kind.KILL_NODE, after(("leave", "job-1")), "the cause was leave, not loss"),
         (Kind.KILL_NODE, after(("loss", "job-1"), ("loss", "job-0")), "then came loss"),
+        (
+            Kind.KILL_NODE,
+            after(("loss", "job-1"), failure=LOST, counts={"losses": 5, "joins": 2}),
+            "{'losses': 1} were counted as {'losses': 2}",
+        ),
+        (
+            Kind.KILL_NODE,
+            after(("loss", "job-1"), failure=LOST, said="job-10 was lost"),
+            "it was explained as Training on all 2 nodes."
+            " Last interruption: job-10 was lost, recovered in 0.1 s.",
+        ),
         (Kind.DRAIN, after(("leave", "job-1")), ""),
         (Kind.DRAIN, after(), "there was no round"),
         (Kind.KILL_AGENT, after(), ""),
         (Kind.KILL_AGENT, after(("loss", "job-1")), "there were rounds: loss"),
+        (Kind.KILL_OPERATOR, after(), ""),
     ],
 )
 def test_what_a_job_says_is_judged(kind: Kind, told: Told, wrong: str) -> None:
     assert judged(Disturbance(kind, "job-1"), BEFORE, told) == wrong
 
 
-def test_every_kind_of_fault_comes_and_a_seed_names_them() -> None:
+def test_an_eviction_is_a_preemption() -> None:
+    drain, evicted = Disturbance(Kind.DRAIN, "job-1"), after(("preemption", "job-1"))
+    assert judged(drain, BEFORE, evicted, evicts=True) == ""
+    assert judged(drain, BEFORE, evicted) == "the cause was preemption, not leave"
+
+
+def test_more_nodes_are_a_join_and_fewer_a_leave() -> None:
+    grown, shrunk = after(("join", "job-2")), after(("leave", "job-1"))
+    assert judged(Disturbance(Kind.SCALE, nodes=3), BEFORE, grown) == ""
+    assert judged(Disturbance(Kind.SCALE, nodes=1), BEFORE, shrunk) == ""
+    assert judged(Disturbance(Kind.SCALE, nodes=1), BEFORE, grown) == (
+        "the cause was join, not leave"
+    )
+
+
+def test_a_status_is_read() -> None:
+    status = {
+        "rendezvous": {"state": "final", "round": 5, "nodes": 1},
+        "members": [
+            {"pod": "job-0", "state": "running", "round": 5},
+            {"pod": "job-1", "state": "waiting", "round": 4},
+        ],
+        "restarts": 2,
+        "firstFailure": {"round": 4, "pod": "job-1", "class": "NodeLost", "message": ""},
+        "interruptions": {"losses": 1},
+        "explanation": ["Training."],
+    }
+    rounds = (Round(5, "loss", ("job-1",)),)
+    assert told(status, [{"round": 5, "cause": "loss", "members": ["job-1"]}]) == Told(
+        5, 2, ("job-0",), rounds, LOST, {"losses": 1}, ("Training.",)
+    )
+    assert told({}, []) == Told(0, 0, (), ())
+
+
+@pytest.mark.parametrize("weights", [ON_THIS_MACHINE, ON_A_CLUSTER])
+def test_every_kind_of_fault_comes_and_a_seed_names_them(weights: Mapping[Kind, int]) -> None:
     def drawn() -> list[Disturbance]:
         chance = random.Random(3)
-        return [disturbance(chance, 3, BEFORE) for _ in range(200)]
+        return [disturbance(chance, weights, 3, BEFORE) for _ in range(200)]
 
     assert drawn() == drawn()
     kinds = Counter(each.kind for each in drawn())
-    assert set(kinds) == set(Kind)
+    assert set(kinds) == set(weights)
     assert all(each.nodes != 3 for each in drawn() if each.kind is Kind.SCALE)
+    on_pods = [each for each in drawn() if each.pod]
+    assert {each.pod for each in on_pods} == set(BEFORE.running)

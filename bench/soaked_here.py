@@ -1,0 +1,193 @@
+"""The soak's job on this machine: `elasticjob run` on examples/digits, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from bench import processes
+from bench.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
+from bench.settings import REPOSITORY, child_environment
+from bench.soaked import NAME, STEPS_OF_FAULT, Soaked, spec_of, training
+from elasticjob_cli.local.control import call
+from elasticjob_cli.local.logs import AGENT, TRAINER
+from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
+
+DIGITS = REPOSITORY / "examples" / "digits"
+STEP_SECONDS = 0.1
+GONE_SECONDS = 15.0
+END_SECONDS = 120.0
+"""More than the steps that are left take when nothing disturbs them."""
+_TAKEN_OVER = b": took over round "
+"""What an agent logs that found the workers of the one before it."""
+_STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
+
+
+def manifest(folder: Path, faults: int) -> dict[str, Any]:
+    """The example's, with as many steps as these faults need."""
+    document: dict[str, Any] = yaml.safe_load((DIGITS / "elasticjob.yaml").read_text())
+    document["metadata"]["name"] = NAME
+    document["spec"] |= spec_of(faults)
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    where = ("--checkpoint-dir", str(folder / "checkpoints"))
+    container["args"] = training(faults, "--step-seconds", str(STEP_SECONDS), *where)
+    return document
+
+
+class SoakedHere(Soaked):
+    """What belongs to it is known by the folder in its environment."""
+
+    weights = ON_THIS_MACHINE
+    evicts = False
+    patience_seconds = 90.0
+    poll_seconds = 0.05
+
+    def __init__(self, folder: Path, faults: int) -> None:
+        super().__init__()
+        self._folder = folder
+        os.environ["XDG_STATE_HOME"] = str(folder / "state")
+        self._job = JobFolder(DEFAULT_NAMESPACE, NAME)
+        self._document = manifest(folder, faults)
+        self._steps = STEPS_OF_FAULT * (faults + 1)
+        self._taken_over = 0
+
+    def __enter__(self) -> Self:
+        path = self._folder / "job.yaml"
+        path.write_text(json.dumps(self._document))
+        (self._folder / "tmp").mkdir()
+        self._environment = {
+            "XDG_STATE_HOME": str(self._folder / "state"),
+            "TMPDIR": str(self._folder / "tmp"),
+            # What torch itself leaves, and nobody else.
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "torchinductor"),
+        }
+        # The trainer runs in its manifest's folder.
+        (self._folder / "train.py").write_bytes((DIGITS / "train.py").read_bytes())
+        with (self._folder / "run.log").open("wb") as log:
+            self._runner = subprocess.Popen(
+                [sys.executable, "-m", "elasticjob_cli", "run", str(path)],
+                env=child_environment(**self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=processes.die_with_parent,
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.kill()
+        self._runner.wait()
+        for pid in self._processes():
+            processes.kill(pid)
+
+    # -- what it says
+
+    def told(self) -> Told:
+        if not self._job.exists():
+            return Told(0, 0, (), ())
+        return told(self._job.object().get("status") or {}, self._job.rounds())
+
+    def step(self) -> int:
+        newest = 0
+        for path in self._job.logs.glob(f"*/{TRAINER}"):
+            with path.open("rb") as log:
+                log.seek(max(0, path.stat().st_size - 4096))
+                newest = max([newest, *map(int, _STEP.findall(log.read()))])
+        return newest
+
+    def ended(self) -> bool:
+        return self._runner.poll() is not None
+
+    def log(self) -> str:
+        path = self._folder / "run.log"
+        return path.read_text(errors="replace")[-3000:] if path.exists() else ""
+
+    def keep(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self._job.path, folder)
+        shutil.copy(self._folder / "run.log", folder)
+
+    # -- what is done to it
+
+    def apply(self, what: Disturbance) -> None:
+        match what.kind:
+            case Kind.SCALE:
+                call(self._job, "scale", nodes=what.nodes)
+            case Kind.KILL_ETCD:
+                processes.kill(self._etcd())
+            case Kind.STOP_LAUNCHER:
+                processes.kill(self._launcher(what.pod), signal.SIGTERM)
+            case _:
+                self._taken_over = self._takeovers(what.pod)
+                call(self._job, "fault", kind=what.kind.value, pod=what.pod)
+
+    def back(self, what: Disturbance) -> bool:
+        # A worker that ends while nobody looks after it is a node that was lost, and no failure.
+        return what.kind is not Kind.KILL_AGENT or self._takeovers(what.pod) > self._taken_over
+
+    def _takeovers(self, pod: str) -> int:
+        return (self._job.logs / pod / AGENT).read_bytes().count(_TAKEN_OVER)
+
+    def _etcd(self) -> int:
+        (server,) = [
+            pid
+            for pid in self._processes()
+            if any(word.startswith(b"--listen-peer-urls=") for word in processes.command(pid))
+        ]
+        return server
+
+    def _launcher(self, pod: str) -> int:
+        """The launcher of a pod, of which the agent knows the name and the launcher only the id."""
+        known = {pid: _variables(pid) for pid in self._processes()}
+        ids = {
+            variables.get(b"ELASTICJOB_POD_UID")
+            for variables in known.values()
+            if variables.get(b"ELASTICJOB_NAME") == pod.encode()
+        }
+        found = {
+            pid
+            for pid, variables in known.items()
+            if variables.get(b"ELASTICJOB_POD_UID") in ids and _is_launcher(pid)
+        }
+        return next(pid for pid in found if processes.parent(pid) not in found)
+
+    # -- its end
+
+    def ends(self) -> float:
+        left = self._steps - self.step()
+        self._runner.wait(timeout=END_SECONDS + 2 * STEP_SECONDS * left)
+        phase = (self._job.object().get("status") or {}).get("phase")
+        if phase != "Succeeded":
+            raise AssertionError(f"the job ended {phase}: {self.log()}")
+        result = json.loads((self._folder / "checkpoints" / "result.json").read_text())
+        return float(result["accuracy"])
+
+    def left(self) -> list[str]:
+        """Processes that live on after its end, and what is in its temporary folder."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while (living := self._processes()) and time.monotonic() < deadline:
+            time.sleep(self.poll_seconds)
+        found = [b" ".join(processes.command(pid)).decode(errors="replace") for pid in living]
+        return [*found, *(str(path) for path in (self._folder / "tmp").iterdir())]
+
+    def _processes(self) -> list[int]:
+        return processes.marked("XDG_STATE_HOME", self._environment["XDG_STATE_HOME"])
+
+
+def _is_launcher(pid: int) -> bool:
+    return any(word.endswith(b"/launcher.pyz") for word in processes.command(pid))
+
+
+def _variables(pid: int) -> dict[bytes, bytes]:
+    pairs = (pair.partition(b"=") for pair in processes.environment(pid))
+    return {name: value for name, _, value in pairs}

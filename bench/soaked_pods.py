@@ -1,0 +1,253 @@
+"""The soak's job on a cluster: examples/digits in real pods, and what can be killed there.
+
+The cluster is the tests' (`make cluster`, or one that CLUSTER=existing names, which must be ours to
+hurt); ElasticJob is installed anew from this checkout, and stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Self
+
+from bench.disturbances import ON_A_CLUSTER, Disturbance, Kind, Told, told
+from bench.soaked import NAME, Soaked, spec_of, training
+from tests.cluster import images, lifecycle
+from tests.cluster.borrowing import borrowed, named
+from tests.e2e.console import CommandFailed, Console, Json, until
+from tests.e2e.corner import Corner
+from tests.e2e.dump import dump
+from tests.e2e.installation import DENYING, ETCD_POD, SYSTEM, Installation, is_ready
+from tests.e2e.manifests import job
+from tests.e2e.nodes import Nodes
+
+NAMESPACE = "elasticjob-soak"
+STEP_SECONDS = 0.2
+AGENT = "elasticjob-agent"
+MOST_AGENT_RESTARTS = 1
+"""A container that ends again and again is put off by its kubelet for 10, 20, 40 … s, and the
+launcher waits for its agent for 30."""
+EVICTION_SECONDS = 30.0
+END_SECONDS = 900.0
+GONE_SECONDS = 150.0
+"""The operator's sweep is not in a hurry."""
+_KILL_WORKER = """
+for child in $(cat /proc/1/task/1/children); do
+    grep -qz ^LOCAL_RANK= /proc/$child/environ && kill -9 $child && killed=yes
+done
+test "$killed"
+"""
+"""Of the launcher's children, not its standby interpreter."""
+_OWN = "pods,services,secrets,poddisruptionbudgets"
+_LINE = re.compile(r"^(?:\[\d+\] )?step (\d+) .* accuracy (\S+) ", re.MULTILINE)
+
+
+class SoakedPods(Soaked):
+    """The job in a namespace of its own."""
+
+    weights = ON_A_CLUSTER
+    evicts = True
+    patience_seconds = 150.0
+    poll_seconds = 0.5
+
+    def __init__(self, faults: int) -> None:
+        super().__init__()
+        self._faults = faults
+        self._step = 0
+        self._killed = ""  # the uid of the pod, or the restarts of the agent, that was killed
+        self._running: tuple[str, ...] = ()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            self._enter()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def _enter(self) -> None:
+        cluster = named(os.environ) or self._stack.enter_context(borrowed())
+        if cluster.engine is not None:
+            images.build(lifecycle.builder_engine(cluster))
+            images.load(cluster)
+        self._console = Console(
+            (str(cluster.kubectl_program), "--context", cluster.context),
+            (str(cluster.helm_program), "--kube-context", cluster.context),
+            cluster.environment(),
+        )
+        self._cluster, self._nodes = cluster, Nodes(cluster, self._console)
+        self._installation = Installation(self._console)
+        self._corner = Corner(self._console, NAMESPACE)
+        self._install()
+        remove = ("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        self._console.kubectl(*remove, seconds=120)
+        self._console.kubectl("create", "namespace", NAMESPACE)
+        self._stack.callback(self._console.kubectl, *remove, "--wait=false")
+        self._corner.apply(self._manifest())
+        self._uid = self._corner.job(NAME)["metadata"]["uid"]
+
+    def _manifest(self) -> Json:
+        steps = training(self._faults, "--step-seconds", str(STEP_SECONDS))
+        document = job(NAME, {"command": ["python3", "train.py"], "args": steps})
+        document["spec"] |= spec_of(self._faults)
+        return document
+
+    def _install(self) -> None:
+        if self._installation.installed:
+            self._installation.uninstall()
+        if self._console.find("namespace", DENYING) is None:
+            self._console.kubectl("create", "namespace", DENYING)
+        self._installation.install()
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    # -- what it says
+
+    def told(self) -> Told:
+        status = self._corner.status(NAME)
+        found = told(status, status.get("rounds") or [])
+        self._running = found.running
+        return found
+
+    def step(self) -> int:
+        # Rank 0 alone tells of steps, and a pod that it ran in may be gone by now.
+        if self._running and (lines := self._lines(self._running[0])):
+            self._step = max(self._step, int(lines[-1][0]))
+        return self._step
+
+    def _lines(self, pod: str) -> list[tuple[str, str]]:
+        """Steps and accuracies in the end of a trainer's log."""
+        try:
+            text = self._corner.kubectl("logs", pod, "-c", "trainer", "--tail=5", seconds=10)
+        except (CommandFailed, TimeoutExpired):
+            return []
+        return _LINE.findall(text)
+
+    def ended(self) -> bool:
+        return self._corner.status(NAME).get("phase") in ("Succeeded", "Failed")
+
+    def log(self) -> str:
+        return "\n".join(self._corner.status(NAME).get("explanation") or ())
+
+    def keep(self, folder: Path) -> None:
+        dump(folder, self._console, [NAMESPACE])
+
+    # -- what is done to it
+
+    def may(self, what: Disturbance) -> bool:
+        return what.kind is not Kind.KILL_AGENT or self._restarts(what.pod) <= MOST_AGENT_RESTARTS
+
+    def apply(self, what: Disturbance) -> None:
+        match what.kind:
+            case Kind.KILL_WORKER:
+                self._corner.exec(what.pod, "trainer", _KILL_WORKER)
+            case Kind.KILL_AGENT:
+                self._killed = str(self._restarts(what.pod))
+                self._nodes.kill_container(self._pod(what.pod), AGENT)
+            case Kind.KILL_NODE:
+                self._kill_pod(what.pod)
+            case Kind.DRAIN:
+                self._evict(what.pod)
+            case Kind.DELETE_POD:
+                self._corner.kubectl("delete", "pod", what.pod, "--wait=false")
+            case Kind.STOP_LAUNCHER:
+                self._corner.exec(what.pod, "trainer", "kill -TERM 1")
+            case Kind.SCALE:
+                self._corner.kubectl("scale", f"ej/{NAME}", f"--replicas={what.nodes}")
+            case Kind.KILL_ETCD:
+                self._kill_of_system(self._etcd(), "etcd")
+            case Kind.KILL_OPERATOR:
+                self._kill_of_system(self._installation.operators()[0], "operator")
+
+    def back(self, what: Disturbance) -> bool:
+        match what.kind:
+            case Kind.KILL_AGENT:
+                restarted = self._restarts(what.pod) > int(self._killed)
+                return restarted and is_ready(self._pod(what.pod))
+            case Kind.KILL_ETCD:
+                etcd = self._etcd()
+                return is_ready(etcd) and etcd["metadata"]["uid"] != self._killed
+            case Kind.KILL_OPERATOR:
+                others = self._installation.operators()
+                new = [pod for pod in others if pod["metadata"]["uid"] != self._killed]
+                leader = self._installation.leader()
+                return any(is_ready(pod) and pod["metadata"]["name"] in leader for pod in new)
+        return True
+
+    def _kill_pod(self, name: str) -> None:
+        """Every process of a pod at the same time, and no word to anybody."""
+        pod = self._pod(name)
+        labels = pod["metadata"]["labels"]
+        selector = ",".join(f"elasticjob.dev/{key}={labels[f'elasticjob.dev/{key}']}"
+                            for key in ("job-name", "index"))  # fmt: skip
+        self._cluster.kill_node_processes(pod["spec"]["nodeName"], NAMESPACE, selector)
+
+    def _evict(self, name: str) -> None:
+        """What `kubectl drain` asks for, for one pod."""
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+        }
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+
+        def evicted() -> bool:
+            try:
+                self._console.kubectl("create", "--raw", path, "-f", "-", given=given)
+            except CommandFailed:
+                return False
+            return True
+
+        given = json.dumps(eviction)
+        # The job's disruption budget may not have seen yet that the last one's pod is back.
+        until(evicted, f"the eviction of {name} to be granted", EVICTION_SECONDS)
+
+    def _kill_of_system(self, pod: Json, container: str) -> None:
+        """kill -9, and the pod deleted at once: else its kubelet puts off a second start."""
+        self._killed = pod["metadata"]["uid"]
+        with suppress(CommandFailed):  # it is being started again since the last time
+            self._nodes.kill_container(pod, container)
+        self._console.kubectl(
+            "-n", SYSTEM, "delete", "pod", pod["metadata"]["name"], "--wait=false"
+        )
+
+    def _pod(self, name: str) -> Json:
+        return self._corner.find("pod", name) or {}
+
+    def _etcd(self) -> Json:
+        empty: Json = {"metadata": {"uid": self._killed}}
+        return self._console.find("-n", SYSTEM, "pod", ETCD_POD) or empty
+
+    def _restarts(self, name: str) -> int:
+        found = (self._pod(name).get("status") or {}).get("initContainerStatuses") or ()
+        return sum(int(each["restartCount"]) for each in found if each["name"] == AGENT)
+
+    # -- its end
+
+    def ends(self) -> float:
+        until(self.ended, f"the end of {NAME}", END_SECONDS)
+        status = self._corner.status(NAME)
+        if status["phase"] != "Succeeded":
+            raise AssertionError(f"the job ended {status['phase']}: {self.log()}")
+        return float(self._lines(status["rendezvous"]["master"])[-1][1])
+
+    def left(self) -> list[str]:
+        self._corner.delete(NAME)
+        deadline = time.monotonic() + GONE_SECONDS
+        while (found := self._there()) and time.monotonic() < deadline:
+            time.sleep(self.poll_seconds)
+        return found
+
+    def _there(self) -> list[str]:
+        """Objects of the job, and what etcd still knows of it."""
+        objects = self._corner.items(_OWN, "-l", f"elasticjob.dev/job-uid={self._uid}")
+        names = [f"{each['kind']} {each['metadata']['name']}" for each in objects]
+        accounts = f"{self._installation.etcdctl('user', 'list')}\n"
+        accounts += self._installation.etcdctl("role", "list")
+        kept = [line for line in accounts.split() if self._uid in line]
+        return [*names, *self._installation.keys_of(self._uid), *kept]
