@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.progress import read_progress as read_progress_file
 from elasticjob_cli.local.logs import WORKERS
 from elasticjob_operator.core.observed import Observed, Pod
@@ -55,22 +56,25 @@ def _state(pod: Pod, observed: Observed) -> str:
 
 
 def read_progress(logs: Path) -> Mapping[str, object]:
-    """What the script says of itself: the newest word of all workers, metrics first of all.
-
-    Each pod's newest round is read: an older one has nothing newer to say.
-    """
-    found = []
-    for pod in logs.glob(f"*/{WORKERS}/*"):
-        rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
-        if rounds:
-            found += [read_progress_file(path) for path in rounds[max(rounds)].glob("*/progress")]
-    told = [one for one in found if one is not None and one.step >= 0]
+    """What the script says of itself: the newest word of all workers, metrics first of all."""
+    told = [one for pod in logs.glob(f"*/{WORKERS}/*") for one in _told_by(pod)]
     if not told:
         return {}
     # Often rank 0 alone measures; the others' steps are no news beside that.
     latest = max(told, key=lambda one: (bool(one.metrics), one.at_ms))
     metrics = {name: float(f"{value:.4g}") for name, value in latest.metrics.items()}
     return {"step": latest.step, **metrics}
+
+
+def _told_by(pod: Path) -> list[WorkerProgress]:
+    """The words of a pod's newest round that has any: a round that only begins has none yet, and
+    that of a pod that is gone would seem to be the newest."""
+    rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
+    for number in sorted(rounds, reverse=True):
+        found = [read_progress_file(path) for path in rounds[number].glob("*/progress")]
+        if told := [one for one in found if one is not None and one.step >= 0]:
+            return told
+    return []
 
 
 def _is_round(path: Path) -> bool:
