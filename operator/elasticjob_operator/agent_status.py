@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from elasticjob_operator.core.mirrored import Records, records, rendezvous_view
+from elasticjob_operator.core.mirrored import Records, records_of_agents, rendezvous_view
 from elasticjob_operator.core.sidecar import HEALTH_PORT
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
-from elasticjob_rendezvous.core.served import PATH, Served, headers, merged, read
+from elasticjob_rendezvous.core.served import PATH, Served, headers, read
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,7 @@ class AgentStatus:
 
     def _merged(self, job: _Followed, pods: Collection[str]) -> Records | None:
         present = [said for said in self._believed(job) if said.member in pods]
-        prefix = job.asked.prefix
-        return records(prefix, merged(prefix, present, pods)) if present else None
+        return records_of_agents(job.asked.prefix, present, pods) if present else None
 
     def _believed(self, job: _Followed) -> list[Served]:
         """What was said lately; the last word of an agent that ended with its job stays."""

@@ -59,6 +59,7 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
         "timeout": bounds.join_timeout_seconds,
         "last_call_timeout": bounds.last_call_seconds,
         "recovery_call_timeout": max(LEAST_CALL_SECONDS, bounds.settle_seconds),
+        "expected_nodes": bounds.expected,
         "username": access.user,
         "password": access.password,
     }
@@ -188,6 +189,7 @@ def _dynamic(settings: AgentSettings) -> Any:
         BEATS,
         lasting_store=True,
         recovery_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.settle_seconds)),
+        expected_nodes=bounds.expected,
     )
 
 

@@ -12,13 +12,13 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.recorded import Recorded, recorded, records
 from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.records import Bounds, RoundState
-from elasticjob_rendezvous.core.served import Served, proven, served, written
+from elasticjob_rendezvous.core.served import SETUP, Served, proven, served, written
 
 STAY_SECONDS = 10.0
 """How long the end waits to be read, where somebody has been reading."""
@@ -45,6 +45,7 @@ class Witness:
 
     Args:
         job_key: what readers must have; empty lets everybody read.
+        setting_up: whether there is no rendezvous yet that one could join.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Witness:
         bounds: Bounds,
         backend: str,
         job_key: bytes = b"",
+        setting_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._who = who
         self._session = session
@@ -62,6 +64,7 @@ class Witness:
         self._bounds = bounds
         self._backend = backend
         self._job_key = job_key
+        self._setting_up = setting_up
         self._known = Recorded()
         self._state: Following | None = None
         self._asked_at = float("-inf")
@@ -99,4 +102,6 @@ class Witness:
             return Served(self._backend, who.id, {})
         found = records(self._known, state, who, self._session, self._prefix, self._bounds)
         word = str(self._known.state) if self._known.number else ""
+        if word == RoundState.JOINABLE and self._setting_up():
+            word = SETUP
         return served(self._prefix, self._backend, who.id, found, word)

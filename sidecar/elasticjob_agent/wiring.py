@@ -139,11 +139,16 @@ def elastic_agent(
     return NodeElasticAgent(spec, settings, hands, None if witness is None else witness.stepped)
 
 
-def witness_of(settings: AgentSettings, session: str, backend: str) -> Witness:
+def witness_of(settings: AgentSettings, session: str, handler: RendezvousHandler) -> Witness:
     """Tells of a job whose records no etcd v3 holds."""
-    bounds = settings.bounds or Bounds(1, 1)
     return Witness(
-        identity_of(settings), session, settings.prefix, bounds, backend, settings.job_key
+        identity_of(settings),
+        session,
+        settings.prefix,
+        settings.bounds or Bounds(1, 1),
+        handler.get_backend(),
+        settings.job_key,
+        getattr(handler, "setting_up", lambda: False),
     )
 
 
@@ -158,7 +163,7 @@ async def run_agent(
     `handler` is another rendezvous than the job's own over etcd v3; it is shut down at the end.
     """
     _name_the_rendezvous(settings)
-    witness = None if handler is None else witness_of(settings, session, handler.get_backend())
+    witness = None if handler is None else witness_of(settings, session, handler)
     elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session), witness)
     try:
         address, port = settings.bind_address, settings.health_port

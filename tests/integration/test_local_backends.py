@@ -113,6 +113,14 @@ def test_a_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     rig.nothing_left()
 
 
+def test_the_first_round_waits_for_no_more_than_are_wanted(rig: Rig) -> None:
+    rendezvous = {"backend": rig.backend, "lastCallSeconds": 600}
+    runner = rig.start(rig.job_file(rendezvous=rendezvous, maxNodes=4, nodes=2), "--plain")
+    assert rig.settled(2)["rendezvous"]["round"] == 1
+    rig.finish()
+    assert runner.wait(30) == 0
+
+
 def test_a_failure_is_told_with_its_traceback(rig: Rig) -> None:
     (rig.job / "failing.py").write_text(FAILING)
     runner = rig.start(rig.job_file(command=["python3", "failing.py"]), "--plain")

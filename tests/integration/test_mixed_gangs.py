@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.interop import put_through
-from bench.mixed.backends import BACKENDS
+from bench.mixed.backends import BACKENDS, MixedBackend
 from bench.mixed.gang import mixed_gang
 from bench.mixed.plan import Change, Kind, Mix, Side
 
@@ -31,12 +32,20 @@ PLANS = {
 }
 
 
+def steady(backend: MixedBackend) -> MixedBackend:
+    """On a busy machine a torchrun may well be silent for three seconds. It would be taken for
+    lost, and not notice that the others go on: it waits for its worker's own timeout."""
+    longer = {"keep_alive_max_attempt": "15"}
+    known = {name: value for name, value in longer.items() if name in backend.conf}
+    return replace(backend, conf={**backend.conf, **known})
+
+
 @pytest.mark.parametrize("name", list(PLANS))
 def test_a_gang_of_both_trains_on_through_joins_and_losses(name: str, tmp_path: Path) -> None:
     first, steps = PLANS[name]
     plan = [Change(kind, side) for kind, side in steps]
     mix = Mix(1, 1) if name != "elasticjob" else Mix(2, 1)
-    with mixed_gang(BACKENDS[name], tmp_path / "logs") as gang:
+    with mixed_gang(steady(BACKENDS[name]), tmp_path / "logs") as gang:
         outcomes = put_through(gang, mix, plan, first, LIMIT_SECONDS)
         errors = [outcome for outcome in outcomes if outcome.error]
         assert not errors, f"{errors}\n{gang.output()}"

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from elasticjob_cli.local.pods import Kubelet, LocalPod
-from elasticjob_operator.core.mirrored import Records, records
+from elasticjob_operator.core.mirrored import Records, records_of_agents
 from elasticjob_operator.core.observed import Pod, PodPhase
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
-from elasticjob_rendezvous.core.served import PATH, Served, headers, merged, read
+from elasticjob_rendezvous.core.served import PATH, Served, headers, read
 
 PERIOD_SECONDS = 0.2
 ASK_SECONDS = 2.0
@@ -49,7 +49,7 @@ class AskedAgents:
             for uid, pod in self._kubelet.pods.items()
             if pod.launcher_exit is None or self._unheard(pod)
         ]
-        return records(prefix, merged(prefix, self._told(present), present))
+        return records_of_agents(prefix, self._told(present), present)
 
     def heard(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods, of which one has not ended before its agent has said how, or has ended too."""

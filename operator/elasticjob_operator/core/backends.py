@@ -7,10 +7,9 @@ the rest.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elasticjob_operator.core.bounds import bounds_of
 from elasticjob_operator.core.names import pod_name, service_name
+from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_operator.model.enums import Backend
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_rendezvous.core.records import Bounds
@@ -43,8 +42,9 @@ def endpoints_of(job: ElasticJob, default: tuple[str, ...]) -> tuple[str, ...]:
 
 def told_bounds(job: ElasticJob) -> Bounds:
     """The bounds that agents get with their environment: the same in each pod of the job, or its
-    members would not agree. The wanted size is kept by the number of pods alone."""
-    return replace(bounds_of(job, job.spec.max_nodes, 0), expected=None)
+    members would not agree. The wanted size is kept by the number of pods; that of the moment
+    tells the first round how many to wait for, and nothing after it."""
+    return bounds_of(job, job.spec.max_nodes, wanted_size(job.spec).nodes)
 
 
 def _store_endpoint(job: ElasticJob) -> str:

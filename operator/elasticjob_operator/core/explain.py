@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from elasticjob_operator.core.backends import STORE_INDEX
 from elasticjob_operator.core.conditions import refusal_of
 from elasticjob_operator.core.missing import Missing, missing
+from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import Obstacle, Pod
 from elasticjob_operator.core.past import ENDED, interruptions, latest_failure
 from elasticjob_operator.core.rendezvous_view import StopReason
@@ -114,11 +116,22 @@ def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
     text = f"{begin}: {current.waiting} of {counted(wanted, 'node')} {have} come{need}"
     yield text + (f"; {listed(clauses)}" if clauses else "")
     yield from _remedies(reasons)
+    if current.state is RendezvousState.SETUP:
+        yield f"No agent has reached {_keeper(job)} yet"
+        return
     if not clauses and least <= current.waiting < wanted and status.phase is Phase.PENDING:
         yield (
             f"It begins with these when no more has come for "
             f"{job.spec.rendezvous.last_call_seconds} s"
         )
+
+
+def _keeper(job: ElasticJob) -> str:
+    """What keeps a rendezvous that is not the operator's."""
+    endpoints = job.spec.rendezvous.endpoints
+    if endpoints:
+        return f"the rendezvous at {listed(endpoints)}"
+    return f"the store of the rendezvous in {pod_name(job.metadata.name, STORE_INDEX)}"
 
 
 def _ends(names: list[str]) -> str:

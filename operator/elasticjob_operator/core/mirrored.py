@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ from elasticjob_operator.core.rendezvous_view import (
     RoundView,
 )
 from elasticjob_operator.model.enums import RendezvousState
-from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core import served, verdicts
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import KeyValue
@@ -39,6 +39,7 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.served import Served
 
 _OF_MACHINES = frozenset({FailureClass.SIGNAL, FailureClass.HANG, FailureClass.HOST_OUT_OF_MEMORY})
 """Failures that may well be the machine's: a script's own errors are the same everywhere."""
@@ -50,6 +51,7 @@ class Records:
 
     `members` holds one session of each member, the newest, in the order in which they came.
     `malformed` names what could not be read: another program may write below this prefix.
+    `setting_up`: agents say of a rendezvous that they keep themselves that there is none yet.
     """
 
     prefix: str
@@ -61,6 +63,7 @@ class Records:
     failures: tuple[Failure, ...] = ()
     dones: tuple[Done, ...] = ()
     malformed: tuple[str, ...] = ()
+    setting_up: bool = False
 
     @property
     def roster(self) -> Roster | None:
@@ -104,6 +107,14 @@ def records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
         dones=tuple(reading.dones),
         malformed=tuple(reading.malformed),
     )
+
+
+def records_of_agents(
+    prefix: str, answers: Collection[Served], present: Collection[str]
+) -> Records:
+    """What the agents of a job say together; `present`: those (by id) that still are."""
+    found = records(prefix, served.merged(prefix, answers, present))
+    return replace(found, setting_up=served.setting_up(answers))
 
 
 @dataclass(slots=True)
@@ -159,7 +170,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         return RendezvousView(members=members, waiting=waiting)
     sealed = current.state in (RoundState.FINAL, RoundState.CLOSED)
     return RendezvousView(
-        state=RendezvousState(current.state.value),
+        state=_state(found, current),
         round=current.number,
         nodes=current.nodes if sealed else len(current.ids),
         waiting=waiting,
@@ -176,6 +187,12 @@ def rendezvous_view(found: Records) -> RendezvousView:
         first_failure=_first_failure(found, current.charged),
         outcome=_outcome_view(current.outcome),
     )
+
+
+def _state(found: Records, current: Round) -> RendezvousState:
+    if found.setting_up and current.state is RoundState.JOINABLE:
+        return RendezvousState.SETUP
+    return RendezvousState(current.state.value)
 
 
 def _waiting_reason(found: Records, waiting: int) -> str:

@@ -1,6 +1,6 @@
 """torch's elastic agent API, without torch, over the agent that ElasticJob's pods run.
 
-See docs/agent-api.md for how the two fit, and docs/reference-agent.md for every name.
+See docs/agent-api.md for how the two fit, and docs/reference.md for every name.
 """
 
 from elasticjob_agent.api.agent import ElasticAgent, SimpleElasticAgent

@@ -95,6 +95,13 @@ class PersistentHandler(RendezvousHandler):
         moved_on = getattr(self._handler, "moved_on", None)
         return moved_on is not None and bool(moved_on())
 
+    def setting_up(self) -> bool:
+        """Whether there is no rendezvous yet: its keeper was not reached, or it is being made."""
+        if self._handler is None:
+            return True
+        setting_up = getattr(self._handler, "setting_up", None)
+        return setting_up is not None and bool(setting_up())
+
     def leave(self) -> None:
         """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
         self._going.set()

@@ -37,6 +37,8 @@ from elasticjob_rendezvous.core.records import (
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
 PROOF_HEADER = "X-ElasticJob-Proof"
+SETUP = "setup"
+"""The word of who finds no rendezvous yet that one could join."""
 FRESH_SECONDS = 300
 """How far the reader's clock may be off."""
 
@@ -107,6 +109,11 @@ def read(body: bytes) -> Served:
         return Served(backend, member, records, str(document.get("state", "")))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MalformedRecord(PATH, f"{type(error).__name__}: {error}") from error
+
+
+def setting_up(answers: Iterable[Served]) -> bool:
+    """Whether nobody who has a word on the rendezvous has found one to join."""
+    return {answer.state for answer in answers if answer.state} == {SETUP}
 
 
 # -- many answers -------------------------------------------------------------------

@@ -98,6 +98,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
             return self._rdzv_impl.moved_on()
         return False
 
+    def setting_up(self) -> bool:
+        """Whether somebody is just making a version; asks nobody."""
+        with contextlib.suppress(RendezvousError):
+            return self._rdzv_impl.setting_up()
+        return False
+
     def leave(self) -> None:
         """Take no part any more, and leave the rendezvous open; see `EtcdRendezvous.leave`."""
         self._rdzv_impl.leave()
@@ -119,7 +125,8 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
     Settings: `timeout` (600) and `last_call_timeout` (30) in seconds, `etcd_prefix`
     (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1),
-    `recovery_call_timeout` (as `last_call_timeout`), and those of `create_client`.
+    `recovery_call_timeout` (as `last_call_timeout`), `expected_nodes` (the first version waits
+    for no more), and those of `create_client`.
 
     Raises:
         ValueError: a setting is malformed; it names it.
@@ -146,6 +153,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
         last_call_timeout=last_call,
         notice_seconds=notice,
         recovery_call_timeout=recovery,
+        expected_workers=params.get_as_int("expected_nodes"),
     )
     return EtcdRendezvousHandler(member, params.local_addr, bool(closes))
 

@@ -25,6 +25,7 @@ from elasticjob_rendezvous.etcd_v2.active import parsed
 from elasticjob_rendezvous.etcd_v2.core import patience
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths
 from elasticjob_rendezvous.etcd_v2.core.records import (
+    FIRST_VERSION,
     KEEPALIVE_TTL_SECONDS,
     RUN_TTL_SECONDS,
     Status,
@@ -57,6 +58,7 @@ class EtcdRendezvous(Endings):
         last_call_timeout: seconds that others may still join once the fewest have.
         notice_seconds: see NOTICE_SECONDS.
         recovery_call_timeout: the last call of every version but the first, if it is another.
+        expected_workers: the first version's last call ends once so many have joined.
 
     Raises:
         ValueError: prefix or run id cannot be part of a path.
@@ -75,9 +77,11 @@ class EtcdRendezvous(Endings):
         *,
         notice_seconds: float = NOTICE_SECONDS,
         recovery_call_timeout: float | None = None,
+        expected_workers: int | None = None,
     ) -> None:
         paths = Paths.of(prefix, run_id)
         super().__init__(client, paths, num_min_workers, num_max_workers, timeout, notice_seconds)
+        self._expected_workers = expected_workers
         self._last_call_timeout = last_call_timeout
         self._recovery_call_timeout = recovery_call_timeout
         self._looked: tuple[float, set[str] | None] = (0.0, None)  # when, and what was there
@@ -191,7 +195,7 @@ class EtcdRendezvous(Endings):
 
     def _call_timeout(self, version: str) -> float:
         recovery = self._recovery_call_timeout
-        return self._last_call_timeout if recovery is None or version == "1" else recovery
+        return self._last_call_timeout if recovery is None or version == FIRST_VERSION else recovery
 
     def confirm_phase(self, expected_version: str, this_rank: int) -> tuple[str, int, int]:
         """Say that we are there, and wait until every participant has."""
@@ -274,6 +278,11 @@ class EtcdRendezvous(Endings):
         if ours is None or (state is None and is_lost(self.client, self._paths)):
             return False
         return patience.moved_on(state, ours, self._looked[1])
+
+    def setting_up(self) -> bool:
+        """Whether somebody is just making a version, as far as a barrier of ours has seen."""
+        text = self._feed.seen.text if self._waiting.active else None
+        return text is not None and parsed(text).status is Status.SETUP
 
     # -- paths, leases, data --------------------------------------------------------
 

@@ -19,6 +19,7 @@ from elasticjob_rendezvous.etcd_v2.active import ActiveVersion, parsed
 from elasticjob_rendezvous.etcd_v2.core import patience, transitions
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
 from elasticjob_rendezvous.etcd_v2.core.records import (
+    FIRST_VERSION,
     JOINABLE_TTL_SECONDS,
     State,
     Status,
@@ -53,6 +54,7 @@ class Steps:
         self._num_min_workers = num_min_workers
         self._num_max_workers = num_max_workers
         self._notice_seconds = notice_seconds
+        self._expected_workers: int | None = None
         self._feed = Feed(client, paths)
         self._active = ActiveVersion(client, paths, self._feed)
         self._waiting = Waiting(self._feed, timeout)
@@ -196,7 +198,8 @@ class Steps:
     def handle_join_last_call(self, expected_version: str, deadline: float) -> None:
         """Wait until `deadline` (as `time.time()` counts) for more to join, then let nobody in.
 
-        Until then the version is kept alive by us alone.
+        Until then the version is kept alive by us alone. The first one waits for nobody beyond
+        those that are expected, where that is known.
 
         Raises EtcdRendezvousRetryableFailure where it is neither joinable nor frozen.
         """
@@ -206,7 +209,7 @@ class Steps:
         while (state := self._unfinished(seen, expected_version)).status is Status.JOINABLE:
             now = time.monotonic()
             with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
-                if now >= ends:
+                if now >= ends or self._all_are_here(state):
                     self._active.swap(state, transitions.frozen(state))
                 elif now >= keep_at:
                     self._active.swap(state, transitions.held(state))
@@ -215,6 +218,11 @@ class Steps:
             if later.text != seen.text:  # who joins sets the time to live anew
                 keep_at = time.monotonic() + JOINABLE_TTL_SECONDS / 2
             seen = later
+
+    def _all_are_here(self, state: State) -> bool:
+        expected = self._expected_workers
+        first = state.version == FIRST_VERSION
+        return expected is not None and first and len(state.participants) >= expected
 
     # -- what the steps have in common -------------------------------------------------
 

@@ -267,6 +267,20 @@ async def the_rendezvous_is_told(settings: AgentSettings) -> None:
     assert set(answer.records) == {"state/bounds", "state/round", f"members/{ME}/s"}
 
 
+def test_what_cannot_be_joined_yet_is_being_set_up() -> None:
+    who, here = Identity(ME, "node-1", "10.0.0.2", 0), False
+    told = Witness(
+        who, "s", "/elasticjob/default/digits/0/", Bounds(1, 4), "c10d", b"", lambda: not here
+    )
+    assert served.read(told.answer()).state == "", "nothing is sought yet"
+    before = Following(Terms(ME, "digits", 3, 7.0))
+    seeking, _ = follow(before, ToldLocal(Local(ready=True)), 0.0)
+    told.stepped(before, seeking)
+    assert served.read(told.answer()).state == "setup"
+    here = True
+    assert served.read(told.answer()).state == "joinable"
+
+
 def test_with_etcd_v3_there_is_nothing_to_tell(settings: AgentSettings) -> None:
     async def ask() -> int:
         agent = Agent(settings, Hands(), lambda _: Rendezvous())

@@ -39,7 +39,9 @@ def test_it_is_made_when_it_can_be() -> None:
     one = handler(make)
     assert (one.get_backend(), one.get_run_id()) == ("c10d", "run")
     assert (one.is_closed(), one.num_nodes_waiting()) == (False, 0), "nothing is asked before"
+    assert one.setting_up()
     assert one.next_rendezvous().rank == 0
+    assert not one.setting_up()
     assert not refusals
     one.set_closed()
     assert one.is_closed()

@@ -238,6 +238,24 @@ def test_before_the_first_round(here: Observed, text: str) -> None:
     assert said(here) == text
 
 
+@pytest.mark.parametrize(
+    ("rendezvous", "what"),
+    [
+        (
+            {"backend": "etcd-v2", "endpoints": ["http://etcd-v2:2379"]},
+            "the rendezvous at http://etcd-v2:2379",
+        ),
+        ({"backend": "c10d"}, "the store of the rendezvous in job-0"),
+    ],
+)
+def test_while_nobody_has_reached_its_store(rendezvous: dict[str, Any], what: str) -> None:
+    view = replace(waiting("job-0"), state=RendezvousState.SETUP, round=1)
+    assert said(observed(*running(1), view=view), rendezvous=rendezvous) == (
+        "Not training yet: 1 of 5 nodes have come (at least 2 are needed). No agent has reached "
+        f"{what} yet."
+    )
+
+
 # -- in a round ---------------------------------------------------------------------
 
 RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {

@@ -195,7 +195,7 @@ def test_agents_of_a_c10d_job_are_told_who_keeps_the_store_and_the_bounds() -> N
     assert keeper["ELASTICJOB_BACKEND"] == "c10d"
     assert not [name for name in keeper if name.startswith("ELASTICJOB_ETCD_")]
     bounds = decode(Bounds, "ELASTICJOB_BOUNDS", keeper["ELASTICJOB_BOUNDS"].encode())
-    assert (bounds.min_nodes, bounds.max_nodes, bounds.expected) == (2, 6, None)
+    assert (bounds.min_nodes, bounds.max_nodes, bounds.expected) == (2, 6, 3)
     assert keeper["ELASTICJOB_BOUNDS"] == other["ELASTICJOB_BOUNDS"], "or they would not agree"
     ports = [
         port["containerPort"] for port in agent(pods.pod(job, 0, 1, settings, access))["ports"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from elasticjob_operator.core.mirrored import records
+from elasticjob_operator.core.mirrored import records, records_of_agents, rendezvous_view
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.records import (
@@ -34,6 +34,7 @@ from elasticjob_rendezvous.core.served import (
     proven,
     read,
     served,
+    setting_up,
     written,
 )
 
@@ -190,3 +191,31 @@ class TestMerged:
         assert found.round is not None
         assert found.round.number == 3
         assert found.malformed
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), False),
+        (("",), False),
+        (("setup", ""), True),
+        (("setup", "setup"), True),
+        (("setup", "joinable"), False),
+    ],
+)
+def test_it_is_set_up_until_somebody_has_found_it(words: tuple[str, ...], expected: bool) -> None:
+    answers = [answer(str(at), state=word) for at, word in enumerate(words)]
+    assert setting_up(answers) is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "word", "shown"),
+    [
+        (RoundState.JOINABLE, "setup", "setup"),
+        (RoundState.JOINABLE, "joinable", "joinable"),
+        (RoundState.FINAL, "setup", "final"),
+    ],
+)
+def test_the_state_that_is_shown(state: RoundState, word: str, shown: str) -> None:
+    said = answer("a", (KEYS.round, Round(1, state, Cause(CauseKind.START))), state=word)
+    assert rendezvous_view(records_of_agents(PREFIX, [said], ["a"])).state == shown

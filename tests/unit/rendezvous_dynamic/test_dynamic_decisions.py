@@ -117,6 +117,22 @@ def test_every_action_writes_what_it_says_or_nothing(action: Action) -> None:
             applied(action, s)
 
 
+@pytest.mark.parametrize(
+    ("participants", "number", "action"),
+    [
+        ("ab", 0, Action.SYNC),
+        ("abc", 0, Action.MARK_COMPLETE),
+        ("abcd", 0, Action.MARK_COMPLETE),
+        ("abc", 1, Action.SYNC),
+    ],
+)
+def test_the_first_round_waits_for_those_that_are_expected(
+    participants: str, number: int, action: Action
+) -> None:
+    expects = replace(settings(max_nodes=8), expected_nodes=3)
+    assert join(situation(state(participants, round=number), settings=expects)) is action
+
+
 class TestRecovery:
     """With a recovery call of its own, a round that follows on another waits for nobody else."""
 

@@ -97,9 +97,15 @@ def join(s: Situation) -> Action:
     if not takes_part:
         return Action.SYNC if full else Action.ADD_TO_PARTICIPANTS
     enough = len(state.participants) >= s.settings.min_nodes
-    if enough and (full or s.last_call_over or _all_are_back(s)):
+    if enough and (full or s.last_call_over or _all_are_here(s) or _all_are_back(s)):
         return Action.MARK_COMPLETE
     return _idle(s)
+
+
+def _all_are_here(s: Situation) -> bool:
+    """The first round waits for nobody beyond those that are expected, where that is known."""
+    expected = s.settings.expected_nodes
+    return expected is not None and s.state.round == 0 and len(s.state.participants) >= expected
 
 
 def _all_are_back(s: Situation) -> bool:

@@ -64,6 +64,7 @@ class RendezvousSettings:
         lasting_store: the backend has a store where the workers of every round can meet.
         recovery_call: the last call of every round but the first, if it is another; with it, a
             round that follows on another is complete as soon as all who stopped for it are back.
+        expected_nodes: the first round is complete as soon as so many take part.
 
     Raises:
         ValueError: a value is out of range; it says which.
@@ -77,6 +78,7 @@ class RendezvousSettings:
     keep_alive_max_attempt: int
     lasting_store: bool = False
     recovery_call: timedelta | None = None
+    expected_nodes: int | None = None
 
     def __post_init__(self) -> None:
         if not self.run_id:
