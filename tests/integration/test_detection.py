@@ -131,7 +131,7 @@ def silence_the_coordinator(job: Job) -> None:
         (kill_launcher, CauseKind.FAILURE, (1,), AT_ONCE_SECONDS),
         (drain, CauseKind.LEAVE, (), AT_ONCE_SECONDS),
         (silence, CauseKind.LOSS, (), LATEST_SECONDS),
-        (silence_the_coordinator, CauseKind.LOSS, (), LATEST_SECONDS + 2.0),
+        (silence_the_coordinator, CauseKind.LOSS, (), LATEST_SECONDS),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -1,7 +1,8 @@
 """The connections between agents, and the probes of launchers.
 
 Owns every link. A process that ends closes its links within milliseconds; a cut, a
-stopped process or a machine without power only shows as silence.
+stopped process or a machine without power only shows as silence, to each side by itself:
+their heartbeats keep different time.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.events import (
+    Event,
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     PeerDown,
     PeerHeard,
+    PeerQuiet,
     PeerUp,
     Probe,
     Probed,
@@ -26,22 +30,35 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.world import World
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.5
+QUIET_SECONDS = 1.5
 SILENCE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
 REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 
 
 @dataclass(slots=True, eq=False)
+class End:
+    """One side of a link: whether it believes in the link, and when it heard the other last."""
+
+    agent: Agent
+    heard: float
+    open: bool = True
+    quiet: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Connection:
     """A link that stands: `client` holds it, `server` is (or was) the coordinator."""
 
-    client: Agent
-    server: Agent
+    client: End
+    server: End
     target: Link
     session: str
-    heard: float
-    open: bool = True
+
+    @property
+    def ends(self) -> tuple[tuple[End, End], tuple[End, End]]:
+        return (self.client, self.server), (self.server, self.client)
 
 
 class Switchboard:
@@ -51,6 +68,7 @@ class Switchboard:
         self.world = world
         self._wanted: dict[Agent, Link] = {}
         self._connections: dict[Agent, Connection] = {}
+        self._served: dict[Agent, list[Connection]] = {}
         self._failures: dict[Agent, int] = {}
         self._sessions: dict[Agent, str] = {}
 
@@ -68,14 +86,13 @@ class Switchboard:
     def unlink(self, agent: Agent) -> None:
         self._wanted.pop(agent, None)
         connection = self._connections.pop(agent, None)
-        if connection is not None and connection.open:
-            connection.open = False
-            self._tell_server(connection)
+        if connection is not None:
+            self._hang_up(connection, connection.client)
 
     def serve(self, agent: Agent) -> None:
         """The server knows of another round: tell those linked to it."""
         for connection in self._served_by(agent):
-            self.world.at(self.world.network.delay(), self._speak, connection)
+            self.world.at(self.world.network.delay(), self._speak, connection.server, connection)
 
     def probe(self, agent: Agent, effect: Probe) -> None:
         world = self.world
@@ -130,15 +147,19 @@ class Switchboard:
 
     def _connect(self, agent: Agent, server: Agent, target: Link) -> None:
         world = self.world
-        session = self._sessions[agent]
-        connection = Connection(agent, server, target, session, world.now)
+        connection = Connection(
+            End(agent, world.now), End(server, world.now), target, self._sessions[agent]
+        )
         self._connections[agent] = connection
+        self._served.setdefault(server, []).append(connection)
         self._failures.pop(agent, None)
         world.at(world.network.delay(), agent.deliver, LinkUp(target.member, target.session))
         up = PeerUp(agent.pod.id, connection.session)
         world.at(world.network.delay(), server.deliver, up)
-        world.at(world.network.delay(), self._speak, connection)
-        world.at(HEARTBEAT_SECONDS, self._beat, connection)
+        world.at(world.network.delay(), self._speak, connection.server, connection)
+        for here, _ in connection.ends:
+            first = HEARTBEAT_SECONDS * (0.02 + 0.98 * world.rng.random())
+            world.at(first, self._beat, here, connection)
 
     def _failed(self, agent: Agent, target: Link, refused: bool) -> None:
         if self._wanted.get(agent) != target or agent in self._connections:
@@ -154,65 +175,86 @@ class Switchboard:
 
     # -- a link that stands ---------------------------------------------------------
 
-    def _speak(self, connection: Connection) -> None:
-        if connection.open and self._hears(connection):
-            target = connection.target
-            heard = LinkHeard(target.member, target.session, connection.server.serves)
-            connection.client.deliver(heard)
-
-    def _hears(self, connection: Connection) -> bool:
-        client, server = connection.client.pod, connection.server.pod
-        if not (client.powered and server.powered) or client.frozen or server.frozen:
-            return False
-        if connection.client.paused or connection.server.paused:
-            return False
-        return self.world.network.joined(client.id, server.id)
-
-    def _beat(self, connection: Connection) -> None:
-        if not connection.open:
+    def _speak(self, here: End, connection: Connection) -> None:
+        """One side says something, if it can."""
+        there = connection.server if here is connection.client else connection.client
+        if not (here.open and there.open and self._passes(here.agent, there.agent)):
             return
-        world = self.world
-        if self._hears(connection):
-            connection.heard = world.now
-            self._speak(connection)
-            connection.server.deliver(PeerHeard(connection.client.pod.id, connection.session))
-        elif world.now - connection.heard >= SILENCE_SECONDS:
-            self._close(connection)
+        there.heard = self.world.now
+        there.quiet = False
+        there.agent.deliver(self._word(here, connection))
+
+    def _word(self, here: End, connection: Connection) -> Event:
+        target = connection.target
+        if here is connection.server:
+            return LinkHeard(target.member, target.session, here.agent.serves)
+        return PeerHeard(here.agent.pod.id, connection.session)
+
+    def _passes(self, one: Agent, other: Agent) -> bool:
+        if not (one.pod.powered and other.pod.powered) or one.pod.frozen or other.pod.frozen:
+            return False
+        if one.exited or one.paused or other.paused:
+            return False
+        return self.world.network.joined(one.pod.id, other.pod.id)
+
+    def _beat(self, here: End, connection: Connection) -> None:
+        """The time of one side's heartbeat: it speaks, and sees for how long it heard nothing."""
+        if not here.open:
             return
-        world.at(HEARTBEAT_SECONDS, self._beat, connection)
+        self._speak(here, connection)
+        silence = self.world.now - here.heard
+        if silence >= SILENCE_SECONDS:
+            self._fell_silent(here, connection)
+            return
+        if silence >= QUIET_SECONDS and not here.quiet:
+            here.quiet = True
+            here.agent.deliver(self._quiet(here, connection))
+        self.world.at(HEARTBEAT_SECONDS, self._beat, here, connection)
 
-    def _close(self, connection: Connection) -> None:
-        """Both ends hear that the link is down; the client dials again."""
-        connection.open = False
-        client, target = connection.client, connection.target
-        if self._connections.get(client) is connection:
-            del self._connections[client]
-        self._tell_server(connection)
-        delay = self.world.network.delay()
-        down = LinkDown(target.member, target.session, refused=False)
-        self.world.at(delay, client.deliver, down)
-        self._redial(client, target)
+    def _quiet(self, here: End, connection: Connection) -> Event:
+        if here is connection.server:
+            return PeerQuiet(connection.client.agent.pod.id, connection.session)
+        return LinkQuiet(connection.target.member, connection.target.session)
 
-    def _tell_server(self, connection: Connection) -> None:
-        down = PeerDown(connection.client.pod.id, connection.session)
-        self.world.at(self.world.network.delay(), connection.server.deliver, down)
+    def _fell_silent(self, here: End, connection: Connection) -> None:
+        """This side gives the link up; the other hears of it if it can be reached."""
+        self._lose(here, connection)
+        self._hang_up(connection, here)
+
+    def _hang_up(self, connection: Connection, here: End) -> None:
+        """`here` closes its side: the other sees that at once, or its own silence later."""
+        here.open = False
+        there = connection.server if here is connection.client else connection.client
+        one, other = here.agent.pod, there.agent.pod
+        if one.powered and self.world.network.joined(one.id, other.id):
+            self.world.at(self.world.network.delay(), self._lose, there, connection)
+
+    def _lose(self, here: End, connection: Connection) -> None:
+        """One side learns that the link is down; the client dials again."""
+        if not here.open:
+            return
+        here.open = False
+        if here is connection.server:
+            self._served[here.agent].remove(connection)
+            here.agent.deliver(PeerDown(connection.client.agent.pod.id, connection.session))
+            return
+        agent, target = here.agent, connection.target
+        if self._connections.get(agent) is connection:
+            del self._connections[agent]
+            agent.deliver(LinkDown(target.member, target.session, refused=False))
+            self._redial(agent, target)
 
     def _served_by(self, agent: Agent) -> list[Connection]:
-        return [c for c in self._connections.values() if c.server is agent and c.open]
+        return [c for c in self._served.get(agent, ()) if c.server.open]
 
     # -- ends -----------------------------------------------------------------------
 
     def ended(self, agent: Agent) -> None:
         """An agent process ended: its peers notice at once, unless they can't be reached."""
         self._wanted.pop(agent, None)
-        own = self._connections.get(agent)
-        ends = ([own] if own is not None else []) + self._served_by(agent)
-        for connection in ends:
-            other = connection.server if connection.client is agent else connection.client
-            noticed = agent.pod.powered and self.world.network.joined(agent.pod.id, other.pod.id)
-            wait = 0.0 if noticed else SILENCE_SECONDS
-            self.world.at(wait, self._ended, connection)
-
-    def _ended(self, connection: Connection) -> None:
-        if connection.open:
-            self._close(connection)
+        own = self._connections.pop(agent, None)
+        if own is not None:
+            self._hang_up(own, own.client)
+        for connection in self._served_by(agent):
+            self._hang_up(connection, connection.server)
+        self._served.pop(agent, None)

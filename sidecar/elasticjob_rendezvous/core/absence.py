@@ -19,6 +19,8 @@ TOOK_OVER = "took over"
 ASK_SOON_SECONDS = 0.001
 KILL_SECONDS = 1.0
 """How long a member that must stop its workers at once may take for it."""
+LAPSE_SECONDS = 0.3
+"""The same where its lease ended, of which it knows beforehand, by its own clock."""
 
 
 def patience_seconds(bounds: Bounds) -> float:
@@ -33,9 +35,26 @@ def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers
         return True
     took_over = timers.known(TOOK_OVER)
     patience = 0.0
-    if (took_over is not None and since <= took_over) or peers.alive(seat.id, timers.now):
+    if peers.alive(seat.id, timers.now):
         patience = patience_seconds(bounds)
+    elif took_over is not None and since <= took_over:
+        patience = patience_seconds(bounds)
+        if _nobody_answers(seat, peers, timers, patience):
+            return True
     return timers.passed(since + patience)
+
+
+def _nobody_answers(seat: Seat, peers: Peers, timers: Timers, seconds: float) -> bool:
+    """Whether a member is as silent as a machine without power: neither link nor launcher.
+
+    After an outage of etcd, which is what it has patience for, both would answer.
+    """
+    verdict = peers.inquire_meanwhile(seat, timers.now, seconds)
+    _wake_to_ask(seat, peers, timers)
+    if verdict is not Verdict.UNKNOWN:
+        return False
+    heard = peers.heard_at(seat.id)
+    return heard is None or timers.passed(heard + LINK_SILENCE_SECONDS)
 
 
 def _last_session(seat: Seat, view: View) -> str:
@@ -69,12 +88,20 @@ def has_stopped(
         case Verdict.AGENT_ALIVE:
             return timers.passed(max(since + patience_seconds(bounds), opened + KILL_SECONDS))
         case Verdict.UNKNOWN:
-            heard = peers.last_heard.get(seat.id, since - LINK_SILENCE_SECONDS)
-            lapsed = since + (bounds.keep_alive_seconds if seat.id in peers.fenced else 0.0)
+            heard = peers.heard_at(seat.id)
+            heard = since - LINK_SILENCE_SECONDS if heard is None else heard
+            fenced = seat.id in peers.fenced
+            lapsed = since + (bounds.keep_alive_seconds if fenced else LAPSE_SECONDS)
             return timers.passed(max(heard + LINK_SILENCE_SECONDS + KILL_SECONDS, lapsed))
-    if peers.must_ask(seat.id):
-        timers.passed(timers.now + ASK_SOON_SECONDS)
+    _wake_to_ask(seat, peers, timers)
     return False
+
+
+def _wake_to_ask(seat: Seat, peers: Peers, timers: Timers) -> None:
+    """An inquiry that has just begun is sent with the next step."""
+    at = peers.inquiries.first_at(seat.id)
+    if at is not None:
+        timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
 
 
 def _said_stopped(last: Member, view: View) -> bool:

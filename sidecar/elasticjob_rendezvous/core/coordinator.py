@@ -95,6 +95,7 @@ class Coordinator:
 
     def resign(self) -> None:
         self.active = False
+        self.peers.inquiries.clear()
 
     # -- the look -------------------------------------------------------------------
 

@@ -37,12 +37,14 @@ from elasticjob_rendezvous.core.events import (
     Left,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     Local,
     LocalChanged,
     Note,
     PeerDown,
     PeerHeard,
+    PeerQuiet,
     PeerUp,
     Probed,
     Read,
@@ -61,6 +63,7 @@ from elasticjob_rendezvous.core.events import (
     Workers,
     Write,
 )
+from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import KeyValue, Range, Txn
 from elasticjob_rendezvous.core.leadership import Leadership
@@ -261,16 +264,24 @@ class Engine:
         now = self._clock.now
         peers = self.coordinator.peers
         match event:
-            case LinkUp():
+            case LinkUp(member):
                 self.leadership.link_up(event, now)
-            case LinkHeard(_, _, number):
+                peers.led_by(member, now)
+            case LinkHeard(member, _, number):
                 self.leadership.link_heard(event, now)
+                peers.led_by(member, now)
                 if self.view.round and number > self.view.round.record.number:
                     self._doubt = True
+            case LinkQuiet():
+                self._suspect_leader(event, now)
             case LinkDown():
+                self._suspect_leader(event, now + INQUIRY_SECONDS)
                 self._effects += self.leadership.link_down(event, self.view)
             case PeerUp() | PeerHeard():
                 peers.up(event, now)
+            case PeerQuiet():
+                if self.coordinator.active:
+                    peers.quiet(event, self.view, now)
             case PeerDown():
                 effects = peers.down(event, self.view, now)
                 self._effects += effects if self.coordinator.active else []
@@ -278,8 +289,15 @@ class Engine:
                 self.leadership.probed(event, now)
                 if self.coordinator.active:
                     self._effects += peers.probed(event, self.view, now, self.config.orphan_seconds)
+                else:
+                    peers.inquiries.answered(event.member, event.verdict, now)
             case _:
                 raise TypeError(f"not an event of the protocol: {event!r}")
+
+    def _suspect_leader(self, event: LinkQuiet | LinkDown, at: float) -> None:
+        leader = self.leadership.suspected(event, self.view)
+        if leader is not None:
+            self.coordinator.peers.suspect(leader, at)
 
     def _take_failure(self, error: str, terminal: bool) -> None:
         """Etcd did not serve us: hopeless at the start, a matter of patience later."""
@@ -451,6 +469,7 @@ class Engine:
             self._effects += self.leadership.unlink()
             self._note(f"{self.config.identity.name} coordinates")
         self._tend_watches()
+        self.coordinator.peers.inquiry_seconds = 2 * self._keep_alive_seconds()
         if not registered:
             if self.local.workers is Workers.NONE:
                 self._effects += self.leadership.unlink()  # nothing is left to vouch for
@@ -460,6 +479,7 @@ class Engine:
         else:
             now, attend = self._clock.now, self._may_attend()
             self._effects += self.leadership.tend(self.view, now, self._doubt, attend)
+            self._effects += self.coordinator.peers.inquiries.tend(self.view, now, self._alarm)
 
     def _take_over(self) -> None:
         """We coordinate from now on, and look after a predecessor that left workers behind."""

@@ -204,6 +204,14 @@ class LinkHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkQuiet:
+    """The coordinator's agent missed beats on our link, which stands as yet."""
+
+    member: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkDown:
     """Our link to the coordinator broke, or was never had. `refused`: nobody listens there."""
 
@@ -223,6 +231,14 @@ class PeerUp:
 @dataclass(frozen=True, slots=True)
 class PeerHeard:
     """A linked member spoke."""
+
+    member: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerQuiet:
+    """A linked member missed beats; its link stands as yet."""
 
     member: str
     session: str
@@ -281,9 +297,11 @@ Event = (
     | WatchBroken
     | LinkUp
     | LinkHeard
+    | LinkQuiet
     | LinkDown
     | PeerUp
     | PeerHeard
+    | PeerQuiet
     | PeerDown
     | Probed
     | Close

@@ -15,13 +15,15 @@ from elasticjob_rendezvous.core.events import (
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     Probed,
     Unlink,
     Verdict,
 )
+from elasticjob_rendezvous.core.inquiries import probe
 from elasticjob_rendezvous.core.kv import KeyValue, Range
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Session, probe
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Session
 from elasticjob_rendezvous.core.records import Member
 from elasticjob_rendezvous.core.view import Versioned, View
 
@@ -108,6 +110,18 @@ class Leadership:
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
             self.heard = (now, event.round)
+
+    def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
+        """The coordinator, if nothing is heard of it and we are to succeed it.
+
+        We ask after it then, to know when its lease ends whether anybody answers; that all
+        ask would be too much.
+        """
+        leader = self.leader(view)
+        if leader is None or not self._named(view):
+            return None
+        session = (leader.record.id, leader.record.session)
+        return leader.record if session == self.link == (event.member, event.session) else None
 
     def link_down(self, event: LinkDown, view: View) -> list[Effect]:
         """The link broke: probe the coordinator, once until there is an answer."""

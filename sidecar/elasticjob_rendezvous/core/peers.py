@@ -17,11 +17,12 @@ from elasticjob_rendezvous.core.events import (
     Note,
     PeerDown,
     PeerHeard,
+    PeerQuiet,
     PeerUp,
-    Probe,
     Probed,
     Verdict,
 )
+from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, Inquiries, probe
 from elasticjob_rendezvous.core.records import Member, MemberState, RoundState, Seat
 from elasticjob_rendezvous.core.view import Versioned, View
 
@@ -30,7 +31,8 @@ STRAY_PROBE_SECONDS = (0.02, 0.06, 0.3)
 """A process that is being killed closes its connections one by one: its launcher may not know yet
 that it is gone. So it is asked again at once, and then every 0.3 s."""
 ROLL_CALL_SECONDS = 1.0
-INQUIRY_SECONDS = 0.5
+MISSED_SECONDS = 1.0
+"""Two beats."""
 LINK_SILENCE_SECONDS = 3.0
 """A link over which nothing was heard for this long vouches for nothing any more."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
@@ -51,16 +53,6 @@ class _Orphan:
 
 
 @dataclass(slots=True)
-class _Inquiry:
-    """An absent member that is asked again and again; `verdict` is its last answer."""
-
-    seat: Seat
-    next_probe: float
-    asked: bool = False
-    verdict: Verdict | None = None
-
-
-@dataclass(slots=True)
 class Peers:
     """Mutable knowledge of one coordinatorship; `linked` outlives it.
 
@@ -72,7 +64,9 @@ class Peers:
         strays: members whose agent answered a probe though its link is gone -> when to
             ask again, for it may have been about to die; `astray` is how often that was.
         last_heard: member -> when any link of it was last heard, also after it broke.
-        inquiries: members without a key whose workers may still run -> what was heard.
+        led: former coordinators -> when our own link to them was last heard.
+        inquiries: members that fell silent, or have no key while their workers may still run.
+        inquiry_seconds: how long a silent member is asked that has its key.
         fenced: members whose key was deleted though they were not proven gone.
         forsaken: sessions whose agent did not come back in time: their launchers end the
             workers, so they are lost, though nothing proves yet that those have stopped.
@@ -80,6 +74,7 @@ class Peers:
     """
 
     orphan_seconds: float = 30.0
+    inquiry_seconds: float = 10.0
     linked: dict[Session, float] = field(default_factory=dict)
     gone: set[Session] = field(default_factory=set)
     silent: dict[str, float] = field(default_factory=dict)
@@ -89,18 +84,21 @@ class Peers:
     astray: dict[Session, int] = field(default_factory=dict)
     roll_call_at: float | None = None
     last_heard: dict[str, float] = field(default_factory=dict)
-    inquiries: dict[str, _Inquiry] = field(default_factory=dict)
+    led: dict[str, float] = field(default_factory=dict)
+    inquiries: Inquiries = field(default_factory=Inquiries)
     fenced: set[str] = field(default_factory=set)
     forsaken: set[Session] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
-        """A new coordinatorship: forget suspicions, keep the links, proofs and orphans."""
+        """A new coordinatorship: forget what was said of others, keep links, proofs and orphans.
+
+        And the inquiry after our predecessor, which has begun already.
+        """
         self.gone = set(proven_gone)
         self.silent.clear()
         self.symptoms.clear()
         self.strays.clear()
         self.astray.clear()
-        self.inquiries.clear()
         self.fenced.clear()
         self.forsaken.clear()
         self.roll_call_at = now + ROLL_CALL_SECONDS
@@ -110,6 +108,7 @@ class Peers:
         self.astray.pop((event.member, event.session), None)
         self.last_heard[event.member] = now
         self.silent.pop(event.member, None)
+        self.inquiries.heard(event.member)
         if isinstance(event, PeerUp):
             self.symptoms.pop(event.member, None)
             for session in [s for s in self.orphans if s[0] == event.member]:
@@ -127,6 +126,26 @@ class Peers:
         doubted = id in self.silent or id in self.symptoms or id in self.inquiries
         return not (doubted or self.orphans or session in self.strays)
 
+    def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
+        """Beats are missing: ask now, so that it is known at the lease's end whether it answers."""
+        member = view.member(event.member)
+        if member is not None and member.record.session == event.session:
+            self.suspect(member.record, now)
+
+    def suspect(self, member: Member, at: float) -> None:
+        """Ask after a member that has a key, again and again, until something is heard of it."""
+        self.inquiries.suspect(member, at, at + self.inquiry_seconds)
+
+    def led_by(self, member: str, now: float) -> None:
+        """Our coordinator spoke on our link to it."""
+        self.led[member] = now
+        self.inquiries.heard(member)
+
+    def heard_at(self, member: str) -> float | None:
+        """When anything was last heard of a member on a link, whoever held it."""
+        known = (self.last_heard.get(member), self.led.get(member))
+        return max((at for at in known if at is not None), default=None)
+
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
         """A link closed: probe the member unless it said that it leaves, or linked anew."""
         self.linked.pop((event.member, event.session), None)
@@ -137,12 +156,12 @@ class Peers:
         if closed or member.record.state in (MemberState.LEAVING, MemberState.DONE):
             return []
         self.symptoms.setdefault(event.member, now)
+        self.suspect(member.record, now + INQUIRY_SECONDS)
         return [probe(member.record, _number(view))]
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
-        if (inquiry := self.inquiries.get(event.member)) is not None:
-            inquiry.verdict = event.verdict
+        self.inquiries.answered(event.member, event.verdict, now)
         if event.verdict in (Verdict.GONE, Verdict.UNKNOWN):
             self.orphans.pop(session, None)
         if event.verdict is Verdict.GONE:
@@ -161,7 +180,9 @@ class Peers:
                 self.astray[session] = times + 1
                 pause = STRAY_PROBE_SECONDS[min(times, len(STRAY_PROBE_SECONDS) - 1)]
                 self.strays[session] = now + pause
-            case Verdict.UNKNOWN:
+            case Verdict.UNKNOWN if session not in self.linked:
+                if event.member in self.silent:
+                    return []
                 self.silent[event.member] = now
                 return [Note(f"{name} does not answer; its lease decides", warning=True)]
         return []
@@ -184,33 +205,23 @@ class Peers:
         effects = self._call_roll(view, own, now, alarm)
         effects += self._tend_strays(view, now, alarm)
         effects += self._tend_orphans(view, now, keep_every, alarm)
-        effects += self._tend_inquiries(view, now, alarm)
+        effects += self.inquiries.tend(view, now, alarm)
         return effects, alarm.at
 
     def inquire(self, seat: Seat, now: float) -> Verdict | None:
         """What is known of a member without a key; if nothing, it is about to be asked."""
-        return self.inquiries.setdefault(seat.id, _Inquiry(seat, now)).verdict
+        return self.inquiries.inquire(seat, now, now)
 
-    def _tend_inquiries(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
-        effects: list[Effect] = []
-        number = _number(view)
-        for id, inquiry in list(self.inquiries.items()):
-            joinable = view.round is not None and view.round.record.state is RoundState.JOINABLE
-            if not joinable or view.member(id) is not None:
-                del self.inquiries[id]
-            elif alarm.passed(inquiry.next_probe, now):
-                inquiry.asked = True
-                inquiry.next_probe = now + INQUIRY_SECONDS
-                alarm.set(inquiry.next_probe)
-                seat = inquiry.seat
-                ports = (seat.agent_port, seat.launcher_port)
-                effects.append(Probe(seat.id, seat.session, seat.address, *ports, number))
-        return effects
+    def inquire_meanwhile(self, seat: Seat, now: float, seconds: float) -> Verdict | None:
+        """The same while its round stands, and it has `seconds` to register again.
 
-    def must_ask(self, member: str) -> bool:
-        """Whether an absent member has not been asked yet."""
-        inquiry = self.inquiries.get(member)
-        return inquiry is not None and not inquiry.asked
+        Soon only, where no link of it has missed beats: after an outage of etcd nearly all are
+        back in a moment.
+        """
+        heard = self.heard_at(seat.id)
+        missed = heard is not None and now - heard >= MISSED_SECONDS
+        at = now if missed else now + INQUIRY_SECONDS
+        return self.inquiries.inquire(seat, at, now + seconds)
 
     def evidence(self, others: Collection[str]) -> float | None:
         """The time at which all of `others` were known to be linked to us; None if never."""
@@ -224,14 +235,17 @@ class Peers:
             return []
         self.roll_call_at = None
         linked = {id for (id, _), heard in self.linked.items() if _fresh(heard, now)}
-        return [
-            probe(versioned.record, _number(view))
+        missing = [
+            versioned.record
             for id, versioned in view.members().items()
             if id != own
             and versioned.record.state is MemberState.RUNNING
             and (id, versioned.record.session) not in self.orphans
             and id not in linked
         ]
+        for member in missing:
+            self.suspect(member, now + INQUIRY_SECONDS)
+        return [probe(member, _number(view)) for member in missing]
 
     def _tend_strays(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
         effects: list[Effect] = []
@@ -287,17 +301,6 @@ class Peers:
         """When the first sign of trouble with any of `members` was seen."""
         seen = [self.symptoms[id] for id in members if id in self.symptoms]
         return min(seen, default=None)
-
-
-def probe(member: Member, round: int) -> Probe:
-    return Probe(
-        member.id,
-        member.session,
-        member.address,
-        member.agent_port,
-        member.launcher_port,
-        round,
-    )
 
 
 def _fresh(heard: float, now: float) -> bool:

@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.events import (
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     Probe,
     Probed,
@@ -96,20 +97,26 @@ async def _listen(
 ) -> None:
     """Pass on what the coordinator says and send heartbeats, until either side goes."""
     loop = asyncio.get_running_loop()
-    next_beat = loop.time()
-    heard = loop.time()
+    next_beat = heard = loop.time()
+    quiet = False
     while True:
         now = loop.time()
         if now >= next_beat:
             writer.write(wire.line({}))
             next_beat = now + wire.HEARTBEAT_SECONDS
+        patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
         try:
-            message = await wire.read(reader, next_beat - now + 0.01)
+            message = await wire.read(reader, min(next_beat, heard + patience) - now + 0.01)
         except TimeoutError:
-            if loop.time() - heard > wire.SILENCE_SECONDS:
+            silence = loop.time() - heard
+            if silence > wire.SILENCE_SECONDS:
                 raise
+            if silence > wire.QUIET_SECONDS and not quiet:
+                quiet = True
+                post(LinkQuiet(link.member, link.session))
             continue
         heard = loop.time()
+        quiet = False
         number = message.get("round")
         if isinstance(number, int):
             post(LinkHeard(link.member, link.session, number))

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from elasticjob_rendezvous.core.events import Event, PeerDown, PeerHeard, PeerUp
+from elasticjob_rendezvous.core.events import Event, PeerDown, PeerHeard, PeerQuiet, PeerUp
 from elasticjob_rendezvous.peers import wire
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ BACKLOG = 1024
 class PeerServer:
     """Listens on one port for the whole life of an agent.
 
-    `post` receives `PeerUp`, `PeerHeard` and `PeerDown`. `serve` sets the round
+    `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet` and `PeerDown`. `serve` sets the round
     number told on every link. `workers` tells how many workers run here, or one where that
     is not counted: a prober that has no launcher to ask asks us.
     """
@@ -153,7 +153,11 @@ class PeerServer:
         self._post(PeerUp(member, session))
         try:
             while True:
-                await wire.read(reader, wire.SILENCE_SECONDS)
+                try:
+                    await wire.read(reader, wire.QUIET_SECONDS)
+                except TimeoutError:
+                    self._post(PeerQuiet(member, session))
+                    await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
                 self._post(PeerHeard(member, session))
         finally:
             if self._links.get(key) is writer:

@@ -8,8 +8,8 @@ name, proves the key in a second line, and then both sides send heartbeats:
     member       {"nonce": n, "link": {"member", "session"}}
     coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
     member       {"hmac"}                                         signed over m
-    coordinator  {"round": 7}        at once when it changes, and every second
-    member       {}                  every second
+    coordinator  {"round": 7}        at once when it changes, and every half second
+    member       {}                  every half second
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import json
 import secrets
 from typing import Any
 
-HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 0.5
+QUIET_SECONDS = 1.5
 SILENCE_SECONDS = 3.0
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096

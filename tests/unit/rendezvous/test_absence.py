@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core import absence
-from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probe, Probed, Verdict
+from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Bounds, CauseKind, MemberState, RoundState, Seat
 from elasticjob_rendezvous.core.timers import Timers
@@ -73,8 +74,13 @@ class Absent:
 
     def probe(self) -> Absent:
         """The inquiry is sent."""
-        self.peers.tend(self.job.view(), identity("a"), self.job.now, 1.0)
+        self.asks()
         return self
+
+    def asks(self) -> list[str]:
+        """Who is probed now."""
+        effects, _ = self.peers.tend(self.job.view(), identity("a"), self.job.now, 1.0)
+        return [effect.member for effect in effects if isinstance(effect, Probe)]
 
     def _seen(self) -> tuple[Seat, View, Bounds]:
         view = self.job.view()
@@ -108,9 +114,48 @@ def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
     """For a lease, but never for less than it may live on the proof of links alone."""
     absent = Absent(keep_alive_seconds=lease).took_over()
     assert not absent.lost()
-    assert absent.wakes_in == pytest.approx(patience)
-    assert not absent.lost(patience - 0.1)
+    assert not absent.lost(INQUIRY_SECONDS)
+    assert not absent.probe().lost(patience - INQUIRY_SECONDS - 0.1)
+    assert absent.wakes_in == pytest.approx(0.1)
     assert absent.lost(0.1)
+
+
+def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -> None:
+    """After an outage of etcd nearly all have registered by then."""
+    absent = Absent().took_over()
+    assert not absent.lost()
+    assert absent.wakes_in == pytest.approx(INQUIRY_SECONDS)
+    assert not absent.lost(INQUIRY_SECONDS)
+    assert absent.asks() == [B]
+    assert not absent.answers(BOTH).lost()
+
+
+@pytest.mark.parametrize("led", [False, True], ids=["a member", "our predecessor"])
+def test_where_neither_link_nor_launcher_answers_there_is_nobody_to_register(led: bool) -> None:
+    """Who lost no more than its lease would answer: after an outage of etcd a gang is healthy."""
+    absent = Absent().took_over()
+    if led:
+        absent.peers.led_by(B, absent.job.now - 2.0)
+    else:
+        absent.heard(2.0)
+        absent.peers.down(PeerDown(B, "s1"), absent.job.view(), absent.job.now)
+    assert not absent.lost()
+    assert not absent.lost(INQUIRY_SECONDS)
+    assert not absent.probe().answers(UNKNOWN).lost(0.4)
+    assert absent.wakes_in == pytest.approx(0.1)
+    assert absent.lost(0.1)
+
+
+def test_where_nobody_answers_and_no_link_was_ever_heard_there_is_none_either() -> None:
+    absent = Absent().took_over()
+    assert not absent.lost()
+    assert absent.answers(UNKNOWN).lost()
+
+
+def test_a_link_that_lives_is_believed_though_the_launcher_does_not_answer() -> None:
+    absent = Absent().took_over()
+    assert not absent.lost()
+    assert not absent.heard().answers(UNKNOWN).lost()
 
 
 def test_who_is_linked_may_register_again() -> None:
@@ -147,7 +192,7 @@ def test_a_proof_of_the_seats_session_is_enough_where_no_key_was_ever_seen() -> 
     assert not absent.peers.inquiries
 
 
-@pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH, UNKNOWN])
+@pytest.mark.parametrize("verdict", [WORKERS, AGENT, BOTH])
 def test_any_other_answer_is_no_proof(verdict: Verdict) -> None:
     absent = Absent().took_over()
     assert not absent.lost()
@@ -259,13 +304,31 @@ def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
     assert absent.stopped(0.1)
 
 
-@pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.9, 0.1)])
+@pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.5, 0.5)])
 def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: float) -> None:
     """It may run for three seconds after it was heard, and takes one to kill its workers."""
     absent = Absent().heard(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after - 0.05)
+    assert absent.stopped(0.1)
+
+
+def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_it() -> None:
+    """Nothing was heard of it for longer than it could trust that."""
+    absent = Absent().heard(60.0)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(absence.LAPSE_SECONDS - 0.1)
+    assert absent.stopped(0.1)
+
+
+def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
+    absent = Absent()
+    absent.peers.led_by(B, absent.job.now - 1.0)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(2.9)
     assert absent.stopped(0.1)
 
 
@@ -455,6 +518,7 @@ def test_no_round_is_frozen_while_an_orphans_workers_live(name: str) -> None:
 
 def test_a_new_coordinator_asks_anew() -> None:
     job = recovering().idle().answers("z", UNKNOWN)
+    job.coordinator.resign()
     job.coordinator.take_over(job.now, ())
     job.idle().later(10).idle()
     assert job.answers("z", UNKNOWN).later(1).act().state is RoundState.FROZEN

@@ -24,6 +24,8 @@ from elasticjob_rendezvous.core.events import (
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
+    LinkUp,
     LocalChanged,
     PeerHeard,
     PeerUp,
@@ -482,6 +484,34 @@ def test_when_the_coordinator_goes_the_other_takes_over() -> None:
     a.etcd.txn(Txn((), (Delete(key_of(a)),)))
     b.hear(Tick()).later(1)
     assert b.engine.coordinator.active
+
+
+def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> None:
+    """It asked since beats were missing, and waits no more once the lease has ended."""
+    a, b = pair()
+    silent = (identity("a"), a.engine.session)
+    b.hear(LinkUp(*silent)).hear(LinkHeard(*silent, 1)).later(1.5)
+    asked = len(b.made(Probe))
+    b.hear(LinkQuiet(*silent))
+    assert [probe.member for probe in b.made(Probe)[asked:]] == [identity("a")]
+    b.later(1.6)
+    assert len(b.made(Probe)) > asked + 1, "until one is answered"
+    b.hear(LinkDown(*silent, refused=False)).hear(Probed(*silent, Verdict.UNKNOWN))
+    assert not b.engine.coordinator.active, "silence proves nothing"
+    a.etcd.txn(Txn((), (Delete(key_of(a)),)))
+    b.hear(Tick()).later(0.1)
+    assert b.engine.coordinator.active
+    assert b.engine.view.round is not None
+    assert b.engine.view.round.record.cause.kind is CauseKind.LOSS
+
+
+def test_a_word_of_the_coordinator_ends_the_suspicion() -> None:
+    a, b = pair()
+    alive = (identity("a"), a.engine.session)
+    b.hear(LinkUp(*alive)).hear(LinkQuiet(*alive))
+    assert b.engine.coordinator.peers.inquiries
+    b.hear(LinkHeard(*alive, 1))
+    assert not b.engine.coordinator.peers.inquiries
 
 
 # -- orders that were handed over -------------------------------------------------------

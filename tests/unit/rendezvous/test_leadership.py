@@ -9,6 +9,7 @@ from elasticjob_rendezvous.core.events import (
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     Probe,
     Probed,
@@ -129,6 +130,23 @@ def test_after_an_answer_or_a_new_link_it_is_asked_again(news: LinkUp | Probed) 
     else:
         leadership.probed(news, 1.0)
     assert leadership.link_down(down(), job.view()) != []
+
+
+@pytest.mark.parametrize("news", [LinkQuiet(A, "s1"), LinkDown(A, "s1", refused=False)])
+@pytest.mark.parametrize("successor", [B, identity("c")])
+def test_the_successor_alone_asks_after_a_coordinator_of_whom_nothing_is_heard(
+    news: LinkQuiet | LinkDown, successor: str
+) -> None:
+    job = Job("a", "b", "c").round(4, successor=successor)
+    found = follower(job).suspected(news, job.view())
+    assert (found is not None and found.id == A) is (successor == B)
+
+
+def test_another_link_or_a_coordinator_without_a_key_is_not_suspected() -> None:
+    job = Job("a", "b").round(4, successor=B)
+    leadership = follower(job)
+    assert leadership.suspected(LinkQuiet(A, "s0"), job.view()) is None
+    assert leadership.suspected(LinkQuiet(A, "s1"), without_a(job)) is None
 
 
 def test_other_links_and_a_coordinator_that_is_gone_are_not_asked_about() -> None:

@@ -16,9 +16,11 @@ from elasticjob_rendezvous.core.events import (
     Link,
     LinkDown,
     LinkHeard,
+    LinkQuiet,
     LinkUp,
     PeerDown,
     PeerHeard,
+    PeerQuiet,
     PeerUp,
     Probe,
     Verdict,
@@ -43,6 +45,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence counts for a sixth of the time it does otherwise."""
     monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.25)
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
 
 
@@ -188,7 +191,9 @@ def test_a_silent_member_is_taken_for_gone() -> None:
             await here.until(PeerUp("id-b", "s2"))
             writer.write(wire.line({}))
             await here.until(PeerHeard("id-b", "s2"))
+            await here.until(PeerQuiet("id-b", "s2"))
             await here.until(PeerDown("id-b", "s2"))
+            assert here.all.count(PeerQuiet("id-b", "s2")) == 1
             assert not reader.at_eof() or await reader.read() == b""
             writer.close()
 
@@ -207,7 +212,28 @@ def test_a_silent_coordinator_is_taken_for_gone() -> None:
         there = Heard()
         async with listening(silent) as port, link_to(port, there):
             await there.until(LinkUp("id-a", "s1"))
+            await there.until(LinkQuiet("id-a", "s1"))
             await there.until(LinkDown("id-a", "s1", refused=False))
+            assert there.all.count(LinkQuiet("id-a", "s1")) == 1
+
+    run(scenario())
+
+
+def test_a_word_after_missing_beats_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is lost, and the next silence counts from there."""
+    monkeypatch.setattr(wire, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(wire, "SILENCE_SECONDS", PATIENCE_SECONDS)
+
+    async def scenario() -> None:
+        here = Heard()
+        async with coordinator(here) as (_, port):
+            _, writer = await introduced(port)
+            for _ in range(2):
+                await here.until(PeerQuiet("id-b", "s2"))
+                writer.write(wire.line({}))
+                await here.until(PeerHeard("id-b", "s2"))
+            assert PeerDown("id-b", "s2") not in here.all
+            writer.close()
 
     run(scenario())
 

@@ -6,20 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import (
     Effect,
     KeepAlive,
     Note,
     PeerDown,
     PeerHeard,
+    PeerQuiet,
     PeerUp,
     Probe,
     Probed,
     Verdict,
 )
+from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, LONGEST_PROBE_SECONDS
+from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.peers import (
     COUNTS_AS_ALIVE_SECONDS,
-    INQUIRY_SECONDS,
     LINK_SILENCE_SECONDS,
     Peers,
     gone_keys,
@@ -257,14 +260,14 @@ def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
 
 def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
     job, peers = absent(), linked()
-    assert not peers.must_ask(B), "nobody wants to know"
+    assert peers.inquiries.first_at(B) is None, "nobody wants to know"
     asked(peers, job, 5.0)
-    assert peers.must_ask(B)
+    assert peers.inquiries.first_at(B) == 5.0
     tended(peers, job, 5.0)
-    assert not peers.must_ask(B)
+    assert peers.inquiries.first_at(B) is None
     asked(peers, job, 5.1)
     tended(peers, job, 5.0 + INQUIRY_SECONDS)
-    assert not peers.must_ask(B)
+    assert peers.inquiries.first_at(B) is None
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
@@ -299,9 +302,113 @@ def test_answers_are_not_inherited() -> None:
     asked(peers, job, 5.0)
     peers.fenced.add(B)
     probed(peers, job, Verdict.UNKNOWN)
+    Coordinator(Keys("/"), peers).resign()
     peers.begin((), 6.0)
     assert asked(peers, job, 6.0) is None
     assert not peers.fenced
+
+
+def test_silence_before_an_answer_was_not_after_it() -> None:
+    """Probes overlap: one that nobody answered may have been sent before one that was."""
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    probed(peers, job, Verdict.WORKERS_ALIVE, 6.0)
+    probed(peers, job, Verdict.UNKNOWN, 6.0 + LONGEST_PROBE_SECONDS - 0.1)
+    assert asked(peers, job, 11.0) is Verdict.WORKERS_ALIVE
+    probed(peers, job, Verdict.UNKNOWN, 6.0 + LONGEST_PROBE_SECONDS)
+    assert asked(peers, job, 11.0) is Verdict.UNKNOWN
+
+
+def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
+    """Its launcher may have ended its workers since, for it hears of the newer round."""
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    tended(peers, job, 5.0)
+    probed(peers, job, Verdict.WORKERS_ALIVE, 5.1)
+    job.round(3, previous=1)
+    assert tended(peers, job, 5.2) == [replace(PROBE_B, round=3)]
+    assert asked(peers, job, 5.2) is None
+
+
+# -- suspicions -----------------------------------------------------------------------
+
+
+def suspected(job: Job, now: float = 5.0) -> Peers:
+    """Nothing was heard of b since 3.5."""
+    peers = linked(B, at=now - 1.5)
+    peers.quiet(PeerQuiet(B, "s1"), job.view(), now)
+    return peers
+
+
+def test_who_falls_quiet_is_asked_until_it_is_known_whether_anybody_answers() -> None:
+    job = gang()
+    peers = suspected(job)
+    assert tended(peers, job, 5.0) == [PROBE_B]
+    assert tended(peers, job, 5.4) == []
+    assert wake(peers, job, 5.4) == 5.0 + INQUIRY_SECONDS
+    probed(peers, job, Verdict.UNKNOWN, 5.5)
+    assert tended(peers, job, 5.5) == [PROBE_B]
+
+
+@pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict != "unknown"])
+def test_an_answer_ends_the_suspicion(verdict: Verdict) -> None:
+    job = gang()
+    peers = suspected(job)
+    probed(peers, job, verdict, 5.1)
+    tended(peers, job, 5.1)
+    assert not peers.inquiries
+
+
+def test_a_word_of_its_agent_ends_the_suspicion() -> None:
+    peers = suspected(gang())
+    peers.up(PeerHeard(B, "s1"), 5.1)
+    assert not peers.inquiries
+
+
+def test_silence_is_no_sign_while_the_link_stands() -> None:
+    job = gang()
+    peers = suspected(job)
+    assert probed(peers, job, Verdict.UNKNOWN, 5.5) == []
+    assert not peers.silent
+
+
+def test_who_does_not_answer_is_named_once() -> None:
+    job = gang()
+    peers = suspected(job)
+    peers.down(PeerDown(B, "s1"), job.view(), 6.5)
+    assert len(probed(peers, job, Verdict.UNKNOWN, 7.0)) == 1
+    assert probed(peers, job, Verdict.UNKNOWN, 7.5) == []
+
+
+def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
+    peers = linked(B)
+    peers.quiet(PeerQuiet(B, "s0"), gang().view(), 5.0)
+    assert not peers.inquiries
+
+
+def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
+    """It reaches etcd, and we do not reach it."""
+    job = gang()
+    peers = suspected(job)
+    tended(peers, job, 5.0 + peers.inquiry_seconds - 0.1)
+    assert B in peers.inquiries
+    tended(peers, job, 5.0 + peers.inquiry_seconds)
+    assert not peers.inquiries
+
+
+def test_what_is_known_when_its_key_goes_needs_no_further_question() -> None:
+    job = gang()
+    peers = suspected(job)
+    tended(peers, job, 5.0)
+    probed(peers, job, Verdict.UNKNOWN, 7.0)
+    job.gone("b")
+    assert tended(peers, job, 7.1) == [PROBE_B]
+    job.round(2, previous=1)
+    assert asked(peers, job, 7.2) is Verdict.UNKNOWN
+    assert tended(peers, job, 7.2) == [replace(PROBE_B, round=2)], "and yet the newest counts"
+    peers.up(PeerHeard(B, "s1"), 7.3)
+    assert asked(peers, job, 7.3) is Verdict.UNKNOWN, "a word of it renews its link, no more"
+    assert peers.heard_at(B) == 7.3
 
 
 # -- being cut off --------------------------------------------------------------------

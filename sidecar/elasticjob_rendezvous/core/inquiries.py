@@ -1,0 +1,148 @@
+"""Members of whom nothing is heard are asked whether they live, until one answers. Pure.
+
+An inquiry begins when a link falls quiet or closes, while the member's lease has seconds to
+go: when the lease ends it is known by then whether anybody answers there. At latest it begins
+when a member has no key. Owns who is asked when, and what was answered last; what an answer
+proves is said in `peers` and `absence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.events import Effect, Probe, Verdict
+from elasticjob_rendezvous.core.records import Member, RoundState, Seat
+from elasticjob_rendezvous.core.view import View
+
+INQUIRY_SECONDS = 0.5
+"""How often one is asked: silence that is judged is no older."""
+LONGEST_PROBE_SECONDS = 4.5
+"""So long may a probe wait for its answer: that it got none is no news of the time since."""
+_UNANSWERED = (None, Verdict.UNKNOWN)
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """One member that is asked; `verdict` is its last answer, `answered` when it gave one.
+
+    `until`: how long to ask though no round waits for the answer. `suspicion`: the member
+    had a key when it began, so a word of its agent ends it.
+    """
+
+    probe: Probe
+    next_probe: float
+    until: float
+    suspicion: bool
+    asked: bool = False
+    verdict: Verdict | None = None
+    answered: float | None = None
+
+
+@dataclass(slots=True)
+class Inquiries:
+    """All inquiries of one agent, by member."""
+
+    _open: dict[str, _Inquiry] = field(default_factory=dict)
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._open
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._open)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def suspect(self, member: Member, at: float, until: float) -> None:
+        """Nothing is heard of `member`, which has a key: ask from `at` on, at most `until` then."""
+        known = self._open.get(member.id)
+        if known is None or known.probe.session != member.session:
+            self._open[member.id] = _Inquiry(probe(member, 0), at, until, suspicion=True)
+
+    def inquire(self, seat: Seat, at: float, until: float) -> Verdict | None:
+        """What is known of a member without a key; if nothing, it is asked from `at` on."""
+        new = _Inquiry(probe(seat, 0), at, until, suspicion=False)
+        inquiry = self._open.setdefault(seat.id, new)
+        inquiry.suspicion = False
+        if not inquiry.asked:
+            inquiry.next_probe = min(inquiry.next_probe, at)
+        return inquiry.verdict
+
+    def first_at(self, member: str) -> float | None:
+        """When a member will be asked that was not asked yet."""
+        inquiry = self._open.get(member)
+        return None if inquiry is None or inquiry.asked else inquiry.next_probe
+
+    def answered(self, member: str, verdict: Verdict, now: float) -> None:
+        inquiry = self._open.get(member)
+        if inquiry is None:
+            return
+        if verdict is not Verdict.UNKNOWN:
+            inquiry.answered = now
+        elif inquiry.answered is not None and now - inquiry.answered < LONGEST_PROBE_SECONDS:
+            return  # of a probe from before that answer
+        inquiry.verdict = verdict
+
+    def heard(self, member: str) -> None:
+        """Its agent speaks again: the suspicion was a false one."""
+        inquiry = self._open.get(member)
+        if inquiry is not None and inquiry.suspicion:
+            del self._open[member]
+
+    def clear(self) -> None:
+        self._open.clear()
+
+    def tend(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
+        """Ask whoever is due, and forget those of whom nobody wants to know more."""
+        effects: list[Effect] = []
+        number = view.round.record.number if view.round else 0
+        for id, inquiry in list(self._open.items()):
+            if _is_over(inquiry, view, now):
+                del self._open[id]
+                continue
+            moved_on = inquiry.asked and number > inquiry.probe.round
+            if moved_on and inquiry.verdict not in _UNANSWERED:
+                inquiry.verdict = None  # its launcher did not know of this round when it answered
+            if not _waits(inquiry, view):
+                continue
+            if moved_on or alarm.passed(inquiry.next_probe, now):
+                inquiry.asked = True
+                inquiry.next_probe = now + INQUIRY_SECONDS
+                inquiry.probe = replace(inquiry.probe, round=number)
+                effects.append(inquiry.probe)
+                alarm.set(inquiry.next_probe)
+        return effects
+
+
+def _is_over(inquiry: _Inquiry, view: View, now: float) -> bool:
+    """Whether nobody wants to know more of a member.
+
+    Without a key it matters as long as a round waits for its workers; with the key of that
+    session, as long as nothing answers there.
+    """
+    state = _state(view)
+    if state in (None, RoundState.CLOSED):
+        return True
+    member = view.member(inquiry.probe.member)
+    if member is None:
+        late = now >= inquiry.until or state is RoundState.FROZEN
+        return late and state is not RoundState.JOINABLE
+    lives = inquiry.verdict not in _UNANSWERED
+    return lives or now >= inquiry.until or member.record.session != inquiry.probe.session
+
+
+def _waits(inquiry: _Inquiry, view: View) -> bool:
+    """Whether to ask again: what was answered may change only while a round waits for it."""
+    return inquiry.verdict in _UNANSWERED or _state(view) is RoundState.JOINABLE
+
+
+def _state(view: View) -> RoundState | None:
+    return view.round.record.state if view.round else None
+
+
+def probe(whom: Member | Seat, number: int) -> Probe:
+    """The question whether `whom` lives, with the newest round's number."""
+    ports = (whom.agent_port, whom.launcher_port)
+    return Probe(whom.id, whom.session, whom.address, *ports, number)
