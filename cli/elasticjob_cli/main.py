@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
-
-import typer
+from typing import TYPE_CHECKING
 
 from elasticjob_cli.errors import CommandError, ExitCode
+
+if TYPE_CHECKING:  # loaded in `main`, where Ctrl-C is no traceback any more
+    import typer
 
 HELP = """Elastic PyTorch jobs on this machine.
 
@@ -22,6 +25,8 @@ def application(first: str) -> typer.Typer:
     The agent starts on every node of a gang that waits for it; what the other commands
     import would cost it half a second.
     """
+    import typer
+
     app = typer.Typer(
         help=HELP,
         no_args_is_help=True,
@@ -53,6 +58,8 @@ def application(first: str) -> typer.Typer:
 
 def plugin() -> typer.Typer:
     """The command line as kubectl's plug-in: what makes sense on a cluster."""
+    import typer
+
     from elasticjob_cli.commands import convert, explain, validate
 
     app = typer.Typer(
@@ -97,8 +104,16 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
     except CommandError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:  # while the command was being loaded
+        sys.exit(int(ExitCode.INTERRUPTED))
     except BrokenPipeError:  # the reader of our output has had enough
         sys.stderr.close()
+        sys.exit(int(ExitCode.FAILED))
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"{name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.stderr.close()  # what is left in the buffer would be tried once more
         sys.exit(int(ExitCode.FAILED))
 
 

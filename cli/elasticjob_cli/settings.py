@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 LONGEST_RUN_DIR = 60
@@ -27,6 +30,17 @@ def run_dir() -> Path:
             prefix="elasticjob-", dir=base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp"
         )
     )
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """systemd-tmpfiles leaves a folder alone, however old, while somebody holds a lock on it."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(held)
 
 
 def base_environment() -> dict[str, str]:

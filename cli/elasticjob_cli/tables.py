@@ -153,7 +153,13 @@ def interruption_line(counts: Interruptions) -> str:
     return ", ".join(said) or "never"
 
 
-def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
+def restarts_text(job: ElasticJob) -> str:
+    """`1 of 3`. A failure that nobody restarts from any more is charged, but is no restart."""
+    most, charged = job.spec.max_restarts, job.status.restarts
+    return f"{min(charged, most)} of {most}" + (", then one failure more" if charged > most else "")
+
+
+def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence[str]) -> list[str]:
     """Everything about a job, for people."""
     spec, status = job.spec, job.status
     now = datetime.now(UTC)
@@ -166,7 +172,7 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
         f"Nodes:      {status.nodes} ({status.ready_nodes} ready), wanted {status.wanted_nodes}, "
         f"allowed {spec.min_nodes} to {spec.max_nodes}"
         + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
-        f"Restarts:   {status.restarts} of {spec.max_restarts}",
+        f"Restarts:   {restarts_text(job)}",
         *(
             [f"Interrupted: {interruption_line(counts)}"]
             if (counts := status.interruptions)
@@ -174,8 +180,8 @@ def description(job: ElasticJob, logs: str, running: bool) -> list[str]:
         ),
         f"Logs:       {logs}",
     ]
-    if status.explanation:
-        lines += ["Explanation:", *(f"  {sentence}" for sentence in status.explanation)]
+    if explanation:
+        lines += ["Explanation:", *(f"  {sentence}" for sentence in explanation)]
     if rendezvous := status.rendezvous:
         lines += [
             "Rendezvous:",

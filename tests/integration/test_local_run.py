@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
@@ -226,6 +229,22 @@ def test_training_outlives_its_etcd(rig: LocalRig) -> None:
     output, _ = runner.communicate(timeout=20)
     assert runner.returncode == 0, output
     assert "etcd ended (signal 9)" in output
+    rig.nothing_left()
+
+
+def test_a_run_whose_folder_was_removed_ends_and_says_so(rig: LocalRig) -> None:
+    """A cleaner of temporary folders took it: the etcd in it cannot come back."""
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    etcd, command = next(found for found in rig.processes().items() if "--data-dir" in found[1])
+    folder = Path(command.split("--data-dir=")[1].split()[0]).parent
+    shutil.rmtree(folder)
+    with contextlib.suppress(ProcessLookupError):  # it may have noticed by itself
+        os.kill(etcd, signal.SIGKILL)
+
+    output, _ = runner.communicate(timeout=20)
+    assert runner.returncode == 1
+    assert f"the folder {folder} of this run was removed" in output
     rig.nothing_left()
 
 

@@ -13,7 +13,7 @@ from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.state import JobFolder, job
 from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.past import ENDED
-from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model import ElasticJob, Phase
 
 Namespace = Annotated[
     str | None,
@@ -29,6 +29,11 @@ Kubeconfig = Annotated[
 ABANDONED = (
     "Its runner ended before the job did, so nobody goes on with it: `elasticjob run` begins anew."
 )
+INTERRUPTED = (
+    "Stopped before its end, by Ctrl-C or a signal to its runner: `elasticjob run` starts it "
+    "again, and a script that keeps checkpoints goes on from the last."
+)
+JUST_BEGUN = "It has only just begun: nothing is known of it yet."
 
 
 def explain(
@@ -61,7 +66,9 @@ def explain(
     if cluster or (cluster is None and (asks_there or not folder.exists())):
         _print(_on_cluster(there, name, alone=cluster or asks_there))
     else:
-        _print(Told(local_explanation(job(folder.namespace, name))))
+        folder = job(folder.namespace, name)
+        running = folder.running()  # asked first: what a runner writes before it ends is then there
+        _print(Told(local_explanation(ElasticJob.model_validate(folder.object()), running)))
 
 
 def explain_on_cluster(
@@ -79,13 +86,19 @@ def explain_on_cluster(
     _print(Cluster(namespace, context, kubeconfig).explain(name))
 
 
-def local_explanation(folder: JobFolder) -> tuple[str, ...]:
+def abandoned(found: ElasticJob, running: bool) -> bool:
+    """Whether the runner of a job of this machine was lost before the job's end."""
+    return not running and found.status.phase not in ENDED
+
+
+def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
     """What the job's runner wrote, who sees its processes, and whether that runner is there."""
-    found = ElasticJob.model_validate(folder.object())
+    if found.status.phase is Phase.SUSPENDED:
+        return (INTERRUPTED,)
+    if found.status.phase is None:
+        return (JUST_BEGUN,) if running else (ABANDONED,)
     said = tuple(found.status.explanation) or explanation(found, ())
-    if folder.running() or found.status.phase in ENDED:
-        return said
-    return (*said, ABANDONED)
+    return (*said, ABANDONED) if abandoned(found, running) else said
 
 
 def _on_cluster(there: Cluster, name: str, alone: bool | None) -> Told:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from elasticjob_cli.commands.explain import ABANDONED, abandoned, local_explanation
 from elasticjob_cli.commands.options import (
     DEFAULT_NAMESPACE,
     Name,
@@ -48,11 +49,16 @@ def get(
       elasticjob get digits -w
     """
     folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
+    running = [folder.running() for folder in folders]  # before what they wrote last is read
     objects = [folder.object() for folder in folders]
     if not objects and output in (None, Output.WIDE):
         typer.echo("No local jobs: start one with `elasticjob run job.yaml`.", err=True)
         return
     _print(objects, output, single=name is not None)
+    if output in (None, Output.WIDE):
+        for item, runs in zip(objects, running, strict=True):
+            if abandoned(ElasticJob.model_validate(item), runs):
+                typer.echo(f"{item['metadata']['name']}: {ABANDONED}", err=True)
     if watch:
         with until_interrupted():
             _watch(folders, objects, output)
@@ -104,5 +110,7 @@ def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
       elasticjob describe digits
     """
     folder = job(namespace, name)
+    running = folder.running()  # asked first: what a runner writes before it ends is then there
     found = ElasticJob.model_validate(folder.object())
-    typer.echo("\n".join(description(found, str(folder.logs), folder.running())))
+    told = local_explanation(found, running)
+    typer.echo("\n".join(description(found, str(folder.logs), running, told)))

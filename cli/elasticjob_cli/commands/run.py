@@ -15,7 +15,7 @@ from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local.container import Trainer, trainer
 from elasticjob_cli.local.ended import Ended
 from elasticjob_cli.local.view import LiveView, PlainView, View
-from elasticjob_cli.tables import failure_lines, history_lines
+from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.manifest import InvalidFile, load_file
 
@@ -132,6 +132,6 @@ def print_end(ended: Ended) -> None:
                 typer.echo(f"  {line}", err=True)
     name = ended.job.metadata.name
     typer.echo(
-        f"{name}: {status.phase} after {ended.seconds:.1f} s, {status.restarts} restarts; "
+        f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "
         f"`elasticjob describe {name}` and `elasticjob logs {name}` show more"
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from elasticjob_cli.errors import CommandError
-from elasticjob_cli.local.processes import Processes
+from elasticjob_cli.local.processes import Processes, ProcessRefused
 from elasticjob_cli.settings import base_environment
 
 NAME = "etcd"
@@ -140,7 +140,19 @@ class EtcdServer:
         if len(self._starts) > 2 * ATTEMPTS:
             raise CommandError(f"etcd ends again and again; its output is in {self._log}")
         environment = base_environment()
-        await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
+        try:
+            await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
+        except ProcessRefused as error:
+            raise CommandError(self._refused(error)) from error
+
+    def _refused(self, error: ProcessRefused) -> str:
+        if not self._data_dir.is_dir():
+            return (
+                f"the folder {self._data_dir} of this run was removed, and its etcd with it: keep "
+                "what cleans temporary folders away from it, or set TMPDIR to another; "
+                "run the job again: it resumes from its last checkpoint"
+            )
+        return f"etcd cannot be started: {error}"
 
 
 async def _serves(processes: Processes, name: str, port: int) -> bool:

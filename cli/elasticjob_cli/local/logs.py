@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,37 +19,80 @@ TRAINER = "trainer.log"
 AGENT = "agent.log"
 WORKERS = "workers"
 CHUNK = 1 << 20
+MISSING = "[elasticjob] lines may be missing here: of much output only a part is kept"
 
 
 class Tail:
-    """The lines that a growing file gains; it may not exist yet, and may be rotated."""
+    """The lines that a growing file gains; it may not exist yet, and may be rotated.
+
+    What was rotated away and still lies beside it, as `.head` or `.1`, is read first. Where a part
+    may be missing, a line says so. The file stays open between two looks: so it is read to its end
+    under any name, and no other gets its inode meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offset = 0
-        self._inode = 0
+        self._older = path.with_name(path.name + ".1")
+        self._head = path.with_name(path.name + ".head")
+        self._fd = -1
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
         """Every whole line since the last call."""
-        try:
-            with self.path.open("rb") as file:
-                status = self.path.stat()
-                if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._inode, self._offset = status.st_ino, 0
-                file.seek(self._offset)
-                while chunk := file.read(CHUNK):
-                    self._offset += len(chunk)
-                    *whole, self._rest = (self._rest + chunk).split(b"\n")
-                    yield from (line.decode(errors="replace") for line in whole)
-        except FileNotFoundError:
+        if self._fd < 0:
+            yield from self._read_next(self._head)
+            yield from self._read_older()
+        elif (inode := _inode(self.path)) is None or inode == os.fstat(self._fd).st_ino:
+            yield from self._read()
             return
+        else:
+            yield from self._read()
+            mine = os.fstat(self._fd).st_ino
+            if mine != _inode(self._older):
+                yield from self._read_older(always=mine != _inode(self._head))
+        yield from self._read_next(self.path)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read_older(self, always: bool = False) -> Iterator[str]:
+        """The last file but one: others may have been in its place before."""
+        if always or self._older.exists():
+            yield from self.remainder()
+            yield MISSING
+        yield from self._read_next(self._older)
+
+    def _read_next(self, path: Path) -> Iterator[str]:
+        """Go over to this file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.close()
+            self._fd = fd
+            yield from self._read()
+
+    def _read(self) -> Iterator[str]:
+        """On from where the open file was left."""
+        if os.fstat(self._fd).st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
+            os.lseek(self._fd, 0, os.SEEK_SET)  # it was cut
+            self._rest = b""
+        while chunk := os.read(self._fd, CHUNK):
+            *whole, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
 
     def remainder(self) -> Iterator[str]:
         """The rest without an end of line, when nothing more will come."""
         if self._rest:
             yield self._rest.decode(errors="replace")
             self._rest = b""
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def pods(logs: Path) -> list[str]:

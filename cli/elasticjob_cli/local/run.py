@@ -78,7 +78,7 @@ class LocalRun:
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(run_dir, lock)
             try:
-                with self._warnings():
+                with self._warnings(), settings.kept(run_dir):
                     await self._in_cluster(run_dir)
             except ExceptionGroup as group:
                 raise _first_command_error(group) from group
@@ -128,6 +128,8 @@ class LocalRun:
                     await loop.run()
                 self._show_output()  # the last words
             finally:
+                for tail in self._tails.values():
+                    tail.close()
                 verbs.ended.set()
                 server.close()
                 kubelet.stop()

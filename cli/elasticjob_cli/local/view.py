@@ -93,7 +93,8 @@ class PlainView:
         if text != self._shown:
             self._shown = text
             self.note(snapshot.elapsed_seconds, text)
-        if snapshot.progress != self._progress and snapshot.elapsed_seconds >= self._progress_due:
+        told = bool(snapshot.progress) and snapshot.progress != self._progress
+        if told and snapshot.elapsed_seconds >= self._progress_due:
             self._progress = snapshot.progress
             self._progress_due = snapshot.elapsed_seconds + PROGRESS_SECONDS
             self.note(snapshot.elapsed_seconds, progress_text(snapshot.progress))

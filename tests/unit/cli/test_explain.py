@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticjob_cli.cluster import Cluster, event_line
-from elasticjob_cli.commands.explain import ABANDONED, local_explanation
+from elasticjob_cli.commands.explain import ABANDONED, INTERRUPTED, JUST_BEGUN
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.state import JobFolder, write_json
 from elasticjob_cli.main import application, plugin
@@ -169,24 +169,56 @@ def test_the_time_of_an_event(times: Json, line: str) -> None:
 def local(**changes: Any) -> JobFolder:
     a_job, _ = stored()
     folder = JobFolder("default", "job")
-    folder.path.mkdir(parents=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
     status = a_job.status.model_copy(update=changes)
     write_json(folder.status_file, a_job.model_copy(update={"status": status}).manifest())
     return folder
 
 
 def test_a_local_job_is_told_in_its_runners_words(kubectl: Path) -> None:
-    folder = local()
+    local()
     (_, said) = stored()
-    assert local_explanation(folder) == (*said, ABANDONED), "nobody holds its lock"
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
     assert result.output.splitlines() == [*said, ABANDONED]
     assert not (kubectl / "calls").exists(), "this machine's job comes before the cluster's"
 
 
 def test_a_local_job_that_ended_is_not_abandoned(kubectl: Path) -> None:
-    folder = local(phase=Phase.SUCCEEDED, explanation=["Succeeded."])
-    assert local_explanation(folder) == ("Succeeded.",)
+    local(phase=Phase.SUCCEEDED, explanation=["Succeeded."])
+    assert explained() == ["Succeeded."]
+
+
+def explained() -> list[str]:
+    return CliRunner().invoke(application("explain"), ["explain", "job"]).output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("phase", "held", "said"),
+    [
+        (Phase.SUSPENDED, False, INTERRUPTED),  # nobody can set runPolicy.suspend here
+        (Phase.SUSPENDED, True, INTERRUPTED),
+        (None, True, JUST_BEGUN),
+        (None, False, ABANDONED),
+    ],
+)
+def test_a_local_job_has_no_operator_to_ask(
+    kubectl: Path, phase: Phase | None, held: bool, said: str
+) -> None:
+    folder = local()
+    if held:
+        folder.acquire()
+    local(phase=phase, explanation=["Ask the operator."])
+    assert explained() == [said]
+    folder.release()
+
+
+def test_get_and_describe_tell_of_a_runner_that_was_lost(kubectl: Path) -> None:
+    local()
+    result = CliRunner().invoke(application("get"), ["get"])
+    assert result.stderr.splitlines() == [f"job: {ABANDONED}"]
+    assert ABANDONED in CliRunner().invoke(application("describe"), ["describe", "job"]).output
+    local(phase=Phase.SUCCEEDED)
+    assert CliRunner().invoke(application("get"), ["get"]).stderr == ""
 
 
 @pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])

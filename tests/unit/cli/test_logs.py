@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_cli.errors import BadInput
-from elasticjob_cli.local.logs import Tail, pods, seat_of, worker_logs
+from elasticjob_cli.local.logs import MISSING, Tail, pods, seat_of, worker_logs
 
 
 def seat(pod: str, base: int, slots: int = 2) -> dict[str, Any]:
@@ -44,6 +44,44 @@ def test_a_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
     assert list(tail.lines()) == ["new line"]
     path.write_text("cut\n")
     assert list(tail.lines()) == ["cut"]
+
+
+def test_what_was_rotated_away_is_read_first(tmp_path: Path) -> None:
+    """A worker's log keeps its head, a container's the newest; both may have lost lines."""
+    path = tmp_path / "log"
+    (tmp_path / "log.1").write_text("b\nha")
+    path.write_text("lf\nc\n")
+    assert list(Tail(path).lines()) == [MISSING, "b", "half", "c"]
+    (tmp_path / "log.head").write_text("a\n")
+    assert list(Tail(path).lines()) == ["a", MISSING, "b", "half", "c"]
+    (tmp_path / "log.1").unlink()
+    assert list(Tail(path).lines()) == ["a", "lf", "c"], "the second file follows the first"
+
+
+@pytest.mark.parametrize("kept", ["log.1", "log.head"])
+def test_lines_written_just_before_a_rotation_are_not_missed(tmp_path: Path, kept: str) -> None:
+    path = tmp_path / "log"
+    path.write_text("one\n")
+    tail = Tail(path)
+    assert list(tail.lines()) == ["one"]
+    with path.open("a") as file:
+        file.write("two\nthr")
+    path.replace(tmp_path / kept)
+    path.write_text("ee\n")
+    assert list(tail.lines()) == ["two", "three"]
+    assert list(tail.lines()) == []
+
+
+def test_lines_that_came_too_fast_are_told_of(tmp_path: Path) -> None:
+    path, older = tmp_path / "log", tmp_path / "log.1"
+    older.write_text("zero\n")
+    path.write_text("one\n")
+    tail = Tail(path)
+    assert list(tail.lines()) == [MISSING, "zero", "one"]
+    for line in ("two", "three", "four"):
+        path.replace(older)
+        path.write_text(f"{line}\n")
+    assert list(tail.lines()) == [MISSING, "three", "four"]
 
 
 @pytest.mark.parametrize(

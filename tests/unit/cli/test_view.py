@@ -74,6 +74,14 @@ def test_progress_is_told_now_and_then(console: Console) -> None:
     assert lines == ["[   5.00 s] step 5", "[  10.50 s] step 10"]
 
 
+def test_a_round_that_told_no_progress_yet_is_no_line(console: Console) -> None:
+    view = PlainView(console)
+    view.show(snapshot(6, {"step": 5}, **FINAL))
+    view.show(snapshot(12, {}, **FINAL))
+    view.show(snapshot(18, {"step": 5}, **FINAL))
+    assert [line[12:] for line in printed(console).splitlines()[1:]] == ["step 5"]
+
+
 def test_the_picture_shows_nodes_ranks_state_cause_and_progress() -> None:
     console = Console(
         file=io.StringIO(), width=60, height=30, force_terminal=True, color_system=None
