@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.kv import KeyValue, Range
 from elasticjob_rendezvous.core.records import (
     NEXT_STATES,
@@ -151,7 +151,10 @@ class Checker:
             self._fenced.add(change.key)
             self.world.truth.departures[id].append(self.world.now)
             return
-        member = decode(Member, change.key, change.after.value)
+        try:
+            member = decode(Member, change.key, change.after.value)
+        except MalformedRecord:
+            return  # a test put it there
         if member.confirmed:
             self._confirmed[id].add(member.confirmed)
         self._came_at.setdefault(id, self.world.now)
@@ -231,7 +234,8 @@ class Checker:
         id = origin.split("|")[1]
         skew_ms = next(pod.utc_skew_ms for pod in self.world.pods if pod.id == id)
         chosen_at = (after.since_ms - skew_ms - UTC_START_MS + 1) / 1000
-        there = [kv for kv in self.sessions() if self._registered_at[kv.key] <= chosen_at]
+        came = self._registered_at
+        there = [kv for kv in self.sessions() if kv.key in came and came[kv.key] <= chosen_at]
         members = [decode(Member, kv.key, kv.value) for kv in there]
         newest = max((member.known for member in members), default=0)
         last = max(self.sealed, default=0)

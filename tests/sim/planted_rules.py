@@ -38,6 +38,19 @@ from tests.sim.world import EngineFactory
 # -- the coordinator's rules --------------------------------------------------------
 
 
+@bug("outlived")
+def answering_agents_have_stopped() -> Iterator[EngineFactory]:
+    """Workers that are seen to run count as stopped in time, because their agent answers too."""
+
+    class Planted(Takes):
+        def misread(self, event: Event, clock: Clock) -> Event:
+            if isinstance(event, Probed) and event.verdict is Verdict.BOTH_ALIVE:
+                return replace(event, verdict=Verdict.AGENT_ALIVE)
+            return event
+
+    yield Planted
+
+
 @bug("partition")
 def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
     """A probe that nobody answered is taken for a proof of death."""

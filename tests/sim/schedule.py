@@ -1,4 +1,4 @@
-"""From a seed to a plan: nine kinds of runs. Pure, but for its own `Random(seed)`."""
+"""From a seed to a plan: ten kinds of runs. Pure, but for its own `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -179,6 +179,26 @@ def _etcd_trouble(rng: Random) -> Plan:
     return replace(base, rates=LOSSY if rng.random() < 0.5 else {})
 
 
+def _outlived(rng: Random) -> Plan:
+    """A whole gang trains on without etcd, while a newcomer that reaches it opens a round over it."""
+    base = _base(rng, "outlived")
+    bounds = replace(
+        base.bounds,
+        min_nodes=1,
+        max_nodes=base.bounds.max_nodes + 1,
+        increment=1,
+        keep_alive_seconds=rng.choice((2.0, 3.0)),
+        last_call_seconds=1.0,
+    )
+    begin = 3.0 + rng.random()
+    lapse = bounds.keep_alive_seconds + 0.7
+    back = lapse + 4.0 + 5.0 * rng.random()  # about when the newcomer would lose its patience
+    actions = (Action(begin, "cut_all_etcd", 0, back), Action(begin + lapse, "join"))
+    return replace(
+        base, bounds=bounds, replaces=False, orphan_seconds=30.0, actions=actions, quiet_at=20.0
+    )
+
+
 def _partition(rng: Random) -> Plan:
     base = _disturbed(rng, "partition", CUTS + CHURN[:1], 3, 14.0)
     return replace(base, rates={"late_reply": 0.3} if rng.random() < 0.3 else {})
@@ -225,6 +245,7 @@ PROFILES: dict[str, Profile] = {
     "crashes": _crashes,
     "etcd-trouble": _etcd_trouble,
     "finishing": _finishing,
+    "outlived": _outlived,
     "partition": _partition,
     "pause": _pause,
     "quiet": _quiet,

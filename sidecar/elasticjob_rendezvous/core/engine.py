@@ -155,6 +155,7 @@ class Engine:
         # memory that outlives etcd
         self._last: tuple[Round, Roster] | None = None
         self._known = 0
+        self._malformed: dict[str, str] = {}
 
     @property
     def wake_at(self) -> float | None:
@@ -169,6 +170,7 @@ class Engine:
         self._alarm = Alarm()
         self._effects = []
         self._take(event)
+        self._name_malformed()
         self._remember()
         self._act()
         self.directive = self._direct()
@@ -352,7 +354,7 @@ class Engine:
     def _find_leader(self, revision: int, ranges: Ranges) -> bool:
         """Learn who coordinates; its key is watched a little later, out of the round's way."""
         before = self.leadership.key
-        found = self.leadership.found(revision, ranges)
+        found = self.leadership.found(revision, ranges, self.view.malformed)
         if self.leadership.key != before:
             self._leader_found_at = self._clock.now
         return found
@@ -413,6 +415,13 @@ class Engine:
         self.leadership.key = ""
         self.coordinator.resign()
         self._doubt = True
+
+    def _name_malformed(self) -> None:
+        """Say once of each record that it cannot be read, and so counts for nothing."""
+        for key, error in self.view.malformed.items():
+            if self._malformed.get(key) != str(error):
+                self._malformed[key] = str(error)
+                self._note(f"a record is passed over: {error}", warning=True)
 
     def _remember(self) -> None:
         """Keep what must survive a loss of etcd's data."""

@@ -7,6 +7,7 @@ the link breaks the coordinator is probed; its key is deleted only on proof.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.alarm import Alarm
@@ -54,13 +55,23 @@ class Leadership:
     proven_gone: dict[Session, float] = field(default_factory=dict)
     orphaned: dict[Session, float] = field(default_factory=dict)
 
-    def found(self, revision: int, ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...]) -> bool:
-        """Take from a read who coordinates, if the read asked for that."""
+    def found(
+        self,
+        revision: int,
+        ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...],
+        malformed: Container[str] = (),
+    ) -> bool:
+        """Take from a read who coordinates, if the read asked for that.
+
+        A key whose record is malformed coordinates nothing: the next one does. If none of those
+        that were asked for can be read, more of them are asked for at once.
+        """
         for target, kvs in ranges:
-            if target.limit == 1:
-                self.key = kvs[0].key if kvs else ""
+            if target.limit:
+                readable = [kv.key for kv in kvs if kv.key not in malformed]
+                self.key = readable[0] if readable else ""
                 self.seen_at = revision
-                self.look_at = None
+                self.look_at = 0.0 if len(kvs) == target.limit and not readable else None
                 return True
         return False
 

@@ -57,7 +57,8 @@ class Own:
     def look(self) -> tuple[Range, ...]:
         """What a member that does not coordinate must read: the state, the coordinator."""
         keys = self.view.keys
-        lowest = Range(keys.members, prefix=True, order=Order.CREATE, limit=1)
+        skipped = sum(key.startswith(keys.members) for key in self.view.malformed)
+        lowest = Range(keys.members, prefix=True, order=Order.CREATE, limit=1 + skipped)
         return (Range(keys.state, prefix=True), lowest)
 
     def state(self) -> MemberState:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elasticjob_rendezvous.core.alarm import Alarm
@@ -54,6 +56,22 @@ def test_nobody_registered_nobody_coordinates() -> None:
     leadership = Leadership(B, 0.0)
     assert leadership.found(5, ((LOWEST, ()),))
     assert leadership.key == ""
+
+
+def test_records_that_nobody_can_read_are_passed_over_and_more_are_asked_for() -> None:
+    job = Job("a", "b")
+    found = job.etcd.range(LOWEST)
+    leadership = Leadership(B, 0.0)
+    spoiled = {kv.key for kv in found.kvs}
+    assert leadership.found(found.revision, ((LOWEST, found.kvs),), spoiled)
+    assert leadership.key == ""
+    assert leadership.look_due(100.0, Alarm()), "it is one of those that were not asked for"
+    more = replace(LOWEST, limit=2)
+    leadership.found(found.revision, ((more, job.etcd.range(more).kvs),), spoiled)
+    assert leadership.key == job.stored("b").key
+    assert not leadership.look_due(100.0, Alarm())
+    leadership.found(found.revision, ((more, found.kvs),), spoiled)
+    assert not leadership.look_due(100.0, Alarm()), "there are no others"
 
 
 def test_one_link_to_one_coordinator() -> None:
