@@ -180,7 +180,7 @@ def _etcd_trouble(rng: Random) -> Plan:
 
 
 def _outlived(rng: Random) -> Plan:
-    """A whole gang trains on without etcd, while a newcomer that reaches it opens a round over it."""
+    """A gang trains on without etcd, while a newcomer that reaches it opens a round over it."""
     base = _base(rng, "outlived")
     bounds = replace(
         base.bounds,

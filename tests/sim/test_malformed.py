@@ -1,4 +1,4 @@
-"""A record that nobody can read, where the coordinator's would stand: the next member coordinates."""
+"""A record that nobody can read where the coordinator's would stand: the next one coordinates."""
 
 from __future__ import annotations
 

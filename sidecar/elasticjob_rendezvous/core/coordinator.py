@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, assert_never
 
 from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
@@ -476,7 +477,7 @@ class Coordinator:
                 return self._ask_to_save(view, own, clock, save)
             case FinalLook() as end:
                 return self._reopen(view, own, bounds, clock, end)
-        return self._record_start(view, own, roster)
+        return self._record_start(view, own, roster) or self._clear_surplus(view, own)
 
     def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
         """Note how long the decision took, once: a checkpoint that follows is no part of it."""
@@ -531,6 +532,23 @@ class Coordinator:
         who = ", ".join(cause.members[:3])
         note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
         return self._write(view, own, clock, again, (), note)
+
+    def _clear_surplus(self, view: View, own: Versioned[Member]) -> Act | None:
+        """Delete what failures of earlier rounds are more than are kept, some at a time."""
+        surplus = self._surplus(view)
+        if not surplus:
+            return None
+        compares = (Compare(own.key, Target.CREATE, own.created),)
+        note = f"{len(surplus)} failures were deleted that say the same as others"
+        return Act(Txn(compares, surplus, ()), note)
+
+    def _surplus(self, view: View) -> tuple[Delete, ...]:
+        found = (
+            Delete(self.keys.failure(number, member))
+            for number, failures in view.failures.items()
+            for member in verdicts.surplus(failures)
+        )
+        return tuple(islice(found, FENCES_PER_TXN))
 
     def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
         """Once all workers of the round run, note what the start and the first step took."""
@@ -648,7 +666,9 @@ class Coordinator:
         closed = replace(
             base or view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
         )
-        return self._write(view, own, clock, closed, (), f"closed: {outcome.kind} {outcome.detail}")
+        surplus = self._surplus(view)
+        said = f"closed: {outcome.kind} {outcome.detail}"
+        return self._write(view, own, clock, closed, surplus, said)
 
     def _fence(
         self, view: View, own: Versioned[Member], late: list[Versioned[Member]], why: str

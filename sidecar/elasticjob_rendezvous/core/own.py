@@ -206,7 +206,8 @@ def _is_news(view: View, failure: Failure) -> bool:
 
     Nor is anything in a round of that number that others sealed since etcd lost its data.
     """
-    if failure.member in view.failures.get(failure.round, {}):
+    known = view.failures.get(failure.round, {})
+    if failure.member in known or verdicts.adds_nothing(failure, known.values()):
         return False
     roster = view.rosters.get(failure.round)
     if roster is not None and roster.seat(failure.member) is None:

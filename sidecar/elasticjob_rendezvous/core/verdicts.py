@@ -7,11 +7,13 @@ round was lost or left: a silent node first shows as its peers' aborted collecti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from elasticjob_rendezvous.core.records import ECHOES, Bounds, Failure, FailureClass
 
 MASTER_PORT_RETRIES = 3
+KEPT_FAILURES = 16
+"""How many failures of one round are kept: in a large gang all fail, and most for one reason."""
 _CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 _REMOTENESS = {
     FailureClass.MASTER_PORT: 1,
@@ -40,6 +42,18 @@ def port_taken(failures: Iterable[Failure]) -> bool:
 def culprit(failures: Iterable[Failure]) -> Failure | None:
     """The failure to show: causes before consequences, then the earliest."""
     return min(failures, key=_remoteness, default=None)
+
+
+def surplus(failures: Mapping[str, Failure]) -> list[str]:
+    """Whose failures need not be kept: those farthest from the cause."""
+    return sorted(failures, key=lambda member: _remoteness(failures[member]))[KEPT_FAILURES:]
+
+
+def adds_nothing(failure: Failure, known: Iterable[Failure]) -> bool:
+    """Whether enough failures are known that are no farther from the cause than this one."""
+    far = _REMOTENESS.get(failure.kind, 0)
+    as_near = [other for other in known if _REMOTENESS.get(other.kind, 0) <= far]
+    return len(as_near) >= KEPT_FAILURES
 
 
 def _remoteness(failure: Failure) -> tuple[int, int, int]:

@@ -6,11 +6,14 @@ import pytest
 
 from elasticjob_rendezvous.core.records import Bounds, Failure, FailureClass
 from elasticjob_rendezvous.core.verdicts import (
+    KEPT_FAILURES,
+    adds_nothing,
     culprit,
     describe,
     port_taken,
     speaks_for_itself,
     spent,
+    surplus,
     window_seconds,
 )
 from tests.unit.rendezvous.builders import a_failure
@@ -103,3 +106,34 @@ def test_the_budget(charged: tuple[int, ...], most: int, over: bool) -> None:
 
 def test_a_verdict_outwaits_a_lease() -> None:
     assert window_seconds(Bounds(1, 1, keep_alive_seconds=7)) == 8.0
+
+
+# -- how many are kept ----------------------------------------------------------------
+
+
+def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:
+    told = failures(*[ABORT] * 30, LATE, USER, *[ABORT] * 5)
+    by_member = {failure.member: failure for failure in told}
+    gone = surplus(by_member)
+    kept = [by_member[member] for member in by_member if member not in gone]
+    assert len(kept) == KEPT_FAILURES
+    assert culprit(kept) == culprit(told)
+    assert {USER, LATE} <= {failure.kind for failure in kept}
+    assert surplus({failure.member: failure for failure in kept}) == []
+
+
+@pytest.mark.parametrize(
+    ("mine", "known", "nothing"),
+    [
+        (ABORT, [ABORT] * KEPT_FAILURES, True),
+        (ABORT, [ABORT] * (KEPT_FAILURES - 1), False),
+        (ABORT, [USER, *[ABORT] * (KEPT_FAILURES - 1)], True),
+        (LATE, [ABORT] * 100, False),
+        (USER, [LATE] * 100, False),
+        (USER, [SIGNAL] * KEPT_FAILURES, True),
+    ],
+)
+def test_one_more_of_the_same_adds_nothing(
+    mine: FailureClass, known: list[FailureClass], nothing: bool
+) -> None:
+    assert adds_nothing(a_failure("me", kind=mine), failures(*known)) is nothing

@@ -1,0 +1,77 @@
+"""How many failures of one round stand in etcd: the sixteen nearest to the cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.own import report
+from elasticjob_rendezvous.core.records import FailureClass, RoundState, Seat
+from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
+
+
+def told(job: Job, number: int = 1) -> set[str]:
+    """Whose failures of a round stand in etcd."""
+    return set(job.view().failures.get(number, {}))
+
+
+def many(count: int, **bounds: Any) -> Job:
+    """Round 2 is final; in round 1 b failed for its own reason, and `count` others with it."""
+    names = [f"m{index}" for index in range(count)]
+    job = Job("a", "b", **bounds).sealed("a", "b", number=2, charged=(1,))
+    job.failure("b", kind=FailureClass.USER_ERROR, at_ms=10**6)
+    for name in names:
+        job.failure(name, kind=FailureClass.PEER_ABORT)
+    return job
+
+
+def test_of_a_rounds_failures_sixteen_are_kept_with_the_culprit() -> None:
+    """A transaction takes no more than so many operations: the rest goes with the next."""
+    job = many(100)
+    act = job.look()
+    assert act is not None
+    assert "50 failures" in act.note
+    assert job.commit(act.txn).succeeded
+    job.act()
+    assert len(told(job)) == verdicts.KEPT_FAILURES
+    assert identity("b") in told(job)
+    job.idle()
+
+
+def test_who_coordinates_no_more_clears_nothing_away() -> None:
+    job = many(20)
+    act = job.look()
+    assert act is not None
+    job.gone("a")
+    assert not job.commit(act.txn).succeeded
+    assert len(told(job)) == 21
+
+
+def test_what_is_too_much_goes_with_the_end_of_the_job_too() -> None:
+    job = Job("a", "b", max_restarts=0).sealed("a", "b")
+    for index in range(30):
+        job.failure(f"m{index}", kind=FailureClass.PEER_ABORT)
+    job.failure("b", kind=FailureClass.USER_ERROR)
+    job.put(KEYS.roster(1), replace(job.roster(1), seats=seats_of(job, 30)))
+    assert job.act().state is RoundState.CLOSED
+    assert len(told(job)) == verdicts.KEPT_FAILURES
+    assert identity("b") in told(job)
+
+
+def seats_of(job: Job, count: int) -> tuple[Seat, ...]:
+    """The seats of a and b, and of as many others."""
+    seats = job.roster(1).seats
+    more = (f"m{index}" for index in range(count))
+    return (*seats, *(seats[0]._replace(id=identity(name), name=name) for name in more))
+
+
+def test_a_member_keeps_to_itself_what_adds_nothing() -> None:
+    job = Job("a", "b").sealed("a", "b")
+    for index in range(verdicts.KEPT_FAILURES):
+        job.failure(f"m{index}", kind=FailureClass.PEER_ABORT)
+    stored = job.stored("b")
+    for kind, is_told in ((FailureClass.PEER_ABORT, False), (FailureClass.USER_ERROR, True)):
+        local = Local(ready=True, round=1, failure=a_failure("b", kind=kind))
+        assert (report(job.own("b", local=local), stored) is not None) is is_told
