@@ -47,7 +47,10 @@ ON_A_CLUSTER: Mapping[Kind, int] = {
 }
 UNNOTICED = frozenset({Kind.KILL_AGENT, Kind.KILL_ETCD, Kind.KILL_OPERATOR})
 """Training goes on through these: no round may follow from them."""
-TAKES_THE_NODE = frozenset({Kind.KILL_NODE, Kind.DRAIN, Kind.DELETE_POD, Kind.STOP_LAUNCHER})
+UNSEEN = frozenset({Kind.KILL_WORKER, Kind.KILL_NODE, Kind.STOP_LAUNCHER, Kind.SCALE})
+"""These may come while the operator is down. What only the API server tells, it would miss: that a
+pod which left by itself was evicted."""
+UNSEEN_SHARE = 0.25
 _SYSTEM = frozenset({Kind.KILL_ETCD, Kind.KILL_OPERATOR})
 _COUNTED = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "join": "joins"}
 """What the status counts rounds under, by their cause; failures are the restarts."""
@@ -55,14 +58,20 @@ _COUNTED = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "j
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One fault: on a pod, or to a new size."""
+    """One fault: on a pod, or to a new size.
+
+    Args:
+        unseen: it comes right after the operator was killed.
+    """
 
     kind: Kind
     pod: str = ""
     nodes: int = 0
+    unseen: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.pod or (f'to {self.nodes}' if self.nodes else '')}".rstrip()
+        what = f"{self.kind} {self.pod or (f'to {self.nodes}' if self.nodes else '')}".rstrip()
+        return f"{what}, no operator" if self.unseen else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +143,14 @@ def disturbance(
 ) -> Disturbance:
     """The next fault, on any of the pods that run."""
     kind = chance.choices([*weights], [*weights.values()])[0]
+    may_be_unseen = kind in UNSEEN and Kind.KILL_OPERATOR in weights
+    unseen = may_be_unseen and chance.random() < UNSEEN_SHARE
     if kind is Kind.SCALE:
         others = [nodes for nodes in range(LEAST, MOST + 1) if nodes != wanted]
-        return Disturbance(kind, nodes=chance.choice(others))
+        return Disturbance(kind, nodes=chance.choice(others), unseen=unseen)
     if kind in _SYSTEM:
         return Disturbance(kind)
-    return Disturbance(kind, chance.choice(now.running))
+    return Disturbance(kind, chance.choice(now.running), unseen=unseen)
 
 
 def judged(done: Disturbance, before: Told, after: Told, *, evicts: bool = False) -> str:

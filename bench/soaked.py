@@ -8,23 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from bench.disturbances import MOST, TAKES_THE_NODE, Disturbance, Kind, Told
+from bench.disturbances import MOST, UNNOTICED, Disturbance, Kind, Told
 
 NAME = "soak"
-STEPS_OF_FAULT = 60
-"""Training steps for each fault in the job: more than pass from one to the next."""
+SCRIPT = Path(__file__).with_name("soaked_train.py")
+ENDLESS = 10**7
+STEPS_TO_END = 50
+"""Training steps that are left when the job is told where to end."""
+LEAST_STEPS = 300
+"""Fewer do not make a good model of the example."""
 STEPS_AFTER = 10
 """Training steps by which it is seen that training goes on after a fault."""
 
 
-def training(faults: int, *options: str) -> list[str]:
-    """The arguments of the example's script, with as many steps as these faults need."""
-    return ["--steps", str(STEPS_OF_FAULT * (faults + 1)), "--report-seconds", "0", *options]
+def training(last: Path, *options: object) -> dict[str, list[str]]:
+    """Command and arguments of a worker, which ends at the step that `last` will name."""
+    steps = ["--steps", str(ENDLESS), "--report-seconds", "0"]
+    return {
+        "command": ["python3", SCRIPT.name],
+        "args": [str(last), *steps, *map(str, options)],
+    }
 
 
 def spec_of(faults: int) -> dict[str, Any]:
     """The job's spec but for its template."""
-    return {"nodes": MOST - 1, "minNodes": 1, "maxNodes": MOST, "maxRestarts": faults + 1}
+    return {"nodes": MOST - 1, "minNodes": 1, "maxNodes": MOST, "maxRestarts": faults + 2}
 
 
 class Soaked(ABC):
@@ -89,6 +97,17 @@ class Soaked(ABC):
 
     # -- its end
 
+    def finish(self) -> int:
+        """Have it end soon, by a last failure after which workers know where; the step."""
+        pod, last = self.told().running[0], max(LEAST_STEPS, self.step() + STEPS_TO_END)
+        self.let_end(last)
+        self.apply(Disturbance(Kind.KILL_WORKER, pod))
+        return last
+
+    @abstractmethod
+    def let_end(self, step: int) -> None:
+        """Tell the scripts of all pods at which step to end."""
+
     @abstractmethod
     def ends(self) -> float:
         """Wait until it has succeeded; the accuracy that it came to."""
@@ -121,7 +140,5 @@ class Soaked(ABC):
             time.sleep(self.poll_seconds)
 
     def _over(self, done: Disturbance, now: Told) -> bool:
-        """Whether what was hit is gone from the round, or is back in it."""
-        if done.kind in TAKES_THE_NODE:
-            return done.pod not in now.running or now.number > self._before
-        return self.back(done)
+        """Whether what was done has shown, and what was killed is back."""
+        return (done.kind in UNNOTICED or now.number > self._before) and self.back(done)

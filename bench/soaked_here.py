@@ -18,7 +18,7 @@ import yaml
 from bench import processes
 from bench.disturbances import ON_THIS_MACHINE, Disturbance, Kind, Told, told
 from bench.settings import REPOSITORY, child_environment
-from bench.soaked import NAME, STEPS_OF_FAULT, Soaked, spec_of, training
+from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
 from elasticjob_cli.local.control import call
 from elasticjob_cli.local.logs import AGENT, TRAINER
 from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
@@ -26,21 +26,21 @@ from elasticjob_cli.local.state import DEFAULT_NAMESPACE, JobFolder
 DIGITS = REPOSITORY / "examples" / "digits"
 STEP_SECONDS = 0.1
 GONE_SECONDS = 15.0
+LAST = "last-step"
 END_SECONDS = 120.0
-"""More than the steps that are left take when nothing disturbs them."""
 _TAKEN_OVER = b": took over round "
 """What an agent logs that found the workers of the one before it."""
 _STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
 
 
 def manifest(folder: Path, faults: int) -> dict[str, Any]:
-    """The example's, with as many steps as these faults need."""
+    """The example's, but that it trains until it is told to end."""
     document: dict[str, Any] = yaml.safe_load((DIGITS / "elasticjob.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"] |= spec_of(faults)
     (container,) = document["spec"]["template"]["spec"]["containers"]
-    where = ("--checkpoint-dir", str(folder / "checkpoints"))
-    container["args"] = training(faults, "--step-seconds", str(STEP_SECONDS), *where)
+    where = ("--checkpoint-dir", folder / "checkpoints")
+    container |= training(folder / LAST, "--step-seconds", STEP_SECONDS, *where)
     return document
 
 
@@ -49,7 +49,7 @@ class SoakedHere(Soaked):
 
     weights = ON_THIS_MACHINE
     evicts = False
-    patience_seconds = 90.0
+    patience_seconds = 180.0
     poll_seconds = 0.05
 
     def __init__(self, folder: Path, faults: int) -> None:
@@ -58,7 +58,6 @@ class SoakedHere(Soaked):
         os.environ["XDG_STATE_HOME"] = str(folder / "state")
         self._job = JobFolder(DEFAULT_NAMESPACE, NAME)
         self._document = manifest(folder, faults)
-        self._steps = STEPS_OF_FAULT * (faults + 1)
         self._taken_over = 0
 
     def __enter__(self) -> Self:
@@ -72,7 +71,8 @@ class SoakedHere(Soaked):
             "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "torchinductor"),
         }
         # The trainer runs in its manifest's folder.
-        (self._folder / "train.py").write_bytes((DIGITS / "train.py").read_bytes())
+        for script in (SCRIPT, DIGITS / "train.py"):
+            shutil.copy(script, self._folder)
         with (self._folder / "run.log").open("wb") as log:
             self._runner = subprocess.Popen(
                 [sys.executable, "-m", "elasticjob_cli", "run", str(path)],
@@ -163,9 +163,11 @@ class SoakedHere(Soaked):
 
     # -- its end
 
+    def let_end(self, step: int) -> None:
+        (self._folder / LAST).write_text(str(step))
+
     def ends(self) -> float:
-        left = self._steps - self.step()
-        self._runner.wait(timeout=END_SECONDS + 2 * STEP_SECONDS * left)
+        self._runner.wait(timeout=END_SECONDS)
         phase = (self._job.object().get("status") or {}).get("phase")
         if phase != "Succeeded":
             raise AssertionError(f"the job ended {phase}: {self.log()}")

@@ -16,7 +16,7 @@ from subprocess import TimeoutExpired
 from typing import Self
 
 from bench.disturbances import ON_A_CLUSTER, Disturbance, Kind, Told, told
-from bench.soaked import NAME, Soaked, spec_of, training
+from bench.soaked import NAME, SCRIPT, Soaked, spec_of, training
 from tests.cluster import images, lifecycle
 from tests.cluster.borrowing import borrowed, named
 from tests.e2e.console import CommandFailed, Console, Json, until
@@ -33,9 +33,11 @@ MOST_AGENT_RESTARTS = 1
 """A container that ends again and again is put off by its kubelet for 10, 20, 40 … s, and the
 launcher waits for its agent for 30."""
 EVICTION_SECONDS = 30.0
-END_SECONDS = 900.0
+END_SECONDS = 180.0
 GONE_SECONDS = 150.0
 """The operator's sweep is not in a hurry."""
+LAST = Path("/tmp/last-step")
+_MOUNT = "/soak"
 _KILL_WORKER = """
 for child in $(cat /proc/1/task/1/children); do
     grep -qz ^LOCAL_RANK= /proc/$child/environ && kill -9 $child && killed=yes
@@ -52,14 +54,15 @@ class SoakedPods(Soaked):
 
     weights = ON_A_CLUSTER
     evicts = True
-    patience_seconds = 150.0
+    patience_seconds = 180.0
     poll_seconds = 0.5
 
     def __init__(self, faults: int) -> None:
         super().__init__()
         self._faults = faults
         self._step = 0
-        self._killed = ""  # the uid of the pod, or the restarts of the agent, that was killed
+        self._killed = ""  # the uid of etcd's pod, or the restarts of the agent, that was killed
+        self._operator = ""  # the uid of the operator's pod that was killed
         self._running: tuple[str, ...] = ()
         self._stack = ExitStack()
 
@@ -87,14 +90,24 @@ class SoakedPods(Soaked):
         self._console.kubectl(*remove, seconds=120)
         self._console.kubectl("create", "namespace", NAMESPACE)
         self._stack.callback(self._console.kubectl, *remove, "--wait=false")
-        self._corner.apply(self._manifest())
+        self._corner.apply(*self._manifests())
         self._uid = self._corner.job(NAME)["metadata"]["uid"]
 
-    def _manifest(self) -> Json:
-        steps = training(self._faults, "--step-seconds", str(STEP_SECONDS))
-        document = job(NAME, {"command": ["python3", "train.py"], "args": steps})
+    def _manifests(self) -> tuple[Json, Json]:
+        """The script, and the job that runs it beside the image's train.py."""
+        script: Json = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": NAME},
+            "data": {SCRIPT.name: SCRIPT.read_text()},
+        }
+        work = training(LAST, "--step-seconds", STEP_SECONDS)
+        work["command"][-1] = f"{_MOUNT}/{SCRIPT.name}"
+        mounts = [{"name": "script", "mountPath": _MOUNT}]
+        volumes = [{"name": "script", "configMap": {"name": NAME}}]
+        document = job(NAME, work, trainer={"volumeMounts": mounts}, pod={"volumes": volumes})
         document["spec"] |= spec_of(self._faults)
-        return document
+        return script, document
 
     def _install(self) -> None:
         if self._installation.installed:
@@ -143,6 +156,8 @@ class SoakedPods(Soaked):
         return what.kind is not Kind.KILL_AGENT or self._restarts(what.pod) <= MOST_AGENT_RESTARTS
 
     def apply(self, what: Disturbance) -> None:
+        if what.unseen:
+            self._kill_operator()
         match what.kind:
             case Kind.KILL_WORKER:
                 self._corner.exec(what.pod, "trainer", _KILL_WORKER)
@@ -160,9 +175,11 @@ class SoakedPods(Soaked):
             case Kind.SCALE:
                 self._corner.kubectl("scale", f"ej/{NAME}", f"--replicas={what.nodes}")
             case Kind.KILL_ETCD:
-                self._kill_of_system(self._etcd(), "etcd")
+                etcd = self._etcd()
+                self._killed = etcd["metadata"]["uid"]
+                self._kill_of_system(etcd, "etcd")
             case Kind.KILL_OPERATOR:
-                self._kill_of_system(self._installation.operators()[0], "operator")
+                self._kill_operator()
 
     def back(self, what: Disturbance) -> bool:
         match what.kind:
@@ -172,12 +189,19 @@ class SoakedPods(Soaked):
             case Kind.KILL_ETCD:
                 etcd = self._etcd()
                 return is_ready(etcd) and etcd["metadata"]["uid"] != self._killed
-            case Kind.KILL_OPERATOR:
-                others = self._installation.operators()
-                new = [pod for pod in others if pod["metadata"]["uid"] != self._killed]
-                leader = self._installation.leader()
-                return any(is_ready(pod) and pod["metadata"]["name"] in leader for pod in new)
-        return True
+        return self._another_operator() if what.unseen or what.kind is Kind.KILL_OPERATOR else True
+
+    def _kill_operator(self) -> None:
+        (operator,) = self._installation.operators()
+        self._operator = operator["metadata"]["uid"]
+        self._kill_of_system(operator, "operator")
+
+    def _another_operator(self) -> bool:
+        """Whether it leads, after the last was killed."""
+        found = self._installation.operators()
+        new = [pod for pod in found if pod["metadata"]["uid"] != self._operator]
+        leader = self._installation.leader()
+        return any(is_ready(pod) and pod["metadata"]["name"] in leader for pod in new)
 
     def _kill_pod(self, name: str) -> None:
         """Every process of a pod at the same time, and no word to anybody."""
@@ -209,7 +233,6 @@ class SoakedPods(Soaked):
 
     def _kill_of_system(self, pod: Json, container: str) -> None:
         """kill -9, and the pod deleted at once: else its kubelet puts off a second start."""
-        self._killed = pod["metadata"]["uid"]
         with suppress(CommandFailed):  # it is being started again since the last time
             self._nodes.kill_container(pod, container)
         self._console.kubectl(
@@ -228,6 +251,10 @@ class SoakedPods(Soaked):
         return sum(int(each["restartCount"]) for each in found if each["name"] == AGENT)
 
     # -- its end
+
+    def let_end(self, step: int) -> None:
+        for pod in self._running:
+            self._corner.exec(pod, "trainer", f"echo {step} > {LAST}")
 
     def ends(self) -> float:
         until(self.ended, f"the end of {NAME}", END_SECONDS)

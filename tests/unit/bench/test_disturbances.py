@@ -11,6 +11,7 @@ import pytest
 from bench.disturbances import (
     ON_A_CLUSTER,
     ON_THIS_MACHINE,
+    UNSEEN,
     Disturbance,
     Failure,
     Kind,
@@ -140,3 +141,5 @@ def test_every_kind_of_fault_comes_and_a_seed_names_them(weights: Mapping[Kind, 
     assert all(each.nodes != 3 for each in drawn() if each.kind is Kind.SCALE)
     on_pods = [each for each in drawn() if each.pod]
     assert {each.pod for each in on_pods} == set(BEFORE.running)
+    unseen = {each.kind for each in drawn() if each.unseen}
+    assert unseen == (UNSEEN if Kind.KILL_OPERATOR in weights else set())
