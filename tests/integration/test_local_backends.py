@@ -29,6 +29,15 @@ while not os.path.exists("finish"):
 """
 
 
+MEETING = """
+import os, pathlib, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+pathlib.Path(f"met-{dist.get_rank()}").write_text(os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+dist.destroy_process_group()
+"""
+
+
 class Rig(LocalRig):
     """With one backend, on the etcd of one version."""
 
@@ -187,6 +196,15 @@ def test_an_etcd_that_cannot_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(etcd, "_programs", lambda: iter([]))
     with pytest.raises(etcd.NoEtcd):
         etcd.find_etcd(v2=True)
+
+
+@pytest.mark.timeout(240)
+def test_workers_of_our_nodes_meet_at_a_store_that_a_launcher_serves(rig: Rig) -> None:
+    (rig.job / "meet.py").write_text(MEETING)
+    ran = rig.call("run", rig.job_file(command=["python3", "meet.py"]), "--plain", "--logs")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [(rig.job / f"met-{rank}").read_text() for rank in range(2)] == ["True", "True"]
+    rig.nothing_left()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -254,7 +254,8 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         self._rendezvous(group)
         group.round = max(group.round, least + 1)
         member = self.shell.settings.member
-        return Place(places.roster_of(group, member, self._budget.total), group.store)
+        total, served = self._budget.total, self._master_served
+        return Place(places.roster_of(group, member, total, served), group.store)
 
     # -- steps, for a loop of one's own ---------------------------------------------------
 

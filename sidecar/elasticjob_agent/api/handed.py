@@ -55,7 +55,7 @@ class HandsElasticAgent(SimpleElasticAgent):
             self._blocking = BlockingHands(self._make_hands)
         node = self._node()
         logs = RunLogs(node.logs)
-        roster = places.roster_of(worker_group, node.member, self._restarts)
+        roster = places.roster_of(worker_group, node.member, self._restarts, self._master_served)
         seat = roster.seat(node.member)
         assert seat is not None, "roster_of seats us"
         logs.prepare(roster.number, seat.slots, seat.base_rank)
@@ -128,3 +128,7 @@ class NodeElasticAgent(HandsElasticAgent):
 
     def _make_hands(self) -> Hands:
         return self._given_hands
+
+    def _served_port(self) -> int:
+        state = self.shell.progress.state
+        return state.port if state.served else 0

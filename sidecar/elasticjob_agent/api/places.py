@@ -59,7 +59,7 @@ def known_ranks(spec: WorkerSpec, group_rank: int) -> Assigned | None:
     return Assigned(seat.base_rank, roster.world_size, seat.role_base_rank, seat.role_world_size)
 
 
-def roster_of(group: WorkerGroup, member: str, restarts: int) -> Roster:
+def roster_of(group: WorkerGroup, member: str, restarts: int, served: bool = False) -> Roster:
     """The roster as far as it is known: our seat, and that there are others."""
     first, nodes = group.workers[0], group.group_world_size
     assert nodes is not None, "there was no rendezvous"
@@ -82,7 +82,13 @@ def roster_of(group: WorkerGroup, member: str, restarts: int) -> Roster:
         for rank in range(nodes)
     )
     return Roster(
-        group.round, first.world_size, group.master_addr, group.master_port, seats, restarts
+        group.round,
+        first.world_size,
+        group.master_addr,
+        group.master_port,
+        seats,
+        restarts,
+        master_served=served,
     )
 
 

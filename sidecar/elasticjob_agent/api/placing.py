@@ -6,7 +6,7 @@ import logging
 import socket
 from typing import Any
 
-from elasticjob_agent.api import places
+from elasticjob_agent.api import meeting, places
 from elasticjob_agent.api.budget import Budget
 from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.roles import (
@@ -31,6 +31,8 @@ class Placing(Telling):
         super().__init__(worker_group)
         self._store: Any = None
         self._budget = Budget()
+        self._master_served = False
+        self._offered = 0
 
     @prof
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -49,6 +51,10 @@ class Placing(Telling):
         shared = place.store is not None and not workers_are_identical()
         if shared:
             self._budget.announce(place.store)
+        meets = shared and self._meets(spec, place)
+        if meets:
+            self._offered = place.number
+            meeting.offer(place.store, place.group_rank, self._served_port() or 0)
         with self.record_duration("ASSIGN_WORKER_RANKS"):
             worker_group.workers = self._assign_worker_ranks(
                 place.store, place.group_rank, place.group_world_size, spec
@@ -57,11 +63,13 @@ class Placing(Telling):
             self._budget.agree(place.store)
         else:
             self._budget.alone()
+        served = meeting.agreed(place.store, place.group_world_size) if meets else 0
+        self._master_served = served > 0
         worker_group.group_rank = place.group_rank
         worker_group.group_world_size = place.group_world_size
         worker_group.round = max(place.number, worker_group.round + 1)
         worker_group.master_addr = spec.master_addr or place.master[0]
-        worker_group.master_port = spec.master_port or place.master[1]
+        worker_group.master_port = spec.master_port or served or place.master[1]
         self._remaining_restarts = min(
             self._remaining_restarts, spec.max_restarts - self._budget.total
         )
@@ -70,6 +78,24 @@ class Placing(Telling):
             spec.role, worker_group.round, place.group_rank, place.group_world_size,
             worker_group.workers, worker_group.master_addr, worker_group.master_port,
         )  # fmt: skip
+
+    def _meets(self, spec: WorkerSpec, place: places.NextPlace) -> bool:
+        """Whether our workers may meet at another store than the one that the handler names.
+
+        Nobody has his ranks before all have spoken, if they are assigned through the store. In
+        a round that gave us a place before we have spoken already.
+        """
+        if spec.master_addr or spec.master_port or place.number == self._offered:
+            return False
+        given = places.known_ranks(spec, place.group_rank)
+        return self._served_port() is not None and given is None
+
+    def _served_port(self) -> int | None:
+        """Where this node serves a store for workers at this moment; 0 for nowhere.
+
+        None where workers would not know that rank 0 is not to serve it.
+        """
+        return None
 
     @prof
     def _assign_worker_ranks(

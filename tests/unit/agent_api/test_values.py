@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_agent.api import events, metrics, stores
+from elasticjob_agent.api import events, meeting, metrics, stores
 from elasticjob_agent.api.budget import CHARGED, KNOWN, Budget
 from elasticjob_agent.api.failures import NOT_AVAILABLE, ProcessFailure
 from elasticjob_agent.api.looking import trouble_of
@@ -223,6 +223,24 @@ def test_a_newcomer_learns_the_count_and_all_count_one_failure_once() -> None:
     fresh.agree(quiet)
     assert (fresh.total, quiet.keys()) == (0, frozenset())
     assert store.keys() == {KNOWN, CHARGED}
+
+
+@pytest.mark.parametrize(
+    ("offers", "port"),
+    [
+        ([(0, 4000), (1, 4001), (2, 0)], 4000),
+        ([(0, 0), (1, 4001), (2, 4002)], 0),
+        ([(0, 4000), (2, 4002)], 0),
+    ],
+    ids=["all are ours", "rank 0 serves none", "one is not ours"],
+)
+def test_workers_meet_at_the_store_of_rank_0s_node_where_all_know_of_it(
+    offers: list[tuple[int, int]], port: int
+) -> None:
+    store = MemoryStore()
+    for group_rank, served in offers:
+        meeting.offer(store, group_rank, served)
+    assert meeting.agreed(store, 3) == port
 
 
 def test_what_old_handlers_and_v3s_answer() -> None:
