@@ -268,6 +268,25 @@ def test_training_outlives_etcd_and_goes_on_changing_afterwards(
     asyncio.run(main())
 
 
+def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: str) -> None:
+    """Nobody vouches for it: that etcd refuses has to be known before the lease has run out."""
+    server = start_etcd()
+
+    async def main() -> None:
+        bounds = replace(FAST, keep_alive_seconds=4.0)
+        async with gang(server.url, prefix, ["n-0"], bounds) as nodes:
+            await until(lambda: together(nodes), "it runs")
+            server.kill()
+            await asyncio.sleep(2 * bounds.keep_alive_seconds)  # the outage itself
+            assert together(nodes), "it did not stop during the outage"
+            await asyncio.to_thread(server.start)
+            await asyncio.sleep(bounds.keep_alive_seconds)  # time for a wrong loss to show
+            assert together(nodes), "it did not stop after the outage"
+            assert nodes[0].started == [1]
+
+    asyncio.run(main())
+
+
 def test_a_gang_survives_the_loss_of_all_of_etcds_data(start_etcd: StartEtcd, prefix: str) -> None:
     server = start_etcd()
 

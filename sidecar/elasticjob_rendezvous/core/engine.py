@@ -253,7 +253,7 @@ class Engine:
             case KeptAlive(lease, deadline):
                 if lease == self.lease.id:
                     self.lease.keep(deadline)
-                    self.safety.store_refused_at = None
+                    self.safety.store_answers(now)
             case LeaseGone(lease):
                 if lease == self.lease.id:
                     self._lose_session("its lease ran out")
@@ -804,7 +804,7 @@ class Engine:
     def _calm(self) -> None:
         self._backoff = FIRST_BACKOFF_SECONDS
         self._retry_at = 0.0
-        self.safety.store_refused_at = None
+        self.safety.store_answers(self._clock.now)
 
     def _note(self, text: str, *, warning: bool = False) -> None:
         self._effects.append(Note(text, warning))

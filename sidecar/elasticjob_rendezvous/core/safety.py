@@ -24,11 +24,18 @@ the patience that a coordinator has with it."""
 class Safety:
     """Evidence, with the times of our own clock at which it was had.
 
-    `forgotten_at`: etcd, within reach, told us that our lease is gone.
+    `forgotten_at`: etcd, within reach, told us that our lease is gone; or it answered again, and
+    our lease was not renewed yet.
     """
 
     store_refused_at: float | None = None
     forgotten_at: float | None = None
+
+    def store_answers(self, now: float) -> None:
+        """Etcd is not down any more: whoever ran on for that, past its lease, renews it now."""
+        if self._etcd_is_down(now):
+            self.forgotten_at = now
+        self.store_refused_at = None
 
     def may_run(
         self,

@@ -117,6 +117,7 @@ class Driver:
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._link: asyncio.Task[None] | None = None
         self._checking_reach = False
+        self._renewals = 0
 
     def post(self, event: Event) -> None:
         """Hand an event to the engine, from the loop's own thread: now, or soon in a crowd."""
@@ -237,6 +238,9 @@ class Driver:
 
     async def _keep_alive(self, lease: int) -> None:
         sent = self._clock().now
+        if self._renewals:  # the one before still tries, and may do so beyond the lease
+            self._spawn(self._check_reach())
+        self._renewals += 1
         try:
             ttl_seconds = await self._client.keep_alive(lease)
         except LeaseLost:
@@ -246,6 +250,8 @@ class Driver:
             await self._check_reach()
         else:
             self.post(KeptAlive(lease, sent + ttl_seconds))
+        finally:
+            self._renewals -= 1
 
     async def _read(self, ranges: tuple[Range, ...]) -> None:
         try:

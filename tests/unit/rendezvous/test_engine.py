@@ -62,6 +62,7 @@ from elasticjob_rendezvous.core.records import (
     OutcomeKind,
     RoundState,
 )
+from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import KEYS, START, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
@@ -309,6 +310,24 @@ def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
     for _ in range(20):
         node.later(1).hear(StoreRefused())
     assert isinstance(node.directive, Run)
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_who_outlived_etcd_alone_has_a_moment_to_renew_its_lease(renewed: bool) -> None:
+    """The first answer may be that to another request: that proves nobody gone."""
+    node = running(alone())
+    node.held = True
+    node.hear(WatchBroken(node.made(Watch)[-1].generation, "etcd is down"))
+    for _ in range(int(LEASE) + 1):
+        node.later(1).hear(StoreRefused())
+    lease = node.engine.lease.id
+    node.answer().hear(Tick())
+    assert node.engine.safety.store_refused_at is None
+    assert isinstance(node.directive, Run)
+    if renewed:
+        node.later(1).hear(KeptAlive(lease, node.now + LEASE))
+    node.later(REGISTER_AGAIN_SECONDS).hear(Tick())
+    assert isinstance(node.directive, Run) is renewed
 
 
 # -- a gang ---------------------------------------------------------------------------
