@@ -54,6 +54,34 @@ def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
 
 
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_the_status_says_whether_workers_started_warm(rig: LocalRig, cold: bool) -> None:
+    command = ["sh", "-c", "python3 work.py; exit $?"] if cold else ["python3", "work.py"]
+    runner = rig.start(rig.manifest(command=command), "--plain")
+    first = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    os.kill(rig.workers()[0], signal.SIGKILL)
+    rig.running(2, after=first)
+    until(lambda: rig.status()["rounds"][-1].get("startMs"), "the start of the second round")
+    status = rig.status()
+    rounds = [found for found in status["rounds"] if found.get("startMs")]
+    members = status["members"]
+    explained = rig.call("explain", "job").stdout
+    described = rig.call("describe", "job").stdout
+    if cold:
+        assert all(found["coldNodes"] == found["nodes"] for found in rounds)
+        assert all("shell" in found["coldReason"] for found in rounds)
+        assert {member["start"] for member in members} == {"cold"}
+        assert "Workers started cold on all 2 nodes: " in explained
+        assert f"cold: {members[0]['coldReason']}" in described
+    else:
+        assert all(found["coldNodes"] == 0 for found in rounds)
+        assert [(m["start"], m.get("coldReason")) for m in members] == [("warm", None)] * 2
+        assert "cold" not in explained
+    rig.finish()
+    assert runner.wait(20) == 0
+
+
 def test_scale_up_and_down_while_it_runs(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     first = rig.running(2)["rendezvous"]["round"]
