@@ -59,8 +59,9 @@ def agent(
         typer.Option(
             "--rdzv-conf", "--rdzv_conf", metavar="KEY=VALUE,...",
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
-            "connect_timeout (seconds); increment, incarnation; protocol, cacert, cert, key, "
-            "server_name, user, password, password_file; is_host (of the c10d store).",
+            "leave_grace, scale_up_wait, hang_timeout, connect_timeout (seconds); increment, "
+            "incarnation; protocol, cacert, cert, key, server_name, user, password, "
+            "password_file; is_host (of the c10d store).",
         ),
     ] = "",
     max_restarts: Annotated[

@@ -141,6 +141,8 @@ def train(options: argparse.Namespace) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     checkpoint = options.checkpoint_dir / "checkpoint.pt"
     first = resume(checkpoint, model, optimizer)
+    if rank == 0 and first >= options.steps:
+        print(f"all {first} steps are done already: remove {checkpoint} to begin again", flush=True)
     if rank:  # rank 0 goes on with the saved sequence; the others draw dropout of their own
         torch.manual_seed(SEED + 1000 * first + rank)
     parallel = DistributedDataParallel(model)

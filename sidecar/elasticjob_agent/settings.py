@@ -197,7 +197,7 @@ def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
     names = tuple(part.strip() for part in modules.split(",") if part.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise SettingsError(f"{source} modules must be names of Python modules, got {name!r}")
+            raise SettingsError(f"{source}-modules must be names of Python modules, got {name!r}")
     return WarmStart(names) if known[choice.lower()] else None
 
 

@@ -12,6 +12,7 @@ import typer
 
 from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
+from elasticjob_cli.convert.pytorchjob import WRITE_IT
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
 from elasticjob_operator.model.manifest import FileProblem
@@ -71,7 +72,10 @@ def convert(
     if not found.problems and not found.jobs:
         raise BadInput(f"{file} holds no PyTorchJob of kubeflow.org/v1")
     for line in found.problems or found.remarks:
-        typer.echo(str(line), err=True)
+        text = str(line)
+        if autoscaler is not None:
+            text = text.replace(WRITE_IT, f"it is written to {autoscaler}")
+        typer.echo(text, err=True)
     if found.problems:
         raise typer.Exit(ExitCode.BAD_INPUT)
     if autoscaler is not None and not found.autoscalers:

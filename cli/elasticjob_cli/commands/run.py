@@ -14,6 +14,7 @@ from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local.container import Trainer, trainer
 from elasticjob_cli.local.ended import Ended
+from elasticjob_cli.local.state import DEFAULT_NAMESPACE
 from elasticjob_cli.local.view import LiveView, PlainView, View
 from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
 from elasticjob_operator.model import ElasticJob
@@ -130,8 +131,10 @@ def print_end(ended: Ended) -> None:
         if status.first_failure:
             for line in failure_lines(status.first_failure):
                 typer.echo(f"  {line}", err=True)
-    name = ended.job.metadata.name
+    metadata = ended.job.metadata
+    name = metadata.name
+    there = "" if metadata.namespace == DEFAULT_NAMESPACE else f" -n {metadata.namespace}"
     typer.echo(
         f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "
-        f"`elasticjob describe {name}` and `elasticjob logs {name}` show more"
+        f"`elasticjob describe {name}{there}` and `elasticjob logs {name}{there}` show more"
     )

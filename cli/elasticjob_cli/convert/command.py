@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elasticjob_operator.core.command import wrapped
 
 _BEFORE_THE_COMMAND = 3  # interpreter, launcher and "--", which the operator puts before it
+_KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,12 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     Raises:
         Unsafe: there is a launcher that cannot be taken out.
     """
-    asked = option((*command, *args), "--nproc-per-node") or ""
+    words = (*command, *args)
+    asked = option(words, "--nproc-per-node") or ""
     found = wrapped(command, args, int(asked) if asked.isdigit() else 1)
     if not found.note:
         return Command(tuple(command), tuple(args), False, "")
-    return Command(found.command[_BEFORE_THE_COMMAND:], found.args, True, found.note)
+    # Here, other than in a pod, some of the options go on counting: as fields of the job.
+    note = found.note.replace("; not used: ", "; its options left out: ")
+    kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
+    return Command(found.command[_BEFORE_THE_COMMAND:], found.args, True, "; ".join([note, *kept]))

@@ -21,10 +21,8 @@ from elasticjob_operator.model.problems import InvalidManifest, Location
 
 MASTER, WORKER = "Master", "Worker"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-AUTOSCALER = (
-    "is the business of a HorizontalPodAutoscaler that scales the ElasticJob: have it written with "
-    "--autoscaler FILE"
-)
+WRITE_IT = "have it written with --autoscaler FILE"
+AUTOSCALER = f"is the business of a HorizontalPodAutoscaler that scales the ElasticJob: {WRITE_IT}"
 _EXIT_CODE = (
     "ExitCode has no counterpart: exit codes of 1 to 127 were final, now every failure counts up "
     "to maxRestarts"

@@ -97,11 +97,12 @@ class JobFolder:
             self._lock.close()
             self._lock = None
             run = self.run()
+            there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
             raise BadInput(
                 f'job "{self.name}" is already running on this machine'
                 + (f" (process {run.pid}, from {run.manifest})" if run else "")
-                + f"; watch it with `elasticjob get {self.name} -w`, end it with "
-                f"`elasticjob delete {self.name}`, or give this one another name with --name"
+                + f"; watch it with `elasticjob get {self.name}{there} -w`, end it with "
+                f"`elasticjob delete {self.name}{there}`, or give this one another name with --name"
             ) from None
         self.clear()
         return self._lock.fileno()

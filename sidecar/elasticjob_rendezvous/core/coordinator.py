@@ -667,7 +667,7 @@ class Coordinator:
             base or view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
         )
         surplus = self._surplus(view)
-        said = f"closed: {outcome.kind} {outcome.detail}"
+        said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
         return self._write(view, own, clock, closed, surplus, said)
 
     def _fence(

@@ -75,6 +75,12 @@ def direct(facts: Facts) -> Directive:
 def _why_idle(facts: Facts, current: Round) -> str:
     """What a member without workers waits for, for people."""
     text = f"round {current.number} is {current.state}"
+    local, bounds = facts.own.local, facts.bounds
+    if current.state is RoundState.FINAL and local.done and local.round == current.number:
+        return f"{text}: this node is done, and ends with the others"
+    if current.state is RoundState.JOINABLE and current.number == 1 and bounds is not None:
+        fewest = f"with {bounds.min_nodes} or more after {bounds.last_call_seconds:g} s"
+        return f"{text}: it begins with {bounds.wanted} nodes, or {fewest}"
     held = facts.bounds is not None and facts.bounds.scale_up_wait_seconds > 0
     if not held or current.state is not RoundState.FINAL:
         return text

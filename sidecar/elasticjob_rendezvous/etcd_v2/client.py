@@ -124,8 +124,9 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
         )
     except (etcd.EtcdException, urllib3.exceptions.HTTPError, OSError) as error:
         raise RendezvousConnectionError(
-            f"no etcd with the v2 API at {protocol}://{parameters.endpoint}: {error}; etcd 3.6 and"
-            " newer have none, 3.4 and 3.5 must be started with --enable-v2"
+            f"no etcd with the v2 API at {protocol}://{parameters.endpoint}: "
+            f"{str(error).strip()}; etcd 3.6 and newer have none, 3.4 and 3.5 must be started with"
+            " --enable-v2"
         ) from error
 
 
