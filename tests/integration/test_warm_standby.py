@@ -223,9 +223,9 @@ def test_a_round_is_stopped_while_its_standby_still_loads(tmp_path: Path, instal
 LIMITS = {
     "time": (
         "ELASTICJOB_STANDBY_SECONDS",
-        "1",
+        "5",
         "if 'ELASTICJOB_ROUND' not in dict(os.environ): time.sleep(100)\n",
-        "preloading took longer than 1 s, importing greedy_pkg",
+        "preloading took longer than 5 s, importing greedy_pkg",
     ),
     "memory": (
         "ELASTICJOB_STANDBY_MIB",
@@ -265,3 +265,25 @@ def test_a_standby_that_takes_too_much_is_ended_and_workers_start_cold(
 
     warm(tmp_path / "logs", scenario)
     assert said(tmp_path / "logs", 1) == "well\n"
+
+
+def test_one_that_was_slow_is_tried_once_more(
+    tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an image's files are first read."""
+    monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "5")
+    (installed / "slow_pkg.py").write_text(
+        f"import pathlib, time\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"
+        "if not seen.exists():\n    seen.touch()\n    time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", "import slow_pkg\n")
+
+    async def scenario(hands: Warm) -> None:
+        assert not (await hands.prepare(sys.executable, path)).ready
+        started, exited = await hands.outcome(sys.executable, path)
+        assert started.cold_reason == "preloading took longer than 5 s, importing slow_pkg"
+        assert exited.exit_code == 0, exited.stderr_tail
+        await hands.until_ready()
+        assert (await hands.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)

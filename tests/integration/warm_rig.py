@@ -46,6 +46,11 @@ class Warm:
         self.prepared = await self._until(Prepared)
         return self.prepared
 
+    async def until_ready(self) -> None:
+        """Wait for the standby, though it was given up before."""
+        while not self.prepared.ready:
+            await self._until(Prepared)
+
     async def until_store(self) -> None:
         """Wait for a store that is served."""
         while not self.store_port:
@@ -56,6 +61,8 @@ class Warm:
         async for event in self.events:
             if isinstance(event, StoreServed):
                 self.store_port = event.port
+            if isinstance(event, Prepared):
+                self.prepared = event
             if isinstance(event, kind) and round in (None, getattr(event, "round", None)):
                 return event
         raise AssertionError(f"the events ended without {kind.__name__}")

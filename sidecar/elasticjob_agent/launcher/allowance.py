@@ -27,19 +27,23 @@ class Allowance:
         self._pid = 0
         self._module = ""
 
-    def begin(self, pid: int, doing: str, exceeded: Callable[[str], None]) -> None:
-        """Call back once with the reason, if it takes more while it is `doing` that."""
+    def begin(self, pid: int, doing: str, exceeded: Callable[[str, bool], None]) -> None:
+        """Call back once with the reason, if it takes more while it is `doing` that.
+
+        And with whether that was time alone: it may take less another time.
+        """
         self.end()
         self._pid, self._module = pid, ""
         until = time.monotonic() + self._limits.seconds
 
         def look() -> None:
             left = until - time.monotonic()
-            reason = self.too_large()
-            if not reason and left <= 0:
-                reason = f"{doing} took longer than {self._limits.seconds:g} s{self._where()}"
-            if reason:
-                exceeded(reason)
+            large = self.too_large()
+            if large:
+                exceeded(large, False)
+            elif left <= 0:
+                seconds = f"{self._limits.seconds:g} s"
+                exceeded(f"{doing} took longer than {seconds}{self._where()}", True)
             else:
                 self._timer = self._loop.call_later(min(LOOK_SECONDS, left), look)
 

@@ -122,6 +122,9 @@ class Standby:
         self._sock: socket.socket | None = None
         self._stream: WorkerStream | None = None
         self._allowance = Allowance(loop, limits)
+        self._second_try_seconds = limits.seconds
+        self._second_try: Timer | None = None
+        self._was_slow = False
         self._learn_timer: Timer | None = None
         self._starts = 0
         self._began = 0.0
@@ -154,7 +157,7 @@ class Standby:
                 self._on_settled(not over, self._reason if over else "")
             return
         self._end()
-        self._asked, self._starts = asked, 0
+        self._asked, self._starts, self._was_slow = asked, 0, False
         self._memory = Learned(Path(asked.memory) if asked.memory else None)
         env = {**self._base_env, **asked.env}
         try:
@@ -275,7 +278,7 @@ class Standby:
         self._loop.watch(ours.fileno(), self._hear)
         self._state = StandbyState.LOADING
         self._reason = "the standby is still preloading"
-        self._allowance.begin(self._process.pid, "preloading", self._give_up)
+        self._allowance.begin(self._process.pid, "preloading", self._exceeded)
         self._send(
             {
                 "do": "preload",
@@ -355,9 +358,22 @@ class Standby:
         self._on_settled(False, reason)
         self._go_on()
 
+    def _exceeded(self, reason: str, slow: bool) -> None:
+        """Nobody waits for it any longer; but what is slow when a disk or an image is first read is
+        tried once more, after the workers have read the same.
+        """
+        again = slow and not self._was_slow
+        self._give_up(reason)
+        if again:
+            self._was_slow = True
+            self._second_try = self._loop.call_later(self._second_try_seconds, self._start)
+
     def _end(self) -> None:
         """Kill it; the launcher reaps it."""
         self._allowance.end()
+        if self._second_try is not None:
+            self._second_try.cancel()
+            self._second_try = None
         if self._learn_timer is not None:
             self._learn_timer.cancel()
         if self._sock is not None:
@@ -388,7 +404,7 @@ class Standby:
         if self._state == StandbyState.READY:
             self._state, self._reason = StandbyState.LEARNING, "the standby is loading more"
             assert self._process is not None
-            self._allowance.begin(self._process.pid, "loading more", self._give_up)
+            self._allowance.begin(self._process.pid, "loading more", self._exceeded)
             self._send({"do": "learn", "workers": self._workers})
         self._learn_later(turn + 1)
 
