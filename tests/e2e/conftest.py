@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,10 +63,12 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def console(cluster: Cluster) -> Console:
+    environment = cluster.environment()
+    own = Path(sys.executable).parent  # where kubectl finds its plug-in
     made = Console(
         (str(cluster.kubectl_program), "--context", cluster.context),
         (str(cluster.helm_program), "--kube-context", cluster.context),
-        cluster.environment(),
+        {**environment, "PATH": f"{own}:{environment['PATH']}"},
     )
     CONSOLES.append(made)
     return made

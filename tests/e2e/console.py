@@ -36,6 +36,11 @@ class Console:
         """What kubectl prints. `given` is its standard input; without `check` it may fail."""
         return self._run(self.kubectl_command, arguments, given, seconds, check)
 
+    def plugin(self, *arguments: object) -> str:
+        """What `kubectl elasticjob` prints; options of kubectl's own come behind a plug-in."""
+        program, *where = self.kubectl_command
+        return self._run((program, "elasticjob"), (*arguments, *where), "", 60.0, True)
+
     def helm(self, *arguments: object, seconds: float = 240.0) -> str:
         return self._run(self.helm_command, arguments, "", seconds, True)
 

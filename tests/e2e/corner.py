@@ -44,6 +44,10 @@ class Corner:
     def kubectl(self, *arguments: object, given: str = "", seconds: float = 60.0) -> str:
         return self.console.kubectl("-n", self.namespace, *arguments, given=given, seconds=seconds)
 
+    def plugin(self, *arguments: object) -> str:
+        """What `kubectl elasticjob` prints here."""
+        return self.console.plugin(*arguments, "-n", self.namespace)
+
     def apply(self, *documents: Json) -> None:
         bundle = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self.kubectl("apply", "-f", "-", given=json.dumps(bundle))

@@ -1,0 +1,230 @@
+"""What a training script and its user get beyond a restart: workers that start warm, hangs that
+are found, checkpoints that are asked for, and the reason of everything in plain words.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.console import Json
+from tests.e2e.corner import Corner
+from tests.e2e.manifests import job
+from tests.e2e.report import Report
+
+pytestmark = pytest.mark.timeout(240, func_only=True)
+
+NAME = "told"
+SCRIPT = Path(__file__).parent / "telling.py"
+FOLDER = "/telling"
+HANG_SECONDS = 8
+GRACE_SECONDS = 20
+RECOVERY_SECONDS = 3.0
+"""Warm, on a machine with little to spare; about half a second on an idle one."""
+
+_READY = re.compile(r"workers will start warm|round \d+: \d+ workers run after")
+_SAVED = re.compile(r"saved (\d+) in round (\d+)$", re.MULTILINE)
+_BEGUN = re.compile(r"round (\d+) begins at (\d+) with (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The job of these tests, and what is seen of it."""
+
+    corner: Corner
+    report: Report
+
+    @property
+    def status(self) -> Json:
+        return self.corner.status(NAME)
+
+    @property
+    def round(self) -> int:
+        return int(self.status["rendezvous"]["round"])
+
+    def settled(self) -> list[str]:
+        """Wait until all pods train in one round and could start warm again; their names."""
+        pods = sorted(self.corner.active(NAME))
+        self.corner.running(NAME, len(pods))
+        self.corner.advances(NAME, self.corner.latest(NAME))
+        for pod in pods:
+            self.corner.until(partial(self._could_start_warm, pod), f"{pod}'s standby")
+        return pods
+
+    def _could_start_warm(self, pod: str) -> bool:
+        found = _READY.findall(self.corner.log(pod, "elasticjob-agent"))
+        return bool(found) and found[-1] == "workers will start warm"
+
+    def ask(self, pod: str, file: str) -> None:
+        self.corner.exec(pod, "trainer", f"touch /tmp/{file}")
+
+    def recovered(self, fault: str, act: Callable[[], object], nodes: int) -> Json:
+        """Do it; the entry of the round that all nodes then run in."""
+        number = self.round
+        act()
+        status = self.corner.running(NAME, nodes, after=number)
+        self.corner.advances(NAME, self.begun(number + 1))
+        found: Json = self.corner.until(
+            lambda: next((e for e in self.status["rounds"] if e.get("recoveryMs")
+                          and e["round"] == status["rendezvous"]["round"]), None),
+            f"what the round after {fault} cost",
+        )  # fmt: skip
+        assert found["round"] == number + 1, "one round, and not two"
+        self.report.add("trainings", fault=fault, **found)
+        return found
+
+    def begun(self, number: int) -> int:
+        """The step from which a round went on."""
+
+        def look() -> int | None:
+            for pod in self.corner.active(NAME):
+                for found, step, _ in _BEGUN.findall(self.corner.log(pod)):
+                    if int(found) == number:
+                        return int(step) + 1  # so that 0 is true
+            return None
+
+        found: int = self.corner.until(look, f"the first step of round {number}")
+        return found - 1
+
+    def saved(self, number: int) -> int:
+        """The last step that was saved in a round, 0 without one."""
+        logs = [self.corner.log(pod) for pod in self.corner.active(NAME)]
+        told = [_SAVED.findall(log) for log in logs]
+        return max(
+            (int(s) for each in told for s, found in each if int(found) == number), default=0
+        )
+
+    def explained(self) -> str:
+        """What `kubectl elasticjob explain` says."""
+        return self.corner.plugin("explain", NAME)
+
+
+@pytest.fixture(scope="module")
+def told(corner: Corner, report: Report) -> Told:
+    script = {"telling.py": SCRIPT.read_text()}
+    corner.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": script},
+        job(
+            NAME,
+            {"command": ["python3", f"{FOLDER}/telling.py"]},
+            nodes=2,
+            most=3,
+            trainer={"volumeMounts": [{"name": "script", "mountPath": FOLDER}]},
+            pod={
+                "terminationGracePeriodSeconds": GRACE_SECONDS,
+                "volumes": [{"name": "script", "configMap": {"name": NAME}}],
+            },
+            elasticity={"scaleUp": "AfterCheckpoint", "scaleUpMaxWaitSeconds": 600},
+            recovery={"hangTimeoutSeconds": HANG_SECONDS},
+        ),
+    )
+    corner.running(NAME, 2)
+    return Told(corner, report)
+
+
+def test_the_library_comes_with_the_pod(told: Told) -> None:
+    (pod, *_) = told.settled()
+    ((_, _, library), *_) = _BEGUN.findall(told.corner.log(pod))
+    assert library.startswith("/elasticjob/")
+    look = "from importlib.util import find_spec as find; print(find('torch'), find('elasticjob'))"
+    found = told.corner.exec(pod, "trainer", f'python3 -c "{look}"')
+    assert found.startswith("ModuleSpec(name='torch'")
+    assert found.endswith(" None\n"), "the image itself has none"
+
+
+def test_a_checkpoint_is_shown(told: Told) -> None:
+    (pod, *_) = told.settled()
+    told.ask(pod, "save")
+    saved: int = told.corner.until(lambda: told.saved(told.round), "a checkpoint")
+    told.corner.until(
+        lambda: saved in [m.get("checkpointStep") for m in told.status["members"]],
+        f"step {saved} in the status",
+        20,
+    )
+
+
+def test_workers_start_warm_after_one_was_killed(told: Told) -> None:
+    pods = told.settled()
+    victim, restarts = pods[1], told.status["restarts"]
+    cost = told.recovered("worker killed", lambda: told.corner.kill_worker(victim), nodes=len(pods))
+    assert (cost["cause"], cost["members"]) == ("failure", [victim])
+    assert cost["coldNodes"] == 0
+    assert cost["recoveryMs"] < 1000 * RECOVERY_SECONDS
+    assert told.status["restarts"] == restarts + 1
+    explained = told.explained()
+    assert f"Last interruption: a worker of {victim} failed" in explained
+    assert ", recovered in " in explained
+    assert f"on {victim} (" in explained
+    assert "a signal ended it: " in explained
+    told.corner.until(lambda: "Recovered" in told.corner.reasons(NAME), "the event", 20)
+
+
+def test_the_rank_that_hangs_is_named_with_its_stack(told: Told) -> None:
+    pods = told.settled()
+    number, restarts = told.round, told.status["restarts"]
+    (victim,) = [m["pod"] for m in told.status["members"] if m["rank"] == 1]
+    told.recovered("hang", lambda: told.ask(victim, "hang"), nodes=len(pods))
+    failure = told.corner.until(
+        lambda: f if (f := told.status["firstFailure"])["round"] == number else None, "the failure"
+    )
+    assert (failure["class"], failure["rank"], failure["pod"]) == ("Hang", 1, victim)
+    assert failure["message"].startswith(f"no progress for {HANG_SECONDS} s after step ")
+    assert ": it was in read_batch (telling.py, line " in failure["message"]
+    assert failure["traceback"].startswith("Stack (most recent call last):")
+    assert "in main\n" in failure["traceback"]
+    assert "in read_batch" in failure["traceback"]
+    told.corner.until(
+        lambda: any(
+            reason == "WorkerFailed" and victim in text and "it was in read_batch" in text
+            for reason, text in told.corner.events(NAME)
+        ),
+        "the event",
+        20,
+    )
+    assert "it was in read_batch" in told.explained()
+    assert told.status["restarts"] == restarts + 1
+
+
+def test_a_newcomer_waits_for_a_checkpoint(told: Told) -> None:
+    pods = told.settled()
+    number, nodes = told.round, len(pods) + 1
+    told.corner.kubectl("scale", f"ej/{NAME}", f"--replicas={nodes}")
+    told.corner.until(
+        lambda: (
+            "wait for the next checkpoint" in told.status["rendezvous"].get("waitingReason", "")
+        ),
+        "a newcomer that waits",
+        100,
+    )
+    newcomer = max(told.corner.active(NAME))
+    assert f"{newcomer} waits for the next checkpoint, for at most 600 s" in told.explained()
+    told.corner.advances(NAME, told.corner.latest(NAME) + 10)
+    assert told.round == number
+    cost = told.recovered("join", lambda: told.ask(pods[0], "save"), nodes=nodes)
+    assert (cost["cause"], cost["members"]) == ("join", [newcomer])
+    assert told.begun(number + 1) == told.saved(number)
+    assert told.status["rendezvous"].get("waitingReason") is None
+
+
+def test_a_pod_that_is_deleted_saves_first_and_no_step_is_lost(told: Told) -> None:
+    pods = told.settled()
+    number, victim = told.round, pods[-1]
+    before = told.saved(number)
+    began = time.monotonic()
+    delete = ("delete", "pod", victim, "--wait=false")
+    cost = told.recovered("pod deleted", lambda: told.corner.kubectl(*delete), nodes=len(pods) - 1)
+    assert time.monotonic() - began < GRACE_SECONDS
+    assert (cost["cause"], cost["members"]) == ("leave", [victim])
+    saved = told.saved(number)
+    assert saved > before
+    assert told.begun(number + 1) == saved
+    (_, since) = told.corner.log(pods[0]).split(f"round {number} begins at ")
+    made = [int(step) for step in re.findall(r"^(?:\[\d+\] )?step (\d+) ", since, re.MULTILINE)]
+    assert made == list(range(made[0], made[0] + len(made))), "none is lost, none made twice"
+    assert made[-1] > saved
