@@ -61,7 +61,7 @@ def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> 
     with api(console) as opened:
         lives = Lives(opened, NAMESPACE)
         lives.begin()
-        gang, hands = Gang(opened, lives, options.warm), Hands(opened, cluster)
+        gang, hands = Gang(opened, lives), Hands(opened, cluster)
         console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
         gang.calm(options.gang)
         for turn in range(options.repeat):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import threading
 import time
@@ -88,7 +89,8 @@ class Lives:
         return self.lives.get(uid, Life())
 
     def _follow(self) -> None:
-        with contextlib.suppress(OSError):  # the proxy ends before this does
+        # The proxy ends before this does.
+        with contextlib.suppress(OSError, http.client.HTTPException):
             for line in self.api.lines(f"/api/v1/namespaces/{self.namespace}/pods?watch=true"):
                 self.take(time.time(), json.loads(line)["object"])
 

@@ -19,11 +19,10 @@ FOLDER = "/bench"
 JOB = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs/{NAME}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POLL_SECONDS = 0.2
-CALM_SECONDS = 1.0
-"""All are ready to start warm again for this long before the next fault."""
+CALM_SECONDS = 6.0
+"""All train for this long before the next fault: until then standbys load what they learned."""
 LIMIT_SECONDS = 120.0
 COST_SECONDS = 20.0
-_READY = ("workers will start", "workers run after")
 T = TypeVar("T")
 
 
@@ -56,7 +55,6 @@ class Gang:
 
     api: Api
     lives: Lives
-    warm: bool
 
     # -- what there is
 
@@ -85,13 +83,14 @@ class Gang:
     # -- waiting
 
     def calm(self, nodes: int) -> dict[str, First]:
-        """Wait until so many train in one round and could start again at once; the workers."""
-        found = self._until(lambda: self._whole(nodes), f"{nodes} nodes that train")
-        since = time.monotonic()
-        while time.monotonic() < since + CALM_SECONDS:
-            found = self._until(lambda: self._whole(nodes), f"{nodes} nodes that train on")
-            time.sleep(POLL_SECONDS)
-        return found
+        """Wait until so many have trained for a while in one round; the workers."""
+
+        def look() -> dict[str, First] | None:
+            found = self._whole(nodes)
+            newest = max((each.at for each in (found or {}).values()), default=0.0)
+            return found if found and time.time() > newest + CALM_SECONDS else None
+
+        return self._until(look, f"{nodes} nodes that train")
 
     def _whole(self, nodes: int) -> dict[str, First] | None:
         status, pods = self.status(), list(self.pods())
@@ -99,14 +98,7 @@ class Gang:
         if (current.get("state"), current.get("nodes"), len(pods)) != ("final", nodes, nodes):
             return None
         found = together(self.told(pods), current["round"] - 1, pods)
-        if found is None or (self.warm and not all(map(self._ready, pods))):
-            return None
-        return {each.pod: each for each in found}
-
-    def _ready(self, pod: str) -> bool:
-        log = self._log(pod, AGENT)
-        will, run = (log.rfind(words) for words in _READY)
-        return will > run
+        return None if found is None else {each.pod: each for each in found}
 
     def _until(self, look: Callable[[], T | None], what: str, within: float = LIMIT_SECONDS) -> T:
         deadline = time.monotonic() + within

@@ -69,7 +69,8 @@ class Runs:
             "load": median_or_none([outcome.load for outcome in good]),
             "errors": [outcome.error for outcome in found if outcome.error],
             "runs": [
-                {"seconds": o.seconds, "pause": o.pause, "load": o.load, **o.parts} for o in good
+                {"seconds": o.seconds, "pause": o.pause, "load": o.load, "cold": o.cold, **o.parts}
+                for o in good
             ],
         }
 
@@ -93,7 +94,9 @@ def _shown(outcome: Outcome) -> str:
     if outcome.error:
         return f"never: {outcome.error}"
     paused = "" if outcome.pause is None else f", paused {outcome.pause:.2f} s"
-    return f"{outcome.seconds:.2f} s{paused} ({_parts(outcome.parts)}), load {outcome.load}"
+    cold = f", {outcome.cold} cold" if outcome.cold else ""
+    told = f"({_parts(outcome.parts)}){cold}, load {outcome.load}"
+    return f"{outcome.seconds:.2f} s{paused} {told}"
 
 
 def _parts(parts: Any) -> str:

@@ -43,12 +43,14 @@ class Outcome:
         seconds: from the fault until all had done their first step.
         pause: what of it nobody trained.
         parts: where it went.
+        cold: nodes whose workers were started cold.
         load: of the machine at that time, the average of a minute.
     """
 
     seconds: float
     pause: float | None
     parts: Mapping[str, float]
+    cold: int = 0
     load: float = 0.0
     error: str = ""
 
@@ -95,7 +97,8 @@ def recovery(found: Sequence[First], since: float, cost: Mapping[str, Any]) -> O
     """A fault at `since`: the time until the first symptom, then what the status says of it."""
     seconds = max(each.at for each in found) - since
     parts = {name: cost.get(f"{name}Ms", 0) / 1000 for name in PHASES}
-    return Outcome(seconds, pause(found), {"reach": seconds - sum(parts.values()), **parts})
+    parts = {"reach": seconds - sum(parts.values()), **parts}
+    return Outcome(seconds, pause(found), parts, _cold(cost))
 
 
 def join(
@@ -113,4 +116,8 @@ def join(
         "pause": pausing,
         **{f"pause: {name}": cost.get(f"{name}Ms", 0) / 1000 for name in PHASES},
     }
-    return Outcome(at - since, pausing, parts)
+    return Outcome(at - since, pausing, parts, _cold(cost))
+
+
+def _cold(cost: Mapping[str, Any]) -> int:
+    return int(cost.get("coldNodes", 0))
