@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.machine import hardware
@@ -63,10 +63,10 @@ def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> 
         lives.begin()
         gang, hands = Gang(opened, lives), Hands(opened, cluster)
         console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
-        gang.calm(options.gang)
-        for turn in range(options.repeat):
-            for fault in Fault:
-                if str(fault) in options.faults:
+        # Who interrupts it gets what there is so far.
+        with suppress(KeyboardInterrupt):
+            for turn in range(options.repeat):
+                for fault in [fault for fault in Fault if str(fault) in options.faults]:
                     runs.run(gang, hands, fault, turn)
     return runs
 

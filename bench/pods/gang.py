@@ -104,7 +104,8 @@ class Gang:
         deadline = time.monotonic() + within
         while (found := look()) is None:
             if time.monotonic() > deadline:
-                raise NotRecovered(f"waited {within:g} s in vain for {what}: {self.status()}")
+                now = " ".join(self.status().get("explanation") or ())
+                raise NotRecovered(f"waited {within:g} s in vain for {what}: {now}")
             time.sleep(POLL_SECONDS)
         return found
 
@@ -141,7 +142,7 @@ class Gang:
         def cost() -> Json | None:
             rounds = self.status().get("rounds") or ()
             known = (each for each in rounds if each["round"] == found[0].round)
-            return next((each for each in known if "firstStepMs" in each), None)
+            return next((each for each in known if "startMs" in each), None)
 
         return found, self._until(cost, f"the cost of round {found[0].round}", COST_SECONDS)
 

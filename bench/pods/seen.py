@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _FIRST = re.compile(r"^(?:\[\d+\] )?first (\{.*\})$", re.MULTILINE)
-PHASES = ("detect", "stop", "backoff", "join", "confirm", "start", "firstStep")
-"""The parts of a round's cost, in the order in which they come; the status' names, less `Ms`."""
+PHASES = ("detect", "stop", "backoff", "join", "confirm", "start")
+"""The parts of a recovery, in the order in which they come; the status' names, less `Ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,13 @@ def pause(found: Sequence[First]) -> float | None:
 
 
 def recovery(found: Sequence[First], since: float, cost: Mapping[str, Any]) -> Outcome:
-    """A fault at `since`: the time until the first symptom, then what the status says of it."""
+    """A fault at `since`: what the status says of it, and what is left.
+
+    That is the time until its first symptom, and from the workers' start to their first step.
+    """
     seconds = max(each.at for each in found) - since
     parts = {name: cost.get(f"{name}Ms", 0) / 1000 for name in PHASES}
-    parts = {"reach": seconds - sum(parts.values()), **parts}
+    parts |= {"rest": seconds - sum(parts.values())}
     return Outcome(seconds, pause(found), parts, _cold(cost))
 
 

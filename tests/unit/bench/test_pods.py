@@ -52,13 +52,14 @@ def test_a_pause_is_from_the_last_step_of_anybody_to_the_first_of_all() -> None:
     assert pause([first("a", 2, 0, 1)]) is None
 
 
-def test_what_a_recovery_costs_beyond_the_status_came_before_the_first_symptom() -> None:
+def test_what_a_recovery_costs_is_divided_without_a_remainder() -> None:
     found = [first("a", 2, 0, 1, at=10.0, before=9.0)]
-    outcome = recovery(found, 8.0, {"detectMs": 100, "stopMs": 200, "firstStepMs": 300})
+    outcome = recovery(found, 8.0, {"detectMs": 100, "stopMs": 200, "coldNodes": 1})
     assert outcome.seconds == pytest.approx(2.0)
     assert sum(outcome.parts.values()) == pytest.approx(2.0)
-    assert outcome.parts["reach"] == pytest.approx(1.4)
+    assert outcome.parts["rest"] == pytest.approx(1.7)
     assert (outcome.parts["stop"], outcome.parts["confirm"]) == (0.2, 0.0)
+    assert outcome.cold == 1
 
 
 def test_a_join_is_divided_between_operator_kubernetes_and_the_pod() -> None:
@@ -91,15 +92,15 @@ def test_a_pods_life_is_what_was_seen_first() -> None:
 def test_the_table_has_medians_and_says_what_failed() -> None:
     runs = Runs(4)
     runs.outcomes[Fault.WORKER_KILLED] = [
-        Outcome(0.4, 0.3, {"reach": 0.1, "stop": 0.2}, load=2.0),
-        Outcome(0.8, 0.5, {"reach": 0.3, "stop": 0.4}, load=4.0),
+        Outcome(0.4, 0.3, {"rest": 0.1, "stop": 0.2}, load=2.0),
+        Outcome(0.8, 0.5, {"rest": 0.3, "stop": 0.4}, load=4.0),
         Outcome.failed("never came"),
     ]
     (_, _, row) = runs.table().splitlines()
     assert row == (
-        "| worker-killed | 2, 1 failed | 0.60 (0.40 to 0.80) | 0.40 | reach 0.20, stop 0.30 | 3.0 |"
+        "| worker-killed | 2, 1 failed | 0.60 (0.40 to 0.80) | 0.40 | rest 0.20, stop 0.30 | 3.0 |"
     )
     assert runs.errors() == ["never came"]
     assert json.loads(json.dumps(runs.to_json()))[0]["parts"] == pytest.approx(
-        {"reach": 0.2, "stop": 0.3}
+        {"rest": 0.2, "stop": 0.3}
     )
