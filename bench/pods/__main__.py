@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -94,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no cluster is running: make cluster")
         return 2
     options.output.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had it ignored
+        signal.signal(number, signal.default_int_handler)
     facts = hardware()
     with installed(cluster) as console:
         runs = measure(cluster, console, options)

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """The API server said no; the text has what."""
+    """The API server said no, or nothing in time; the text has what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Api:
         except urllib.error.HTTPError as error:
             with error:
                 raise Refused(f"{method} {path}: {error.read().decode()[:300]}") from error
+        except OSError as error:
+            raise Refused(f"{method} {path}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -90,7 +92,7 @@ class Lives:
 
     def _follow(self) -> None:
         # The proxy ends before this does.
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        with contextlib.suppress(Refused, OSError, http.client.HTTPException):
             for line in self.api.lines(f"/api/v1/namespaces/{self.namespace}/pods?watch=true"):
                 self.take(time.time(), json.loads(line)["object"])
 

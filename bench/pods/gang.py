@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ POLL_SECONDS = 0.2
 CALM_SECONDS = 6.0
 """All train for this long before the next fault: until then standbys load what they learned."""
 LIMIT_SECONDS = 120.0
-COST_SECONDS = 20.0
+COST_SECONDS = 60.0
+"""Until the status says what a round cost; on an overloaded machine the operator starts anew."""
 T = TypeVar("T")
 
 
@@ -102,12 +104,14 @@ class Gang:
 
     def _until(self, look: Callable[[], T | None], what: str, within: float = LIMIT_SECONDS) -> T:
         deadline = time.monotonic() + within
-        while (found := look()) is None:
+        while True:
+            with contextlib.suppress(Refused):  # a moment's trouble of the API server's
+                if (found := look()) is not None:
+                    return found
             if time.monotonic() > deadline:
                 now = " ".join(self.status().get("explanation") or ())
                 raise NotRecovered(f"waited {within:g} s in vain for {what}: {now}")
             time.sleep(POLL_SECONDS)
-        return found
 
     # -- what it cost
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, assert_never
 
 from bench.numbers import median_or_none
+from bench.pods.api import Refused
 from bench.pods.gang import Gang, NotRecovered
 from bench.pods.hands import Hands
 from bench.pods.seen import Outcome
@@ -40,7 +41,7 @@ class Runs:
         try:
             for name, outcome in _done(gang, hands, fault, self.size, turn):
                 self._note(name, turn, outcome)
-        except NotRecovered as error:
+        except (NotRecovered, Refused) as error:
             self._note(str(fault), turn, Outcome.failed(str(error)))
 
     def _note(self, name: str, turn: int, outcome: Outcome) -> None:
