@@ -180,6 +180,21 @@ STATUS: Json = {
 }
 
 
+def test_a_status_holds_what_scripts_count_and_jobs_wait(api_server: ApiServer, path: str) -> None:
+    """Tokens are steps to some, and nodes may be waited for longer than int32 has milliseconds."""
+    api_server.request("POST", path, elasticjob())
+    status = {
+        "members": [
+            {"pod": "job-0", "state": "running", "step": 2**62 - 1, "checkpointStep": 2**40}
+        ],
+        "rounds": [{"round": 1, "cause": "start", "nodes": 1, "joinMs": 30 * 86_400_000}],
+    }
+    api_server.patch(f"{path}/job/status", {"status": status})
+    found = api_server.request("GET", f"{path}/job")["status"]
+    assert found["members"][0]["step"] == 2**62 - 1
+    assert found["rounds"][0]["joinMs"] == 30 * 86_400_000
+
+
 def columns(table: Json, wide: bool) -> list[str]:
     return [
         column["name"] for column in table["columnDefinitions"] if wide or column["priority"] == 0

@@ -69,6 +69,10 @@ Timestamp = Annotated[
 
 Generation = Annotated[int, Field(json_schema_extra={"format": "int64"})]
 """A revision of the spec, counted by the API server."""
+Step = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""A step as a training script counts: samples or tokens, where it likes."""
+Milliseconds = Annotated[int, Field(json_schema_extra={"format": "int64"})]
+"""A time that something took: a job may wait for its nodes for more than the 24 days of int32."""
 Count = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from elasticjob_operator.model.base import Generation, StatusModel, Timestamp
+from elasticjob_operator.model.base import Generation, Milliseconds, StatusModel, Step, Timestamp
 from elasticjob_operator.model.enums import (
     ConditionStatus,
     ConditionType,
@@ -93,9 +93,9 @@ class MemberStatus(StatusModel):
     """What its agent does: waiting, running, stopping, leaving or done."""
     round: int = 0
     """The round its workers belong to."""
-    step: int | None = None
+    step: Step | None = None
     """The last step that its workers told, up to a minute ago."""
-    checkpoint_step: int | None = None
+    checkpoint_step: Step | None = None
     """The last step of this round that a checkpoint contains."""
     start: str | None = None
     """How its workers were started: warm, forked from a preloaded interpreter, or cold; absent
@@ -121,22 +121,22 @@ class RoundStatus(StatusModel):
     """Nodes in it."""
     final_time: Timestamp | None = None
     """When it was final."""
-    detect_ms: int | None = None
+    detect_ms: Milliseconds | None = None
     """Milliseconds from the first symptom to the decision."""
-    stop_ms: int | None = None
+    stop_ms: Milliseconds | None = None
     """Milliseconds until all old workers had stopped."""
-    join_ms: int | None = None
+    join_ms: Milliseconds | None = None
     """Milliseconds until its nodes had come together."""
-    backoff_ms: int | None = None
+    backoff_ms: Milliseconds | None = None
     """Milliseconds for which it was put off, after failures in a row; part of no other time."""
-    confirm_ms: int | None = None
+    confirm_ms: Milliseconds | None = None
     """Milliseconds until all of them had confirmed, and the round was final."""
-    start_ms: int | None = None
+    start_ms: Milliseconds | None = None
     """Milliseconds until all workers had started."""
-    recovery_ms: int | None = None
+    recovery_ms: Milliseconds | None = None
     """The sum of these: milliseconds from the first symptom until all workers had started. Of a
     join and a scale-down without detectMs: until then nothing was interrupted."""
-    first_step_ms: int | None = None
+    first_step_ms: Milliseconds | None = None
     """Milliseconds from there until all workers had reported a step; absent if they do not."""
     cold_nodes: int | None = None
     """On how many nodes workers were started cold, and had to import everything anew; absent where
