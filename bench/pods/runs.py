@@ -86,7 +86,7 @@ class Runs:
             whole = f"{row['seconds'] or 0:.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
             pause = "" if row["pause"] is None else f"{row['pause']:.2f}"
             count = f"{len(row['runs'])}" + f", {len(row['errors'])} failed" * bool(row["errors"])
-            told = f"{count} | {whole} | {pause} | {_parts(row['parts'])} | {row['load']}"
+            told = f"{count} | {whole} | {pause} | {_parts(row['parts'])} | {row['load'] or 0:.0f}"
             lines.append(f"| {row['fault']} | {told} |")
         return "\n".join(lines)
 

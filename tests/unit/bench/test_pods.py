@@ -98,7 +98,7 @@ def test_the_table_has_medians_and_says_what_failed() -> None:
     ]
     (_, _, row) = runs.table().splitlines()
     assert row == (
-        "| worker-killed | 2, 1 failed | 0.60 (0.40 to 0.80) | 0.40 | rest 0.20, stop 0.30 | 3.0 |"
+        "| worker-killed | 2, 1 failed | 0.60 (0.40 to 0.80) | 0.40 | rest 0.20, stop 0.30 | 3 |"
     )
     assert runs.errors() == ["never came"]
     assert json.loads(json.dumps(runs.to_json()))[0]["parts"] == pytest.approx(
