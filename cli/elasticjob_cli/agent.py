@@ -154,4 +154,5 @@ async def _run(plain: PlainAgent) -> Ending:
         ending = Ending(code, code, f"elasticjob: {error}")
         await explain(settings, ending)
         return ending
-    return await run_agent(settings, LocalHands(plain.command), session_nonce(), handler)
+    hands = LocalHands(plain.command, hung_agent_seconds=plain.hung_agent_seconds)
+    return await run_agent(settings, hands, session_nonce(), handler)

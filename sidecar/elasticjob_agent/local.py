@@ -43,7 +43,8 @@ class Launched(Protocol):
 
 class LocalHands:
     """`command` is what `Hello.argv` repeats; output goes to `stdout` and `stderr` (descriptors),
-    the agent's own when None. Workers inherit the descriptors `keep_fds`."""
+    the agent's own when None. Workers inherit the descriptors `keep_fds`. An agent that hangs for
+    `hung_agent_seconds` loses its workers."""
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class LocalHands:
         stdout: int | None = None,
         stderr: int | None = None,
         keep_fds: tuple[int, ...] = (),
+        hung_agent_seconds: float = 30.0,
     ) -> None:
         self._command = command
+        self._attach = Attach("", "", b"", hung_agent_seconds)
         self._keep_fds = keep_fds
         self._stdout = stdout
         self._stderr = stderr
@@ -98,7 +101,7 @@ class LocalHands:
     async def _launched(self) -> Channel:
         self._process, ours = await self._begun()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
-        return await Channel.attached(reader, writer, Attach("", "", b""))
+        return await Channel.attached(reader, writer, self._attach)
 
     async def _begun(self) -> tuple[Launched, socket.socket]:
         """The launcher's process, and our end of the connection to it."""

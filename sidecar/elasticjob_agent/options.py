@@ -25,6 +25,7 @@ from elasticjob_agent.settings import (
     visible_devices,
     warm_start_of,
 )
+from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
@@ -68,6 +69,14 @@ class PlainAgent:
     settings: AgentSettings
     command: tuple[str, ...]
     connect_seconds: float
+
+    @property
+    def hung_agent_seconds(self) -> float:
+        """How long the workers may live while this agent hangs: others count on it."""
+        settings = self.settings
+        if settings.backend is not Backend.ETCD or settings.bounds is None:
+            return settings.orphan_seconds
+        return hung_agent_seconds(settings.bounds.keep_alive_seconds)
 
 
 def plain_agent(options: Options) -> PlainAgent:

@@ -292,6 +292,17 @@ def test_a_killed_agent_takes_its_workers_along(tmp_path: Path) -> None:
     wait_for_end([*agent.worker_pids, child])
 
 
+def test_a_hung_agent_loses_its_workers(tmp_path: Path) -> None:
+    """Others cannot ask the launcher below it, and count on it after a while."""
+    hands = "LocalHands(hung_agent_seconds=3.0)"
+    agent = AgentProcess(hands, SLEEPER, with_child(tmp_path / "pid", "ignore"))
+    child = asyncio.run(child_of(tmp_path / "pid"))
+    agent.process.send_signal(signal.SIGSTOP)
+    wait_for_end([*agent.worker_pids, child])
+    assert agent.process.poll() is None
+    agent.kill()
+
+
 def test_a_fork_of_the_killed_agent_does_not_keep_its_workers_alive(mark: str) -> None:
     # It holds the agent's end of the connection open, so that end alone tells the launcher nothing.
     agent = AgentProcess(

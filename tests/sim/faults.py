@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.events import Close
 from elasticjob_rendezvous.core.records import FailureClass, Outcome, OutcomeKind
 from tests.sim.plan import Action
@@ -131,7 +132,10 @@ class Faults:
         if pod.agent is not None:
             pod.agent.pause()
             pod.agent.resumes_at = self.world.now + seconds
-            if not self.world.plan.launcher or self.world.truth.robbed:
+            if not self.world.plan.launcher:
+                seconds_alone = hung_agent_seconds(self.world.plan.bounds.keep_alive_seconds)
+                self.world.at(seconds_alone, pod.agent_hangs, pod.agent, pod.agent.paused_at)
+            if self.world.truth.robbed:
                 pod.excused_until = pod.agent.resumes_at + RESUME_GRACE_SECONDS
             elif any(not self.world.network.joined(pod.id, o.id) for o in self.world.alive()):
                 self._nobody_can_stop(pod, seconds)

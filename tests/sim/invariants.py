@@ -303,11 +303,15 @@ class Checker:
     def _check_cause(self, before: Round, cause: Cause, origin: str) -> None:
         """Newcomers open a round only if it grows by them, and none once a member is done."""
         notice = 0.1 + 2.0 * self.world.plan.slow_seconds
-        done_at = {id: at for (n, id), at in self._done_at.items() if n == before.number}
+        sealed = self.sealed.get(before.number)
+        done_at = {
+            id: at
+            for (n, id), at in self._done_at.items()
+            if n == before.number and sealed is not None and sealed.seat(id) is not None
+        }
         known_done = any(self.world.now - at > notice for at in done_at.values())
         if cause.kind is CauseKind.LOSS and not self.in_trouble():
-            roster = self.sealed.get(before.number)
-            seats = roster.seats if roster is not None else ()
+            seats = sealed.seats if sealed is not None else ()
             missed = {seat.name for seat in seats if seat.id in done_at} & set(cause.members)
             self.need(not missed, "finishing", f"{missed} were done in {before.number}: {cause}")
         if cause.kind not in (CauseKind.JOIN, CauseKind.SCALE_DOWN):

@@ -146,6 +146,11 @@ class Pod:
         if self.alive and self.agent is None and self.agents == agents and self.workers_alive:
             self._workers_gone(None)
 
+    def agent_hangs(self, agent: Agent, since: float) -> None:
+        """Nobody but the launcher below the agent could end the workers: it does."""
+        if agent is self.agent and agent.paused and agent.paused_at == since:
+            self._stop(kill=True, grace=0.0)
+
     def end_orphans(self) -> None:
         """A prober told the launcher, which has no agent, of a newer round."""
         self._stop(kill=True, grace=0.0)

@@ -31,6 +31,7 @@ from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
 from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round, Streak
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
+from tests.sim import faults
 from tests.sim.agent import Agent
 from tests.sim.planting import Takes, Writes, bug
 from tests.sim.world import EngineFactory
@@ -307,6 +308,13 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 def hung_agent_is_present() -> Iterator[EngineFactory]:
     """A launcher takes an attached agent for one that can still end its workers."""
     with patch.object(Agent, "silent", property(lambda _: False)):
+        yield Engine
+
+
+@bug("hung")
+def hung_agent_keeps_its_workers() -> Iterator[EngineFactory]:
+    """Where nobody can ask it, the launcher below a hung agent lets the workers live on."""
+    with patch.object(faults, "hung_agent_seconds", lambda _: 30.0):
         yield Engine
 
 

@@ -1,4 +1,4 @@
-"""From a seed to a plan: ten kinds of runs. Pure, but for its own `Random(seed)`."""
+"""From a seed to a plan: eleven kinds of runs. Pure, but for its own `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -179,6 +179,13 @@ def _etcd_trouble(rng: Random) -> Plan:
     return replace(base, rates=LOSSY if rng.random() < 0.5 else {})
 
 
+def _hung(rng: Random) -> Plan:
+    """Agents whose launcher nobody can ask stand still; the others go on without them."""
+    base = _disturbed(rng, "hung", (("stop_agent", 3.0, 12.0),), 2, 14.0)
+    bounds = replace(base.bounds, min_nodes=1, increment=1)
+    return replace(base, bounds=bounds, launcher=False, quiet_at=16.0)
+
+
 def _outlived(rng: Random) -> Plan:
     """A gang trains on without etcd, while a newcomer that reaches it opens a round over it."""
     base = _base(rng, "outlived")
@@ -245,6 +252,7 @@ PROFILES: dict[str, Profile] = {
     "crashes": _crashes,
     "etcd-trouble": _etcd_trouble,
     "finishing": _finishing,
+    "hung": _hung,
     "outlived": _outlived,
     "partition": _partition,
     "pause": _pause,

@@ -29,6 +29,7 @@ def plan(seed: int, lease_seconds: float, victim: int, fault: str) -> Plan:
         arrivals=(0.1, 0.2, 0.3, 0.4),
         operator=False,
         replaces=False,
+        launcher=seed % 3 > 0,
         hang_share=float(seed % 2),
         actions=(Action(at, fault, victim, 60.0),),
         quiet_at=at + 2 * lease_seconds + 5.0,

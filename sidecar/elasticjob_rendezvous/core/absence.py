@@ -28,6 +28,15 @@ def patience_seconds(bounds: Bounds) -> float:
     return max(bounds.keep_alive_seconds, LINK_SILENCE_SECONDS + KILL_SECONDS)
 
 
+def hung_agent_seconds(keep_alive_seconds: float) -> float:
+    """How long workers may live without a word of their agent where others can ask nobody else.
+
+    Where no launcher answers probes, the one below the agent must see to it by itself that they
+    have ended when the others count on that. That is about when the agent's lease ends.
+    """
+    return max(LINK_SILENCE_SECONDS, keep_alive_seconds - 0.5)
+
+
 def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
     """Whether a seat's member, which has no key, is lost; else be called again then."""
     since = timers.since(("absent", seat.id))
@@ -90,9 +99,11 @@ def has_stopped(
         case Verdict.UNKNOWN:
             heard = peers.heard_at(seat.id)
             heard = since - LINK_SILENCE_SECONDS if heard is None else heard
+            alone = not seat.launcher_port
+            trust = hung_agent_seconds(bounds.keep_alive_seconds) if alone else LINK_SILENCE_SECONDS
             fenced = seat.id in peers.fenced
             lapsed = since + (bounds.keep_alive_seconds if fenced else LAPSE_SECONDS)
-            return timers.passed(max(heard + LINK_SILENCE_SECONDS + KILL_SECONDS, lapsed))
+            return timers.passed(max(heard + trust + KILL_SECONDS, lapsed))
     _wake_to_ask(seat, peers, timers)
     return False
 

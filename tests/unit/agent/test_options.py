@@ -190,3 +190,14 @@ def test_the_v2_api() -> None:
     settings = plain_agent(replace(OPTIONS, rdzv_backend="etcd-v2")).settings
     assert settings.backend == "etcd-v2"
     assert settings.etcd.endpoints == plain_agent(OPTIONS).settings.etcd.endpoints
+
+
+@pytest.mark.parametrize(
+    ("backend", "lease", "seconds"), [("etcd", 5, 4.5), ("etcd", 2, 3.0), ("c10d", 5, 30.0)]
+)
+def test_a_hung_agent_loses_its_workers_about_when_its_lease_ends(
+    backend: str, lease: int, seconds: float
+) -> None:
+    """With other backends nobody counts on it."""
+    options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
+    assert plain_agent(options).hung_agent_seconds == seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Bounds, CauseKind, MemberState, RoundState, Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
-from tests.unit.rendezvous.builders import ORPHAN_SECONDS, Job, a_member, identity
+from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
 GONE, WORKERS, AGENT, BOTH, UNKNOWN = (
@@ -329,6 +330,36 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(2.9)
+    assert absent.stopped(0.1)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_what_a_member_said_while_we_stood_still_ourselves_may_not_have_been_heard(
+    heard: bool,
+) -> None:
+    absent = Absent()
+    if heard:
+        absent.heard(60.0)
+    absent.peers.slept_until = absent.job.now - 0.5
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(3.4)
+    assert absent.stopped(0.1)
+
+
+@pytest.mark.parametrize(("lease", "after"), [(2.0, 4.0), (5.0, 5.5), (60.0, 60.5)])
+def test_where_nobody_but_a_hung_agent_could_be_asked_its_launcher_has_time_to_notice(
+    lease: float, after: float
+) -> None:
+    """It has no port: it is the agent's own child, and ends the workers by itself."""
+    absent = Absent(keep_alive_seconds=lease)
+    roster = absent.job.roster(1)
+    alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
+    absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
+    absent.heard()
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(after - 0.1)
     assert absent.stopped(0.1)
 
 
