@@ -304,7 +304,7 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 # -- the member's rules -------------------------------------------------------------
 
 
-@bug("pause")
+@bug("hung")
 def hung_agent_is_present() -> Iterator[EngineFactory]:
     """A launcher takes an attached agent for one that can still end its workers."""
     with patch.object(Agent, "silent", property(lambda _: False)):

@@ -180,10 +180,11 @@ def _etcd_trouble(rng: Random) -> Plan:
 
 
 def _hung(rng: Random) -> Plan:
-    """Agents whose launcher nobody can ask stand still; the others go on without them."""
+    """Agents stand still, and the others go on without them: some launchers can be asked."""
     base = _disturbed(rng, "hung", (("stop_agent", 3.0, 12.0),), 2, 14.0)
     bounds = replace(base.bounds, min_nodes=1, increment=1)
-    return replace(base, bounds=bounds, launcher=False, quiet_at=16.0)
+    asked = rng.random() < 0.5
+    return replace(base, bounds=bounds, launcher=asked, orphan_seconds=4.0, quiet_at=16.0)
 
 
 def _outlived(rng: Random) -> Plan:
