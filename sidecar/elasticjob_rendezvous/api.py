@@ -7,8 +7,11 @@ the errors.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +52,40 @@ class RendezvousStoreInfo:
 
     master_addr: str
     master_port: int
+
+    @staticmethod
+    def build(
+        rank: int, store: Any, local_addr: str | None, server_port: int | None = None
+    ) -> RendezvousStoreInfo:
+        """As rank 0 tell the others through a store, as another rank wait to be told.
+
+        Args:
+            local_addr: this node's address, if it is not to be found out.
+            server_port: where a store listens already; else a port that is free here.
+
+        Raises:
+            Exception: whatever the store raises when rank 0 is silent for its timeout.
+            ValueError: what stands in the store is no port.
+        """
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        if rank != 0:
+            address, port = store.multi_get(keys)
+            return RendezvousStoreInfo(address.decode(), int(port))
+        own = local_addr or socket.getfqdn()
+        with _free_port() as free:
+            number = server_port or free
+            store.multi_set(keys, [own, str(number)])
+        return RendezvousStoreInfo(own, number)
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    """A port that nobody else gets inside the block."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield int(held.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

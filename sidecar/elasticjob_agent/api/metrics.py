@@ -86,19 +86,21 @@ def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
 
 
 @overload
-def prof(fn: Callable[P, R], group: str = GROUP) -> Callable[P, R]: ...
+def prof(fn: Callable[P, R], group: str = GROUP, name: str = "") -> Callable[P, R]: ...
 @overload
-def prof(fn: None = None, group: str = GROUP) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def prof(
-    fn: Callable[P, R] | None = None, group: str = GROUP
+    fn: None = None, group: str = GROUP, name: str = ""
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def prof(
+    fn: Callable[P, R] | None = None, group: str = GROUP, name: str = ""
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Emit `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call.
 
-    The name is `Class.method`, or `module.function`.
+    The name is `Class.method`, or `module.function`, if none is given.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
-        key = _name(function)
+        key = name or _name(function)
 
         @wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:

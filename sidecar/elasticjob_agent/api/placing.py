@@ -23,6 +23,9 @@ from elasticjob_agent.settings import workers_are_identical
 
 log = logging.getLogger("elasticjob.agent")
 
+AGENT = "SimpleElasticAgent"
+"""The class that this is a part of, and whose name the metrics of its steps have."""
+
 
 class Placing(Telling):
     """The part of an agent that asks its handler."""
@@ -34,7 +37,7 @@ class Placing(Telling):
         self._master_served = False
         self._offered = 0
 
-    @prof
+    @prof(name=f"{AGENT}._rendezvous")
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Get a place in the next round, and ranks for our workers. Blocks."""
         spec = worker_group.spec
@@ -97,7 +100,7 @@ class Placing(Telling):
         """
         return None
 
-    @prof
+    @prof(name=f"{AGENT}._assign_worker_ranks")
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:

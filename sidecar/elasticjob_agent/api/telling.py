@@ -135,7 +135,9 @@ class Telling:
         self._put("flakiness", int(100 * spent / budget))
 
     def _record_progress(self) -> None:
-        """What the monitor loop tells every `monitor_interval`."""
+        """What the monitor loop tells every `monitor_interval`, once there were workers."""
+        if self._worker_group.state is WorkerState.INIT:
+            return
         self._put("remaining_restarts", self._remaining_restarts)
         self._put(self._worker_group.state.name.lower(), 1)
 

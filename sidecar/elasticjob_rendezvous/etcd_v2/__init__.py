@@ -4,6 +4,7 @@ Needs the extra `etcd-v2`, and an etcd 3.4 or 3.5 that was started with `--enabl
 """
 
 from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.core import records
 from elasticjob_rendezvous.etcd_v2.errors import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
@@ -16,7 +17,19 @@ from elasticjob_rendezvous.etcd_v2.handler import (
 from elasticjob_rendezvous.etcd_v2.rendezvous import EtcdRendezvous
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
+# As torch's module calls them, and in its order.
+CONST_ETCD_SETUP_TTL = records.SETUP_TTL_SECONDS
+CONST_ETCD_FROZEN_TTL = records.FROZEN_TTL_SECONDS
+CONST_ETCD_JOINABLE_EPHEMERAL_TTL = records.JOINABLE_TTL_SECONDS
+CONST_WORKER_KEEPALIVE_TTL = records.KEEPALIVE_TTL_SECONDS
+CONST_RUNID_SUBROOT_TTL = records.RUN_TTL_SECONDS
+
 __all__ = [
+    "CONST_ETCD_FROZEN_TTL",
+    "CONST_ETCD_JOINABLE_EPHEMERAL_TTL",
+    "CONST_ETCD_SETUP_TTL",
+    "CONST_RUNID_SUBROOT_TTL",
+    "CONST_WORKER_KEEPALIVE_TTL",
     "EtcdRendezvous",
     "EtcdRendezvousHandler",
     "EtcdRendezvousRetryImmediately",

@@ -14,8 +14,8 @@ from elasticjob_rendezvous.api import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStateError,
+    RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.etcd_v2.bootstrap import bootstrap_store_info
 from elasticjob_rendezvous.etcd_v2.client import create_client
 from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX
 from elasticjob_rendezvous.etcd_v2.core.records import (
@@ -61,7 +61,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         version, rank, world_size = self._rdzv_impl.rendezvous_barrier()
         store = self._rdzv_impl.setup_kv_store(version)
         try:
-            info = bootstrap_store_info(rank, store, self._local_addr)
+            info = RendezvousStoreInfo.build(rank, store, self._local_addr)
         except (LookupError, ValueError) as error:
             raise RendezvousStateError(
                 f"rank 0 of version {version} does not tell its address and port: {error}"

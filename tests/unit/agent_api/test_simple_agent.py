@@ -124,7 +124,9 @@ def test_one_agent_runs_to_success(numbers: Numbers, told: list[events.Event]) -
     assert numbers.seen["workers.trainer.flakiness"] == [0]
     assert numbers.seen["workers.trainer.remaining_restarts"][-1] == 1
     assert set(numbers.seen["workers.trainer.succeeded"]) == {1}
-    assert numbers.seen["SimpleElasticAgent.run.success"] == [1]
+    for method in ("run", "_rendezvous", "_assign_worker_ranks"):
+        assert numbers.seen[f"SimpleElasticAgent.{method}.success"] == [1]
+    assert "workers.trainer.init" not in numbers.seen, "there are no workers yet"
     states = [event.metadata["state"] for event in told]
     assert states == [
         "RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "SUCCEEDED", "SUCCEEDED",

@@ -8,6 +8,18 @@ import pytest
 
 from elasticjob_rendezvous import api
 from elasticjob_rendezvous.api import RendezvousParameters, RendezvousStoreInfo
+from tests.unit.agent_api.memory import MemoryStore
+
+
+def test_rank_0_tells_the_others_where_it_listens() -> None:
+    store = MemoryStore()
+    info = RendezvousStoreInfo.build(0, store, "10.0.0.1")
+    assert info.master_addr == "10.0.0.1"
+    assert 0 < info.master_port < 65536
+    assert RendezvousStoreInfo.build(1, store, "10.0.0.2") == info
+    assert RendezvousStoreInfo.build(0, store, "h", 29500) == RendezvousStoreInfo("h", 29500)
+    assert store.get("MASTER_ADDR") == b"h"
+    assert store.get("MASTER_PORT") == b"29500"
 
 
 def parameters(**config: Any) -> RendezvousParameters:
