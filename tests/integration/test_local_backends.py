@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import binary
-from tests.integration.local_rig import LocalRig, until
+from tests.integration.local_rig import WORKER, LocalRig, until
 
 KINDS = ["c10d", "etcd-v2 3.4", "etcd-v2 3.5.35"]
 SLOW_SECONDS = 90.0
@@ -36,6 +36,14 @@ dist.barrier()
 pathlib.Path(f"met-{dist.get_rank()}").write_text(os.environ["TORCHELASTIC_USE_AGENT_STORE"])
 dist.destroy_process_group()
 """
+EARLY = (
+    """
+import os, time
+if os.environ["ELASTICJOB_ROUND"] == "1" and os.environ["RANK"] == "0":
+    raise SystemExit
+"""
+    + WORKER
+)
 
 
 class Rig(LocalRig):
@@ -140,6 +148,24 @@ def test_a_failure_is_told_with_its_traceback(rig: Rig) -> None:
     assert "ValueError" in failure["traceback"]
     rig.finish()
     assert runner.wait(60) == 0
+
+
+def test_who_is_done_begins_again_when_another_node_is_lost(rig: Rig) -> None:
+    (rig.job / "early.py").write_text(EARLY)
+    runner = rig.start(rig.job_file(command=["python3", "early.py"]), "--plain")
+
+    def at_work() -> str | None:
+        members = rig.status().get("members", ())
+        states = {member["state"]: member["pod"] for member in members}
+        return states.get("running") if "done" in states else None
+
+    lost = until(at_work, "one that is done beside one that is not", SLOW_SECONDS)
+    assert rig.call("fault", "kill-node", "job", lost).returncode == 0
+    status = rig.settled(2, after=1)
+    assert lost not in names(status) or lost == "job-0", "only a store's host keeps its name"
+    rig.finish()
+    assert runner.wait(60) == 0
+    assert rig.status()["phase"] == "Succeeded"
 
 
 def test_a_spent_budget_fails_the_job(rig: Rig) -> None:

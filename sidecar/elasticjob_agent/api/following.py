@@ -19,6 +19,7 @@ from elasticjob_agent.api.looking import (
     ENDED_NOTE,
     FAILED_NOTE,
     LEFT_NOTE,
+    done_note,
     look,
     noted,
     trouble_of,
@@ -97,6 +98,7 @@ class HandlerRendezvous:
     ) -> None:
         self._stepped = stepped
         self._state = Following(terms)
+        self._who = terms.member
         self._handler = handler
         self._seeker = seeker
         self._interval_seconds = interval_seconds
@@ -251,10 +253,7 @@ class HandlerRendezvous:
             await self._meet_by_handler()
             return
         try:
-            self._met_at = await in_thread(
-                lambda: arrive(place.store, len(place.roster.seats), TERMINAL_STATE_SYNC_ID),
-                CALL_SECONDS,
-            )
+            self._met_at = await in_thread(lambda: self._arrived(place), CALL_SECONDS)
         except Exception as error:
             # The store may have ended with the agent that hosted it, which was done then.
             log.warning("the exit barrier cannot be reached: %r", error)
@@ -266,6 +265,14 @@ class HandlerRendezvous:
         if self._state.number == number:
             log.warning("other agents are not done after %g s", self._barrier_seconds)
             self._step(Waited())
+
+    def _arrived(self, place: Place) -> str:
+        """Come to the barrier; before that, who misses us is to know that we were done."""
+        if hasattr(self._handler, "gone"):
+            ranks = (at for at, seat in enumerate(place.roster.seats) if seat.id == self._who)
+            for rank in ranks:
+                place.store.set(done_note(rank), b"1")
+        return arrive(place.store, len(place.roster.seats), TERMINAL_STATE_SYNC_ID)
 
     async def _meet_by_handler(self) -> None:
         """Without a store, the handler may know of the others' end, as v3's does."""

@@ -11,6 +11,11 @@ ENDED_NOTE = "elasticjob/ended"
 LEFT_NOTE = "elasticjob/left"
 
 
+def done_note(rank: int) -> str:
+    """The key of the note that the workers of the node with this rank are done."""
+    return f"elasticjob/done/{rank}"
+
+
 def look(handler: Any, store: Any, met_at: str) -> Seen:
     """One look. Blocks; raises what they raise.
 
@@ -30,7 +35,15 @@ def look(handler: Any, store: Any, met_at: str) -> Seen:
         met=done and bool(store.check([met_at])),
         lost=waiting > 0 and _told(handler, "lost"),
         left=noted(store, LEFT_NOTE) if waiting > 0 else "",
-        moved_on=done and waiting > 0 and not closed and _told(handler, "moved_on"),
+        moved_on=done and waiting > 0 and not closed and _moved_on(handler, store),
+    )
+
+
+def _moved_on(handler: Any, store: Any) -> bool:
+    """Whether others went on to a newer round, or one is gone that was not done."""
+    gone = getattr(handler, "gone", frozenset)
+    return _told(handler, "moved_on") or any(
+        not store.check([done_note(rank)]) for rank in sorted(gone())
     )
 
 

@@ -95,6 +95,11 @@ class PersistentHandler(RendezvousHandler):
         moved_on = getattr(self._handler, "moved_on", None)
         return moved_on is not None and bool(moved_on())
 
+    def gone(self) -> frozenset[int]:
+        """The ranks that are missed in our round, where the handler can tell."""
+        gone = getattr(self._handler, "gone", frozenset)
+        return frozenset(gone())
+
     def setting_up(self) -> bool:
         """Whether there is no rendezvous yet: its keeper was not reached, or it is being made."""
         if self._handler is None:

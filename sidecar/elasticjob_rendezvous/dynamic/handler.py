@@ -40,6 +40,7 @@ from elasticjob_rendezvous.dynamic.core.settings import (
 from elasticjob_rendezvous.dynamic.core.state import (
     Seat,
     State,
+    gone,
     moved_on,
     nodes_waiting,
     seat,
@@ -201,6 +202,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._actor.lock:
             state, held = self._actor.shared.read(cached=True), self._held
         return held is not None and moved_on(state, held, self._node)
+
+    def gone(self) -> frozenset[int]:
+        """The ranks of our round's nodes that are gone, if no torch node would hold us up."""
+        with self._actor.lock:
+            state, held = self._actor.shared.read(cached=True), self._held
+        return frozenset() if held is None else gone(state, held, self._node)
 
     def leave(self) -> None:
         """Give up our place, and leave the rendezvous open for the others."""

@@ -98,6 +98,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
             return self._rdzv_impl.moved_on()
         return False
 
+    def gone(self) -> frozenset[int]:
+        """The ranks of our version that are missed; see `EtcdRendezvous.gone`."""
+        with contextlib.suppress(etcd.EtcdException):
+            return self._rdzv_impl.gone()
+        return frozenset()
+
     def setting_up(self) -> bool:
         """Whether somebody is just making a version; asks nobody."""
         with contextlib.suppress(RendezvousError):

@@ -272,6 +272,14 @@ class EtcdRendezvous(Endings):
         final = state is not None and ours is not None and state.has(Status.FINAL, ours)
         return final and state is not None and patience.is_lost(state, self._looked[1])
 
+    def gone(self) -> frozenset[int]:
+        """The ranks of our version whose members are gone, as `num_nodes_waiting` has seen it."""
+        state, ours, place = self._active.state(), self._completed, self._place
+        if state is None or ours is None or not state.has(Status.FINAL, ours):
+            return frozenset()
+        own = frozenset() if place is None else frozenset({place.rank})
+        return patience.gone(state, self._looked[1]) - own
+
     def moved_on(self) -> bool:
         """Whether our version is over, or is about to be, for others that want a newer one."""
         state, ours = self._active.state(), self._completed

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_agent.api.looking import done_note, look
 from elasticjob_agent.core.follow import STEADY_SECONDS, UNCHARGED_IN_A_ROW, follow
 from elasticjob_agent.core.following import (
     CloseAll,
@@ -299,3 +300,32 @@ def test_why_a_round_is_over_in_which_nothing_failed() -> None:
         CauseKind.LEAVE,
         ("node-2",),
     )
+
+
+class Gone:
+    """A handler and a store of which one node is gone."""
+
+    def __init__(self, *done: int) -> None:
+        self.notes = {done_note(rank) for rank in done}
+
+    def num_nodes_waiting(self) -> int:
+        return 1
+
+    def is_closed(self) -> bool:
+        return False
+
+    def gone(self) -> frozenset[int]:
+        return frozenset({1})
+
+    def check(self, keys: list[str]) -> bool:
+        return self.notes.issuperset(keys)
+
+
+@pytest.mark.parametrize(
+    ("done", "met_at", "expected"), [((0,), "last", True), ((0, 1), "last", False), ((), "", False)]
+)
+def test_who_is_gone_is_missed_unless_it_was_done(
+    done: tuple[int, ...], met_at: str, expected: bool
+) -> None:
+    one = Gone(*done)
+    assert look(one, one, met_at).moved_on is expected

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, rank_order
+from elasticjob_rendezvous.dynamic.core.nodes import OUR_LOCAL_IDS, NodeDesc, rank_order
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
 from elasticjob_rendezvous.dynamic.core.state import (
     WORLD,
@@ -16,6 +17,7 @@ from elasticjob_rendezvous.dynamic.core.state import (
     alive,
     completed,
     gang_time,
+    gone,
     joined,
     moved_on,
     nodes_waiting,
@@ -224,6 +226,39 @@ HELD_ABC = Seat(3, 0, {each: rank for rank, each in enumerate(nodes("abc"))})
 )
 def test_whether_others_moved_on(now: State, expected: bool) -> None:
     assert moved_on(now, HELD_ABC, node("a")) is expected
+
+
+def our(name: str) -> NodeDesc:
+    return NodeDesc(name, 1, OUR_LOCAL_IDS)
+
+
+@pytest.mark.parametrize(
+    ("there", "waits", "fields", "ranks"),
+    [
+        ("abc", "", {}, set()),
+        ("ab", "", {}, {2}),
+        ("a", "", {}, {1, 2}),
+        ("a", "c", {}, {1}),
+        ("bc", "", {}, set()),  # we are
+        ("ab", "", {"closed": True}, set()),
+        ("ab", "", {"round": 4}, set()),
+    ],
+)
+def test_who_is_gone(there: str, waits: str, fields: dict[str, Any], ranks: set[int]) -> None:
+    held = Seat(3, 0, {our(name): rank for rank, name in enumerate("abc")})
+    now = State(
+        **{"round": 3, "complete": True, **fields},
+        participants={our(name): 0 for name in there},
+        wait_list=frozenset(map(our, waits)),
+    )
+    assert gone(now, held, our("a")) == ranks
+
+
+def test_beside_a_torch_node_nobody_is_missed() -> None:
+    """It may be done, and then keeps us waiting for as long as its exit barrier."""
+    held = Seat(3, 0, {our("a"): 0, node("b"): 1, our("c"): 2})
+    now = State(round=3, complete=True, participants={our("a"): 0, node("b"): 1})
+    assert gone(now, held, our("a")) == frozenset()
 
 
 # -- settings ----------------------------------------------------------------------------

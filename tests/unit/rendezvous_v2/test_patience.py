@@ -10,6 +10,7 @@ from elasticjob_rendezvous.etcd_v2.core.patience import (
     after_conflict,
     after_failure,
     before_confirming,
+    gone,
     missing_members,
     moved_on,
     nodes_waiting,
@@ -129,6 +130,13 @@ def test_whether_others_moved_on(
     state: State | None, alive: list[str] | None, expected: bool
 ) -> None:
     assert moved_on(state, "1", alive) is expected
+
+
+def test_whose_keys_are_missed() -> None:
+    assert gone(final(1), None) == frozenset(), "nobody looked"
+    assert gone(final(1), KEYS) == frozenset()
+    assert gone(final(1, keys=[key.lstrip("/") for key in KEYS]), KEYS[1:]) == {0}
+    assert gone(final(1), []) == {0, 1, 2}
 
 
 def test_a_participant_is_missed_once_its_key_has_run_out() -> None:

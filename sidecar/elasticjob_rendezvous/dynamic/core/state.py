@@ -250,3 +250,15 @@ def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
         here, newer = frozenset(), newer | here
     gone = held.roster.keys() - here - {node}
     return bool(gone) and bool(newer)
+
+
+def gone(state: State, held: Seat, node: NodeDesc) -> frozenset[int]:
+    """The ranks of the round that we hold whose nodes are in no list any more.
+
+    None where a torch node still has its place: it may be done, and then keeps it, and who
+    asks for another round, until its exit barrier's time is over.
+    """
+    if state.closed or state.round != held.round or any(map(is_torchs, state.participants)):
+        return frozenset()
+    there = state.participants.keys() | state.wait_list | state.redundancy_list | {node}
+    return frozenset(rank for each, rank in held.roster.items() if each not in there)

@@ -130,6 +130,14 @@ def is_lost(state: State, alive: Collection[str] | None) -> bool:
     return alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
 
 
+def gone(state: State, alive: Collection[str] | None) -> frozenset[int]:
+    """The ranks of a version whose keys are not there; none where nobody looked."""
+    if alive is None:
+        return frozenset()
+    missing = (rank_of(key) for key in map(_slashed, state.keep_alives) if key not in alive)
+    return frozenset(rank for rank in missing if rank is not None)
+
+
 def _slashed(key: str) -> str:
     """etcd's own name of a key: torch writes what it was given."""
     return "/" + key.lstrip("/")
