@@ -137,6 +137,8 @@ def test_a_joiner_that_is_killed_does_not_keep_its_place(
     run.await_text('"participants": [0]')
     member = run.ours(3, 3).enter()
     run.await_text('"participants": [0, 1]')
+    key = run.path("/rdzv/v_1/rank_0")
+    wait_until(lambda: key in run.client, "its key, by which it is missed", SECONDS)
     killed.popen.kill()
     run.await_text('"version": "2"', '"participants": [0]')
     others = [run.ours(3, 3).enter() for _ in range(2)]

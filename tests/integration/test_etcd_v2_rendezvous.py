@@ -169,6 +169,30 @@ def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
     assert {info.round for info in together(members)} == {2}
 
 
+def test_two_that_put_a_lost_folder_back_do_not_mislead_each_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [run.ours(2, 2) for _ in range(2)]
+    together(members)
+    first, second = (member.handler._rdzv_impl._place for member in members)
+    assert first is not None
+    assert second is not None
+    for place in (first, second):
+        place.release()  # it looks after its key when the test says so
+    run.client.delete(run.path("/"), recursive=True)
+    write, meanwhile = first._client.write, list[bool]()
+
+    def between(key: str, *arguments: object, **options: object) -> object:
+        if key == run.path("/rdzv/active_version") and not meanwhile:
+            meanwhile.append(False)
+            meanwhile[0] = second._restored()
+        return write(key, *arguments, **options)
+
+    monkeypatch.setattr(first._client, "write", between)
+    assert first._restored()
+    assert meanwhile == [True], "it took the version for destroyed"
+
+
 def test_closing_is_for_all_and_for_good(run: Run) -> None:
     member = run.ours(1, 2)
     waiting = run.ours(2, 2).enter()

@@ -34,9 +34,25 @@ def lay_out(client: Any, paths: Paths, last_version: str | None) -> None:
     """Make folders and counter, unless they are there; versions go on after the last known."""
     if not is_lost(client, paths):
         return
+    _make_folders(client, paths)
+    with contextlib.suppress(etcd.EtcdAlreadyExist):
+        client.write(paths.counter, last_version or "0", prevExist=False)
+
+
+def put_back(client: Any, paths: Paths, version: str, text: str) -> None:
+    """Put the state of a lost run back as it was, unless another member has.
+
+    The counter goes last: others who find neither state nor counter do the same, and who
+    found a counter alone would take the version for destroyed.
+    """
+    _make_folders(client, paths)
+    with contextlib.suppress(etcd.EtcdAlreadyExist):
+        client.write(paths.active, text, prevExist=False)
+    lay_out(client, paths, version)
+
+
+def _make_folders(client: Any, paths: Paths) -> None:
     if paths.prefix != "/":
         make_folder(client, paths.prefix)
     make_folder(client, paths.run, RUN_TTL_SECONDS)
     make_folder(client, paths.rendezvous)
-    with contextlib.suppress(etcd.EtcdAlreadyExist):
-        client.write(paths.counter, last_version or "0", prevExist=False)

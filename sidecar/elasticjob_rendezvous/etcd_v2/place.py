@@ -11,7 +11,7 @@ import etcd
 
 from elasticjob_rendezvous.etcd_v2.core.paths import Paths
 from elasticjob_rendezvous.etcd_v2.core.records import KEEPALIVE_TTL_SECONDS, Status, read
-from elasticjob_rendezvous.etcd_v2.layout import is_lost, lay_out
+from elasticjob_rendezvous.etcd_v2.layout import is_lost, put_back
 from elasticjob_rendezvous.etcd_v2.lease import renew
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,7 @@ class Place:
             if self._final is None or not is_lost(client, paths):
                 return False  # it was destroyed
             log.warning("%s was lost: putting back %s", paths.run, self._final)
-            lay_out(client, paths, self.version)
-            with contextlib.suppress(etcd.EtcdAlreadyExist):
-                client.write(paths.active, self._final, prevExist=False)
+            put_back(client, paths, self.version, self._final)
         else:
             if state.version != self.version or state.status is Status.CLOSED:
                 return False
