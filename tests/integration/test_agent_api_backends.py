@@ -22,7 +22,7 @@ from elasticjob_agent.api import (
     WorkerSpec,
     WorkerState,
 )
-from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.api import RendezvousClosedError, RendezvousParameters
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 from elasticjob_rendezvous.etcd.parameters import member_settings
 from tests.integration import agent_api_functions as functions
@@ -340,6 +340,14 @@ def test_a_connected_v3_handler_gives_its_place_to_the_agent(
     group = agent.get_worker_group()
     assert (group.round, group.group_world_size, group.master_addr) == (1, 1, "127.0.0.1")
     assert isinstance(spec.rdzv_handler, DirectedHandler)
+
+
+def test_a_run_that_has_succeeded_is_not_taken_up_again(newest_etcd: EtcdServer, mark: str) -> None:
+    handler = DirectedHandler.of(v3_handler(newest_etcd))
+    spec = WorkerSpec("trainer", 1, handler, entrypoint=functions.exits, args=(0,))
+    assert LocalElasticAgent(spec).run().state is WorkerState.SUCCEEDED
+    with pytest.raises(RendezvousClosedError, match="needs an id of its own"):
+        LocalElasticAgent(spec).run()
 
 
 def test_an_agent_with_its_own_way_to_a_place_asks_the_v3_handler(

@@ -211,6 +211,21 @@ def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
             subprocess.run(["umount", str(rig.state)], check=True, timeout=10)
 
 
+def test_a_run_of_which_no_pod_can_be_started_ends(rig: LocalRig) -> None:
+    """The kernel takes no variable of more than 128 KiB."""
+    failed = rig.call("run", rig.manifest(command=["python3", "work.py", "x" * 200_000]), "--plain")
+    assert failed.returncode == 1
+    assert "no pod could be started" in failed.stderr
+    assert "Argument list too long" in failed.stderr
+    rig.nothing_left()
+
+
+def test_an_interpreter_that_is_not_there_is_refused(rig: LocalRig, tmp_path: Path) -> None:
+    refused = rig.call("run", rig.manifest(), "--python", tmp_path / "python3")
+    assert refused.returncode == 2
+    assert "--python must be a Python interpreter" in refused.stderr
+
+
 def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path: Path) -> None:
     """An interpreter that ends at once: no launcher ever comes up on it."""
     fake = tmp_path / "bin" / "python3"
@@ -223,6 +238,7 @@ def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path
 
     assert failed.returncode == 1
     assert "pods ended before they were in a round, the last one with exit code 9" in failed.stderr
+    assert failed.stderr.rstrip().endswith(": this Python is broken")
     assert "this Python is broken" in rig.call("logs", "job").stdout
     rig.nothing_left()
 

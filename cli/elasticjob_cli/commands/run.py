@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -88,6 +89,8 @@ def prepare(
         job = renamed(job, name)
     if nodes is not None:
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
+    if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
+        raise BadInput(f"--python must be a Python interpreter: {python} is no program")
     environment = settings.container_environment(python)
     container = trainer(job, file.resolve().parent, environment, sys.executable)
     if container.unresolved:
@@ -133,6 +136,9 @@ def print_end(ended: Ended) -> None:
                 typer.echo(f"  {line}", err=True)
     metadata = ended.job.metadata
     name = metadata.name
+    if metadata.deletion_timestamp is not None:
+        typer.echo(f"{name}: deleted after {ended.seconds:.1f} s, with its status and logs")
+        return
     there = "" if metadata.namespace == DEFAULT_NAMESPACE else f" -n {metadata.namespace}"
     typer.echo(
         f"{name}: {status.phase} after {ended.seconds:.1f} s, restarts {restarts_text(ended.job)}; "

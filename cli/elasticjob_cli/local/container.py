@@ -5,6 +5,7 @@ Pure but for looking at files: what would fail at start is said before anything 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -56,6 +57,7 @@ def trainer(job: ElasticJob, base: Path, environment: Mapping[str, str], own: st
     where = f'container "{container.name}" of {job.metadata.name}'
     if not cwd.is_dir():
         raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} does not")
+    _check_words(argv, env, where)
     program = _program(argv, env, cwd, where)
     _check_script(argv, cwd, where)
     is_python = PYTHON.fullmatch(Path(argv[0]).name) is not None
@@ -71,6 +73,21 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
         return env.get(match[2], match[0])
 
     return _REFERENCE.sub(value, text)
+
+
+def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> None:
+    """No process can be started with a NUL in a word, and none has a variable called `A=B`."""
+    for name in env:
+        if not name or "=" in name:
+            raise BadInput(f"{where}: env: a name must not be empty nor hold '=': {name!r}")
+    words = [*(("command", word) for word in argv), *((f"env {n}", v) for n, v in env.items())]
+    for what, word in words:
+        try:
+            legal = b"\0" not in os.fsencode(word)
+        except UnicodeEncodeError:
+            legal = False
+        if not legal:
+            raise BadInput(f"{where}: {what} must hold no NUL and no half of a surrogate pair")
 
 
 def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: str) -> str:

@@ -123,7 +123,15 @@ class EtcdServer:
                 *options,
             ]
             await self.again()
-            if await _serves(self._processes, NAME, client):
+            try:
+                serves = await _serves(self._processes, NAME, client)
+            except TimeoutError as error:
+                raise CommandError(
+                    f"etcd ({program}) runs, but cannot be reached at 127.0.0.1:{client} in "
+                    f"{READY_SECONDS:g} s: see that the loopback interface is up; etcd's output is "
+                    f"in {self._log}"
+                ) from error
+            if serves:
                 self.endpoint = f"127.0.0.1:{client}"
                 return
         raise CommandError(

@@ -225,7 +225,7 @@ class Warden:
                 start_new_session=True,
                 preexec_fn=self.bind_to_us,  # safe: this program has one thread
             )
-        except (OSError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.say(event="refused", id=name, message=str(error))
             return
         self.pids[name] = process.pid

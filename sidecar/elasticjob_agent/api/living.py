@@ -86,9 +86,13 @@ def result_of(
         raise SignalException(f"the agent got {shell.signalled.name}", shell.signalled)
     match directive:
         case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
+            if crew is None:  # there was no rendezvous for this node
+                raise error or RendezvousClosedError(
+                    "the run had ended with success before this node had a place in it: it is not "
+                    "taken up again, and a new run needs an id of its own"
+                )
             group.state = WorkerState.SUCCEEDED
-            number = 0 if crew is None else crew.round
-            values = return_values(number) if crew is not None and crew.done else {}
+            values = return_values(crew.round) if crew.done else {}
             return RunResult(WorkerState.SUCCEEDED, values)
         case Finish(outcome, failure) if outcome.kind is OutcomeKind.FAILED:
             group.state = WorkerState.FAILED

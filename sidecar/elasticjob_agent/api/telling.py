@@ -48,6 +48,8 @@ class Telling:
             record(self._construct_event(state, source, *about, **facts), destination)
 
     def _record_worker_events(self, result: RunResult) -> None:
+        if result.state is WorkerState.SUCCEEDED and not result.return_values:
+            return  # the others finished while this node stood by
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
             self._record_event(

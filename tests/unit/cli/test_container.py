@@ -62,6 +62,22 @@ def test_the_launcher_runs_on_the_python_of_the_command(tmp_path: Path) -> None:
     assert found.interpreter == sys.executable
 
 
+@pytest.mark.parametrize(
+    ("container", "complaint"),
+    [
+        ({"env": [{"name": "A=B", "value": "x"}]}, "env: a name must not be empty nor hold '='"),
+        ({"env": [{"name": "A", "value": "a\0b"}]}, "env A must hold no NUL"),
+        ({"env": [{"name": "A", "value": "\ud800"}]}, "env A must hold no NUL and no half"),
+        ({"command": ["sh", "a\0b"]}, "command must hold no NUL"),
+    ],
+)
+def test_what_no_process_can_be_given(
+    container: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        trainer(job(**container), tmp_path, PATH, sys.executable)
+
+
 def test_what_only_a_cluster_can_look_up(tmp_path: Path) -> None:
     secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     found = trainer(job(env=[secret]), tmp_path, PATH, sys.executable)
