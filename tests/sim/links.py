@@ -193,7 +193,7 @@ class Switchboard:
     def _passes(self, one: Agent, other: Agent) -> bool:
         if not (one.pod.powered and other.pod.powered) or one.pod.frozen or other.pod.frozen:
             return False
-        if one.exited or one.paused or other.paused:
+        if one.exited or one.paused:  # what comes to a process that stands still waits for it
             return False
         return self.world.network.joined(one.pod.id, other.pod.id)
 

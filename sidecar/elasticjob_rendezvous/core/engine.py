@@ -89,8 +89,6 @@ ATTEND_SECONDS = 1.0
 WATCH_LEADER_SECONDS = 0.2
 """About how long after the round's end, or a change of coordinator, its key is watched: each
 member begins at its own time, for many at once would keep the last ones from their round."""
-OVERSLEPT_SECONDS = 0.5
-"""Who is called so much later than it asked for stood still: its machine, or its process."""
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
@@ -166,8 +164,6 @@ class Engine:
     def step(self, event: Event, clock: Clock) -> list[Effect]:
         """Take one event in; returns what is to be done, in order."""
         self._clock = clock
-        if self._alarm.at is not None and clock.now - self._alarm.at > OVERSLEPT_SECONDS:
-            self.coordinator.peers.slept_until = clock.now
         if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
             self.coordinator.peers.up(event, clock.now)
             return []

@@ -65,7 +65,6 @@ class Peers:
             ask again, for it may have been about to die; `astray` is how often that was.
         last_heard: member -> when any link of it was last heard, also after it broke.
         led: former coordinators -> when our own link to them was last heard.
-        slept_until: when we last stood still ourselves, and for longer than a moment.
         inquiries: members that fell silent, or have no key while their workers may still run.
         inquiry_seconds: how long a silent member is asked that has its key.
         fenced: members whose key was deleted though they were not proven gone.
@@ -86,7 +85,6 @@ class Peers:
     roll_call_at: float | None = None
     last_heard: dict[str, float] = field(default_factory=dict)
     led: dict[str, float] = field(default_factory=dict)
-    slept_until: float | None = None
     inquiries: Inquiries = field(default_factory=Inquiries)
     fenced: set[str] = field(default_factory=set)
     forsaken: set[Session] = field(default_factory=set)
@@ -144,11 +142,8 @@ class Peers:
         self.inquiries.heard(member)
 
     def heard_at(self, member: str) -> float | None:
-        """When anything was last heard of a member on a link, whoever held it.
-
-        While we stood still ourselves it may have spoken, so that counts as if it had.
-        """
-        known = (self.last_heard.get(member), self.led.get(member), self.slept_until)
+        """When anything was last heard of a member on a link, whoever held it."""
+        known = (self.last_heard.get(member), self.led.get(member))
         return max((at for at in known if at is not None), default=None)
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:

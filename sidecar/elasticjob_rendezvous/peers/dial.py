@@ -105,11 +105,12 @@ async def _listen(
             writer.write(wire.line({}))
             next_beat = now + wire.HEARTBEAT_SECONDS
         patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
+        wait = min(next_beat, heard + patience) - now + 0.01
         try:
-            message = await wire.read(reader, min(next_beat, heard + patience) - now + 0.01)
+            message = await wire.read(reader, max(wait, wire.LAST_LOOK_SECONDS))
         except TimeoutError:
             silence = loop.time() - heard
-            if silence > wire.SILENCE_SECONDS:
+            if silence > wire.SILENCE_SECONDS + wire.LAST_LOOK_SECONDS and quiet:
                 raise
             if silence > wire.QUIET_SECONDS and not quiet:
                 quiet = True

@@ -157,12 +157,20 @@ class PeerServer:
                     await wire.read(reader, wire.QUIET_SECONDS)
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
-                    await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
+                    await self._last_word(reader)
                 self._post(PeerHeard(member, session))
         finally:
             if self._links.get(key) is writer:
                 del self._links[key]
                 self._post(PeerDown(member, session))
+
+    @staticmethod
+    async def _last_word(reader: asyncio.StreamReader) -> None:
+        """Wait for a member that misses beats for as long as its link may be silent."""
+        try:
+            await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
+        except TimeoutError:
+            await wire.read(reader, wire.LAST_LOOK_SECONDS)
 
 
 def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:

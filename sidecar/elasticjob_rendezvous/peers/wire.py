@@ -24,6 +24,8 @@ from typing import Any
 HEARTBEAT_SECONDS = 0.5
 QUIET_SECONDS = 1.5
 SILENCE_SECONDS = 3.0
+LAST_LOOK_SECONDS = 0.05
+"""Who stood still itself reads what came meanwhile before silence counts."""
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 

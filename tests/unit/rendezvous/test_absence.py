@@ -333,20 +333,6 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
     assert absent.stopped(0.1)
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_what_a_member_said_while_we_stood_still_ourselves_may_not_have_been_heard(
-    heard: bool,
-) -> None:
-    absent = Absent()
-    if heard:
-        absent.heard(60.0)
-    absent.peers.slept_until = absent.job.now - 0.5
-    assert not absent.stopped()
-    absent.answers(UNKNOWN)
-    assert not absent.stopped(3.4)
-    assert absent.stopped(0.1)
-
-
 @pytest.mark.parametrize(("lease", "after"), [(2.0, 4.0), (5.0, 5.5), (60.0, 60.5)])
 def test_where_nobody_but_a_hung_agent_could_be_asked_its_launcher_has_time_to_notice(
     lease: float, after: float

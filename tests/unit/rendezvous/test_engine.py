@@ -524,16 +524,6 @@ def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> N
     assert b.engine.view.round.record.cause.kind is CauseKind.LOSS
 
 
-@pytest.mark.parametrize(("late", "slept"), [(0.4, False), (0.6, True)])
-def test_who_is_called_late_stood_still(late: float, slept: bool) -> None:
-    _, b = pair()
-    wake = b.engine.wake_at
-    assert wake is not None
-    b.now = wake + late
-    b.hear(Tick())
-    assert b.engine.coordinator.peers.slept_until == (b.now if slept else None)
-
-
 def test_a_word_of_the_coordinator_ends_the_suspicion() -> None:
     a, b = pair()
     alive = (identity("a"), a.engine.session)
