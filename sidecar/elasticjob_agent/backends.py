@@ -101,6 +101,7 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
         settings.rendezvous_id,
         _bounds(settings).join_timeout_seconds,
         made.close,
+        host_stays=settings.hosts_store is not None,
     )
 
 

@@ -168,6 +168,22 @@ def test_who_is_done_begins_again_when_another_node_is_lost(rig: Rig) -> None:
     assert rig.status()["phase"] == "Succeeded"
 
 
+def test_the_job_does_not_succeed_with_a_host_that_was_lost(c10d: Rig) -> None:
+    """The others may be done: its own workers were not."""
+    (c10d.job / "early.py").write_text(EARLY.replace('"RANK"] == "0"', '"RANK"] == "1"'))
+    runner = c10d.start(c10d.job_file(command=["python3", "early.py"]), "--plain")
+
+    def host_at_work() -> bool:
+        states = {m["pod"]: m["state"] for m in c10d.status().get("members", ())}
+        return states == {"job-0": "running", "job-1": "done"}
+
+    until(host_at_work, "a host that is not done beside one that is", SLOW_SECONDS)
+    assert c10d.call("fault", "kill-node", "job", "job-0").returncode == 0
+    c10d.settled(2, after=1)
+    c10d.finish()
+    assert runner.wait(60) == 0
+
+
 def test_a_spent_budget_fails_the_job(rig: Rig) -> None:
     code = "import time; time.sleep(0.5); raise ValueError('always')"
     spec = {"command": ["python3", "-c", code], "maxRestarts": 1}

@@ -336,11 +336,19 @@ class HandlerRendezvous:
                 log.info("the rendezvous does not answer: %r", error)
                 deaf += self._state.phase is Phase.MEETING
                 if deaf >= DEAF_LOOKS:
-                    self._step(Waited())
+                    self._step(self._deafness())
                 continue
             deaf = 0
             if self._state.number == number:
                 self._step(seen)
+
+    def _deafness(self) -> Event:
+        """What a store means that is gone while we are done: its host was done too, and ended.
+
+        A host that stays until all have seen the end was lost: its round ends with it.
+        """
+        stays = getattr(self._handler, "host_stays", False)
+        return Seen(waiting=1, moved_on=True) if stays else Waited()
 
     def _seen(self) -> Seen:
         return look(self._handler, None if self._place is None else self._place.store, self._met_at)

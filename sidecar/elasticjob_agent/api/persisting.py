@@ -36,6 +36,8 @@ class PersistentHandler(RendezvousHandler):
         join_seconds: how long one `next_rendezvous` takes at most, that included.
         closed: is called after the handler was shut down or left for good.
         first_round: what the handler numbers its first round by; here it is 0.
+        host_stays: one of the job's nodes keeps the store, and stays at the end until the others
+            have seen it.
     """
 
     persists = True
@@ -49,7 +51,9 @@ class PersistentHandler(RendezvousHandler):
         join_seconds: float,
         closed: Callable[[], None] = lambda: None,
         first_round: int = 0,
+        host_stays: bool = False,
     ) -> None:
+        self.host_stays = host_stays
         self._first_round = first_round
         self._make = make
         self._backend = backend

@@ -240,7 +240,7 @@ def _member(state: Following, who: Identity, session: str) -> Member | None:
         slots=who.slots,
         role=who.role,
         node=who.node,
-        state=_member_state(local),
+        state=_member_state(local, state.phase),
         round=local.round,
         reason=local.leaving,
         start_ms=local.start_ms,
@@ -249,7 +249,8 @@ def _member(state: Following, who: Identity, session: str) -> Member | None:
     )
 
 
-def _member_state(local: Local) -> MemberState:
+def _member_state(local: Local, phase: Phase) -> MemberState:
+    """Who enters again after it was done is not done."""
     if local.leaving:
         return MemberState.LEAVING
     match local.workers:
@@ -257,4 +258,5 @@ def _member_state(local: Local) -> MemberState:
             return MemberState.RUNNING
         case Workers.STOPPING:
             return MemberState.STOPPING
-    return MemberState.DONE if local.done else MemberState.WAITING
+    done = local.done and phase is not Phase.JOINING
+    return MemberState.DONE if done else MemberState.WAITING
