@@ -95,9 +95,7 @@ def installation(
     if made.installed:
         made.uninstall()
     console.kubectl("delete", "namespace", "-l", "elasticjob-e2e", seconds=180)
-    console.kubectl("create", "namespace", DENYING)
     OPENED.append(DENYING)
-    console.kubectl("label", "namespace", DENYING, "elasticjob-e2e=")
     began = time.monotonic()
     made.install()
     report.add("installs", seconds=round(time.monotonic() - began, 1))
