@@ -22,7 +22,7 @@ from tests.cluster.borrowing import borrowed, named
 from tests.e2e.console import CommandFailed, Console, Json, until
 from tests.e2e.corner import Corner
 from tests.e2e.dump import dump
-from tests.e2e.installation import DENYING, ETCD_POD, SYSTEM, Installation, is_ready
+from tests.e2e.installation import ETCD_POD, SYSTEM, Installation, is_ready
 from tests.e2e.manifests import job
 from tests.e2e.nodes import Nodes
 
@@ -112,8 +112,6 @@ class SoakedPods(Soaked):
     def _install(self) -> None:
         if self._installation.installed:
             self._installation.uninstall()
-        if self._console.find("namespace", DENYING) is None:
-            self._console.kubectl("create", "namespace", DENYING)
         self._installation.install()
 
     def __exit__(self, *error: object) -> None:
