@@ -163,7 +163,9 @@ class Gang:
         return found
 
     def steps(self, worker: dict[str, Any]) -> int:
-        return int((self.folder / f"steps-{worker['pid']}").read_text())
+        """How many it has made; it says that it started before it makes the first."""
+        path = self.folder / f"steps-{worker['pid']}"
+        return int(path.read_text()) if path.exists() else 0
 
     def stepping(self, worker: dict[str, Any]) -> None:
         """Wait until that worker has made a step from now on."""

@@ -67,8 +67,8 @@ def _ended(checker: Checker, before: Round, after: Round) -> None:
         return
     seats = checker.sealed[before.number].seats
     gang = _gang(checker, before.number)
-    if len(gang) < len(seats):
-        return  # one of them ended meanwhile: there is nothing to save together
+    if len(gang) < len(seats) or any(pod.agent is None for pod in gang):
+        return  # one of them ended meanwhile, or nobody hears of its checkpoint any more
     now = checker.world.now
     if before.save is None:
         seconds = min(save_seconds(after.cause, bounds) for bounds in checker.recent_bounds())
