@@ -121,12 +121,16 @@ class Corner:
     def log(self, pod: str, container: str = "trainer", *options: str) -> str:
         return self.kubectl("logs", pod, "-c", container, *options)
 
+    def started(self, name: str) -> list[str]:
+        """The pods of a job whose trainer has a log."""
+        return [pod for pod, raw in self.pods(name).items() if _trainer_started(raw)]
+
     def steps(self, name: str, tail: int = 400) -> list[Step]:
         """The last steps of a job that its pods' logs tell of, in order of time.
 
         The log of a pod on a machine that does not answer is passed over.
         """
-        pods = [pod for pod, raw in self.pods(name).items() if _trainer_started(raw)]
+        pods = self.started(name)
         with ThreadPoolExecutor(max(1, len(pods))) as pool:
             found = pool.map(lambda pod: self._steps_of(pod, tail), pods)
             return sorted(step for steps in found for step in steps)

@@ -78,8 +78,8 @@ class Told:
         """The step from which a round went on."""
 
         def look() -> int | None:
-            for pod in self.corner.active(NAME):
-                for found, step, _ in _BEGUN.findall(self.corner.log(pod)):
+            for log in self._logs():
+                for found, step, _ in _BEGUN.findall(log):
                     if int(found) == number:
                         return int(step) + 1  # so that 0 is true
             return None
@@ -89,11 +89,15 @@ class Told:
 
     def saved(self, number: int) -> int:
         """The last step that was saved in a round, 0 without one."""
-        logs = [self.corner.log(pod) for pod in self.corner.active(NAME)]
-        told = [_SAVED.findall(log) for log in logs]
+        told = [_SAVED.findall(log) for log in self._logs()]
         return max(
             (int(s) for each in told for s, found in each if int(found) == number), default=0
         )
+
+    def _logs(self) -> list[str]:
+        """What the trainers printed; one may be about to start in the place of another."""
+        started = self.corner.started(NAME)
+        return [self.corner.log(pod) for pod in self.corner.active(NAME) if pod in started]
 
     def explained(self) -> str:
         """What `kubectl elasticjob explain` says."""
