@@ -247,6 +247,16 @@ def test_closing_ends_all_and_a_later_member_finds_it_closed(
 # -- etcd's own troubles --------------------------------------------------------------
 
 
+async def outlive(server: EtcdServer, nodes: list[Node], lease_seconds: float) -> None:
+    """Take etcd away for two leases: nobody stops then, nor when it is back."""
+    server.kill()
+    await asyncio.sleep(2 * lease_seconds)  # the outage itself
+    assert together(nodes), "nobody stopped during the outage"
+    await asyncio.to_thread(server.start)
+    await asyncio.sleep(lease_seconds)  # time for a wrong loss to show
+    assert together(nodes), "nobody stopped after the outage"
+
+
 def test_training_outlives_etcd_and_goes_on_changing_afterwards(
     start_etcd: StartEtcd, prefix: str
 ) -> None:
@@ -255,12 +265,7 @@ def test_training_outlives_etcd_and_goes_on_changing_afterwards(
     async def main() -> None:
         async with gang(server.url, prefix, ["n-0", "n-1", "n-2"]) as nodes:
             await until(lambda: together(nodes), "three run")
-            server.kill()
-            await asyncio.sleep(2 * FAST.keep_alive_seconds)  # the outage itself
-            assert together(nodes), "nobody stopped during the outage"
-            await asyncio.to_thread(server.start)
-            await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
-            assert together(nodes), "nobody stopped after the outage"
+            await outlive(server, nodes, FAST.keep_alive_seconds)
             assert {tuple(node.started) for node in nodes} == {(1,)}
             nodes[1].tell(leaving="drained")
             await until(lambda: together([nodes[0], nodes[2]], 1), "the round goes on")
@@ -276,12 +281,7 @@ def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: s
         bounds = replace(FAST, keep_alive_seconds=4.0)
         async with gang(server.url, prefix, ["n-0"], bounds) as nodes:
             await until(lambda: together(nodes), "it runs")
-            server.kill()
-            await asyncio.sleep(2 * bounds.keep_alive_seconds)  # the outage itself
-            assert together(nodes), "it did not stop during the outage"
-            await asyncio.to_thread(server.start)
-            await asyncio.sleep(bounds.keep_alive_seconds)  # time for a wrong loss to show
-            assert together(nodes), "it did not stop after the outage"
+            await outlive(server, nodes, bounds.keep_alive_seconds)
             assert nodes[0].started == [1]
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.fake_driver import write_driver
 from tests.integration.launcher_rig import mark
-from tests.integration.warm_rig import Warm, said, script, warm
+from tests.integration.warm_rig import Warm, said, said_warm, script, warm
 
 __all__ = ["mark"]
 
@@ -56,16 +56,7 @@ def outcome(folder: Path, imports: str) -> str:
         f"import {imports}\nprint(*there)\n"
     )
     path = script(folder / "code", source)
-
-    async def scenario(hands: Warm) -> None:
-        await hands.prepare(sys.executable, path)
-        assert hands.prepared.ready, hands.prepared.reason
-        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
-        assert started.warm, started.cold_reason
-        assert exited.exit_code == 0, exited.stderr_tail
-
-    warm(folder / "logs", scenario)
-    return said(folder / "logs", 1).strip()
+    return said_warm(folder / "logs", path).strip()
 
 
 def test_a_driver_that_is_only_loaded_may_be_forked(tmp_path: Path, installed: Path) -> None:

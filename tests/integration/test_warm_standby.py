@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.launcher_rig import mark, soon
 from tests.integration.test_warm_start import children_of, parent_of
-from tests.integration.warm_rig import SHARED, Warm, said, script, warm
+from tests.integration.warm_rig import SHARED, Warm, said, said_warm, script, warm
 
 __all__ = ["mark"]
 
@@ -69,16 +69,7 @@ def test_a_module_that_must_be_the_workers_own_is_left_to_it(
     script(tmp_path / "code", "value = 0\n", "mine.py")
     program = f"{LOADED}{before}import plain_pkg, odd_pkg\nprint(there, odd_pkg.value)\n"
     path = script(tmp_path / "code", program)
-
-    async def scenario(hands: Warm) -> None:
-        await hands.prepare(sys.executable, path)
-        assert hands.prepared.ready, hands.prepared.reason
-        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
-        assert started.warm, started.cold_reason
-        assert exited.exit_code == 0, exited.stderr_tail
-
-    warm(tmp_path / "logs", scenario)
-    assert said(tmp_path / "logs", 1) == "['plain_pkg'] 0\n"
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg'] 0\n"
     assert words in capfd.readouterr().err
 
 

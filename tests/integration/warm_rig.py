@@ -145,3 +145,17 @@ def in_folder(folder: Path) -> Callable[[], None]:
     before = Path.cwd()
     os.chdir(folder)
     return lambda: os.chdir(before)
+
+
+def said_warm(folder: Path, path: str) -> str:
+    """What a worker of this program prints that was forked from its standby, and ended well."""
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        assert hands.prepared.ready, hands.prepared.reason
+        started, exited = await hands.outcome(sys.executable, path, env={"ELASTICJOB_ROUND": "1"})
+        assert started.warm, started.cold_reason
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(folder, scenario)
+    return said(folder, 1)

@@ -33,7 +33,7 @@ def look(handler: Any, store: Any, met_at: str) -> Seen:
         failed=noted(store, FAILED_NOTE) if news else "",
         ended=noted(store, ENDED_NOTE) if closed else "",
         met=done and bool(store.check([met_at])),
-        lost=waiting > 0 and _told(handler, "lost"),
+        lost=waiting > 0 and told(handler, "lost"),
         left=noted(store, LEFT_NOTE) if waiting > 0 else "",
         moved_on=done and waiting > 0 and not closed and _moved_on(handler, store),
     )
@@ -42,15 +42,15 @@ def look(handler: Any, store: Any, met_at: str) -> Seen:
 def _moved_on(handler: Any, store: Any) -> bool:
     """Whether others went on to a newer round, or one is gone that was not done."""
     gone = getattr(handler, "gone", frozenset)
-    return _told(handler, "moved_on") or any(
+    return told(handler, "moved_on") or any(
         not store.check([done_note(rank)]) for rank in sorted(gone())
     )
 
 
-def _told(handler: Any, fact: str) -> bool:
+def told(handler: Any, fact: str) -> bool:
     """What handlers of ours know, and torch's do not."""
-    told = getattr(handler, fact, None)
-    return told is not None and bool(told())
+    ask = getattr(handler, fact, None)
+    return ask is not None and bool(ask())
 
 
 def noted(store: Any, key: str) -> str:

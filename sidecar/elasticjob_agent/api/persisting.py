@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
+from elasticjob_agent.api.looking import told
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -91,13 +92,11 @@ class PersistentHandler(RendezvousHandler):
 
     def lost(self) -> bool:
         """Whether a node of our round is gone, where the handler can tell."""
-        lost = getattr(self._handler, "lost", None)
-        return lost is not None and bool(lost())
+        return told(self._handler, "lost")
 
     def moved_on(self) -> bool:
         """Whether others of our round want a newer one, where the handler can tell."""
-        moved_on = getattr(self._handler, "moved_on", None)
-        return moved_on is not None and bool(moved_on())
+        return told(self._handler, "moved_on")
 
     def gone(self) -> frozenset[int]:
         """The ranks that are missed in our round, where the handler can tell."""
@@ -108,8 +107,7 @@ class PersistentHandler(RendezvousHandler):
         """Whether there is no rendezvous yet: its keeper was not reached, or it is being made."""
         if self._handler is None:
             return True
-        setting_up = getattr(self._handler, "setting_up", None)
-        return setting_up is not None and bool(setting_up())
+        return told(self._handler, "setting_up")
 
     def leave(self) -> None:
         """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
