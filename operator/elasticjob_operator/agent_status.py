@@ -69,6 +69,7 @@ class _Followed:
     due: float
     began: float = float("-inf")
     busy: bool = False
+    asked_all: bool = False
     reports: dict[str, tuple[float, Served]] = field(default_factory=dict)
     told: object = None
 
@@ -106,9 +107,12 @@ class AgentStatus:
         return self._merged(job, pods)
 
     def is_settling(self, uid: str) -> bool:
-        """Whether its agents have not been heard yet, but were not asked for long either."""
+        """Whether its agents have not all been heard yet, but were not asked for long either.
+
+        What some of them say is not the whole: a member that has not answered yet is no loss.
+        """
         job = self._jobs.get(uid)
-        if job is None or not job.asked.agents or self._believed(job):
+        if job is None or not job.asked.agents or (job.asked_all and self._believed(job)):
             return False
         return self._clock() - job.since < SILENCE_SECONDS
 
@@ -138,6 +142,7 @@ class AgentStatus:
         asked = job.asked
         try:
             await asyncio.gather(*(self._ask(job, agent, asked.job_key) for agent in asked.agents))
+            job.asked_all = True
         finally:
             job.busy = False
             self._news.set()

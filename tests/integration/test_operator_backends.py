@@ -212,6 +212,7 @@ def test_an_operator_that_starts_says_nothing_before_it_has_asked(
             stack.enter_context(gang.of(name))
         gang.seal(7)
         here.await_status(phase="Running")
+        wait_until(lambda: len(here.status()["members"]) == 2, "both members", SECONDS)
         version = here.job()["metadata"]["resourceVersion"]
         operator.stop()
         operator.start()

@@ -36,23 +36,27 @@ class Server:
     reply: bytes
     port: int = 0
     heard: list[bytes] = field(default_factory=list)
+    held: asyncio.Event | None = None
+    """No reply before it is set."""
 
     def says(self, body: bytes, status: str = "200 OK") -> None:
         self.reply = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body
 
 
 @asynccontextmanager
-async def serving(body: bytes, address: str = "127.0.0.1") -> AsyncIterator[Server]:
+async def serving(body: bytes, address: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Server]:
     one = Server(b"")
     one.says(body)
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         one.heard.append(await reader.readuntil(b"\r\n\r\n"))
+        if one.held is not None:
+            await one.held.wait()
         writer.write(one.reply)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(answered, address, 0)
+    server = await asyncio.start_server(answered, address, port)
     async with server:
         one.port = server.sockets[0].getsockname()[1]
         yield one
@@ -151,6 +155,33 @@ def test_what_changes_wakes_and_what_ends_is_forgotten(monkeypatch: pytest.Monke
         assert found is not None
         assert found.round is not None
         return found.round.number
+
+    run(scenario)
+
+
+def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that starts would take the slow ones for lost."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        status = AgentStatus(lambda *_: None, loop.time)
+        asking = asyncio.create_task(status.run())
+        async with (
+            serving(answer("one", 1)) as quick,
+            serving(answer("two", 1), "127.0.0.2", quick.port) as slow,
+        ):
+            slow.held = asyncio.Event()
+            monkeypatch.setattr(agent_status, "HEALTH_PORT", quick.port)
+            agents = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
+            status.follow("team", "uid", Asked(PREFIX, b"key", agents))
+            await until(lambda: status.records("uid", {"one", "two"}) is not None)
+            assert status.is_settling("uid")
+            slow.held.set()
+            await until(lambda: not status.is_settling("uid"))
+            found = status.records("uid", {"one", "two"})
+            assert found is not None
+            assert {member.id for member in found.members} == {"one", "two"}
+        asking.cancel()
 
     run(scenario)
 
