@@ -60,13 +60,13 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 
 .PHONY: test
 test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules, real servers, a real cluster
-	SIM_SEEDS=10000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim tests/integration
+	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 
 .PHONY: e2e
 e2e: install etcd ## what users do with kubectl and helm, on a cluster brought up for it unless one runs
 	@$(PY) -m tests.cluster images
-	$(PY) -m pytest -o timeout=1800 --durations=10 tests/e2e
+	$(PY) -m scripts.twice -o timeout=1800 --durations=10 tests/e2e
 
 .PHONY: cluster cluster-down images
 cluster: install etcd ## a Kubernetes cluster on this machine: one control plane, two workers
