@@ -89,17 +89,16 @@ def report() -> Report:
 @pytest.fixture(scope="session")
 def installation(
     cluster: Cluster, images: Images, console: Console, report: Report
-) -> Installation:
+) -> Iterator[Installation]:
     """ElasticJob as the chart installs it. An earlier run's is taken away first."""
     made = Installation(console)
-    if made.installed:
-        made.uninstall()
-    console.kubectl("delete", "namespace", "-l", "elasticjob-e2e", seconds=180)
+    made.remove()
     OPENED.append(DENYING)
     began = time.monotonic()
     made.install()
     report.add("installs", seconds=round(time.monotonic() - began, 1))
-    return made
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,15 @@ class Installation:
     def uninstall(self) -> None:
         self.console.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout", "90s")
 
+    def remove(self) -> None:
+        """With the namespaces of the tests, and what an uninstall keeps: etcd's data, which would
+        bind the next etcd to its node."""
+        if self.installed:
+            self.uninstall()
+        namespaces = "namespace", "--ignore-not-found"
+        self.console.kubectl("delete", *namespaces, "-l", "elasticjob-e2e", seconds=180)
+        self.console.kubectl("delete", *namespaces, SYSTEM, seconds=180)
+
     @property
     def installed(self) -> bool:
         releases = self.console.helm("list", "--all-namespaces", "--all", "-o", "json")
