@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.faults import Fault, Outcome, run_peer
+from bench.imports import imports_seconds
 from bench.machine import machine_facts
 from bench.numbers import median_or_none, ratio
 from bench.peers.commands import OURS, Peer, peers
@@ -136,12 +137,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     facts = machine_facts()
+    imports = {str(size): imports_seconds(size) for size in options.gangs}
+    for size, seconds in imports.items():
+        print(f"{size} imports of torch at once, and nothing else: {seconds:.2f} s", flush=True)
     table = measure([known[name] for name in (*ours, *options.peers)], options, logs)
     rows = [cell.to_json() for cell in table.values()]
     content = {
         "benchmark": "recovery",
         "machine": facts,
         "limit_seconds": options.limit_seconds,
+        "imports_seconds": imports,
         "ratios": ratios(table),
         "results": rows,
     }

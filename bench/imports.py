@@ -1,0 +1,29 @@
+"""What no cold start is faster than: N Pythons that import torch at once, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+SCRIPT = "import torch, torch.distributed"
+"""What the worker of the recovery benchmark imports."""
+TIMES = 3
+
+
+def imports_seconds(number: int, script: str = SCRIPT) -> float:
+    """From the start of the first to the end of the last; the median of three times.
+
+    Raises `RuntimeError` where one of them fails.
+    """
+    return round(median(_once(number, script) for _ in range(TIMES)), 2)
+
+
+def _once(number: int, script: str) -> float:
+    began = time.monotonic()
+    started = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(number)]
+    codes = [one.wait() for one in started]
+    if any(codes):
+        raise RuntimeError(f"`{script}` must end with 0: the exit codes are {codes}")
+    return time.monotonic() - began
