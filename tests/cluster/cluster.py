@@ -15,6 +15,8 @@ from tests.cluster.places import CONTEXT, CONTROL_PLANE, KUBECONFIG, NODES, STAT
 
 KUBECTL, HELM = STATE / "cli" / "kubectl", STATE / "cli" / "helm"
 
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+
 # Nothing in or out but what the node says to itself: as silent as a cable that is cut.
 _CUT = """\
 add table inet cut
@@ -29,6 +31,10 @@ class CommandFailed(Exception):
     """A program of the cluster said no; the message holds what it said."""
 
 
+class NotOurs(CommandFailed):
+    """Nobody here may hurt the nodes of a cluster that was there before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A cluster that runs. The fault controls work on ours only, not on an existing one."""
@@ -39,11 +45,12 @@ class Cluster:
     context: str
     nodes: tuple[str, ...]
     engine: Engine | None = None  # that the nodes run in
+    control_planes: frozenset[str] = frozenset({CONTROL_PLANE})
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The nodes that tests may hurt."""
-        return tuple(node for node in self.nodes if node != CONTROL_PLANE)
+        return tuple(node for node in self.nodes if node not in self.control_planes)
 
     def environment(self) -> dict[str, str]:
         """The environment in which kubectl, Helm and clients find this cluster."""
@@ -93,7 +100,7 @@ class Cluster:
 
     def _docker(self, *words: object, stdin: bytes | None = None, timeout: float = 60) -> str:
         if self.engine is None:
-            raise CommandFailed(f"the nodes of {self.context} are not ours to hurt")
+            raise NotOurs(f"the nodes of {self.context} are not ours to hurt")
         return self.engine.run(*words, stdin=stdin, timeout=timeout)
 
     def exec_on_node(self, node: str, *command: object, timeout: float = 60) -> str:
@@ -178,4 +185,6 @@ def existing(kubeconfig: Path, kubectl: Path, helm: Path, context: str) -> Clust
     """Somebody's cluster, by the name of its context; it must answer."""
     nameless = Cluster(kubeconfig, kubectl, helm, context, ())
     nodes = nameless.json("get", "nodes", timeout=30)["items"]
-    return replace(nameless, nodes=tuple(node["metadata"]["name"] for node in nodes))
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
+    control_planes = frozenset(name for name in labels if _CONTROL_PLANE in labels[name])
+    return replace(nameless, nodes=tuple(labels), control_planes=control_planes)
