@@ -32,6 +32,10 @@ class RendezvousConnectionError(RendezvousError):
     """The backend can't be reached or does not serve us."""
 
 
+class RendezvousUnsupportedError(RendezvousConnectionError):
+    """The backend answers and is of a kind that can't serve us: to try again is in vain."""
+
+
 class RendezvousStateError(RendezvousError):
     """The stored state is malformed, or contradicts what this member was told."""
 

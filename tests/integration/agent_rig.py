@@ -182,13 +182,21 @@ class Gang:
     def prefix(self) -> str:
         return job_prefix("default", self.run_id, 0)
 
-    def pods(self, count: int, launcher: Path, lease_seconds: float = 3.0) -> list[Pod]:
-        """Pods of one job, whose bounds an operator wrote."""
+    def pods(
+        self,
+        count: int,
+        launcher: Path,
+        lease_seconds: float = 3.0,
+        env: dict[str, str] | None = None,
+    ) -> list[Pod]:
+        """Pods of one job, whose bounds an operator wrote; `env` is more for their agents."""
         bounds = Bounds(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
         self.etcd.ctl("put", Keys(self.prefix).bounds, encode(bounds).decode())
-        self._pods = [Pod(self, f"pod-{index}", launcher, lease_seconds) for index in range(count)]
+        self._pods = [
+            Pod(self, f"pod-{index}", launcher, lease_seconds, env or {}) for index in range(count)
+        ]
         return self._pods
 
     def round(self) -> Round:
@@ -209,7 +217,9 @@ class Gang:
 class Pod:
     """A launcher and its agent, as in a pod: two processes and a socket."""
 
-    def __init__(self, gang: Gang, name: str, launcher: Path, lease_seconds: float = 3.0) -> None:
+    def __init__(
+        self, gang: Gang, name: str, launcher: Path, lease_seconds: float, env: dict[str, str]
+    ) -> None:
         self._gang = gang
         self.name = name
         # Short: a unix socket's path has at most 107 bytes.
@@ -234,6 +244,7 @@ class Pod:
             "ELASTICJOB_STOP_GRACE_SECONDS": "3",
             "ELASTICJOB_KEEP_ALIVE_SECONDS": str(lease_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(self.termination_log),
+            **env,
         }
         worker = (sys.executable, str(gang.script), str(gang.folder))
         self.launcher = self._run("launcher", str(launcher), "--", *worker)

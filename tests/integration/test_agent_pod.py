@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.records import Bounds, RoundState
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.launcher_rig import alive, launcher_file, mark
 
@@ -48,6 +49,16 @@ def test_what_happened_while_the_agent_was_away_is_caught_up_with(
     until(lambda: any(path.exists() for path in again), "the node's next round")
     gang.finish()
     assert [pod.agent.wait() for pod in pods] == [0, 0], gang.outputs()
+
+
+def test_an_etcd_without_the_v2_api_ends_the_pod_and_is_said(
+    gang: Gang, launcher_file: Path
+) -> None:
+    bounds = encode(Bounds(1, 1)).decode()
+    given = {"ELASTICJOB_BACKEND": "etcd-v2", "ELASTICJOB_BOUNDS": bounds}
+    (pod,) = gang.pods(1, launcher_file, env=given)
+    assert (pod.agent.wait(), pod.launcher.wait()) == (3, 3), gang.outputs()
+    assert f"{gang.etcd.url} (etcd 3.7" in pod.termination_log.read_text()
 
 
 def test_a_lost_launcher_takes_its_node_out(gang: Gang, launcher_file: Path) -> None:

@@ -55,6 +55,25 @@ def test_something_that_is_not_etcd(gang: Gang, garbage: int) -> None:
     assert "Traceback" not in agent.output()
 
 
+def test_an_etcd_without_the_v2_api(gang: Gang) -> None:
+    agent = gang.agent("1:1", "--rdzv-backend=etcd-v2")
+    assert agent.wait() == 3, agent.output()
+    assert f"{gang.etcd.url} (etcd 3.7" in agent.output()
+    assert "no v2 API" in agent.output()
+    assert "Traceback" not in agent.output()
+
+
+def test_etcd_v2_is_waited_for_while_it_is_away(gang: Gang, start_etcd) -> None:
+    gang.etcd = etcd = start_etcd("3.5.35", arguments=("--enable-v2",))
+    etcd.kill()
+    agent = gang.agent("1:1", "--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")
+    agent.says("no rendezvous yet, trying again")
+    etcd.start()
+    gang.started(1, 1)
+    gang.finish()
+    assert agent.wait() == 0, agent.output()
+
+
 def test_a_script_that_fails_at_import(gang: Gang, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import a_module_that_nobody_has\n")

@@ -102,7 +102,7 @@ def test_what_is_stored_must_be_base64_and_etcd_must_answer(server: EtcdServer) 
         backend.get_state()
     with pytest.raises(RendezvousConnectionError):
         backend.set_state(b"state")
-    with pytest.raises(RendezvousConnectionError, match="--enable-v2"):
+    with pytest.raises(RendezvousConnectionError, match="no etcd with the v2 API at"):
         create_backend(parameters(server, read_timeout=1))
 
 

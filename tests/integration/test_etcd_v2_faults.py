@@ -21,6 +21,7 @@ from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousParameters,
     RendezvousTimeoutError,
+    RendezvousUnsupportedError,
 )
 from elasticjob_rendezvous.etcd_v2 import create_rdzv_handler
 from tests.integration.certificates import Certificates
@@ -226,10 +227,26 @@ def test_tls_and_client_certificates(
             run.ours(2, 2, **missing)
 
 
-def test_an_etcd_without_the_v2_api_is_named(start_etcd: StartEtcd) -> None:
-    endpoint = f"127.0.0.1:{start_etcd('3.7').port}"
-    with pytest.raises(RendezvousConnectionError, match="--enable-v2"):
-        create_rdzv_handler(RendezvousParameters("etcd", endpoint, "r", 1, 1))
+@pytest.mark.parametrize("version", ["3.4", "3.5.35", "3.6", "3.7"])
+def test_an_etcd_without_the_v2_api_is_named(start_etcd: StartEtcd, version: str) -> None:
+    server = start_etcd(version)
+    said = rf"etcd answers at {server.url} \(etcd {version}.*--enable-v2"
+    with pytest.raises(RendezvousUnsupportedError, match=said):
+        create_rdzv_handler(RendezvousParameters("etcd", server.url[7:], "r", 1, 1))
+
+
+def test_one_without_the_v2_api_beside_one_that_is_away_may_not_be_all(
+    start_etcd: StartEtcd, start_v2_run: StartRun
+) -> None:
+    away, without = start_etcd("3.4", arguments=ENABLE_V2), start_etcd("3.4")
+    away.kill()
+    parameters = start_v2_run(without).parameters(1, 1)
+    parameters.endpoint = f"127.0.0.1:{without.port},127.0.0.1:{away.port}"
+    with pytest.raises(RendezvousConnectionError) as caught:
+        create_rdzv_handler(parameters)
+    assert not isinstance(caught.value, RendezvousUnsupportedError)
+    away.start()
+    assert create_rdzv_handler(parameters).next_rendezvous().world_size == 1
 
 
 def test_the_next_of_several_servers_is_used_when_one_is_gone(

@@ -64,4 +64,6 @@ def trouble_of(error: Exception) -> Trouble:
         return Trouble.CLOSED
     if "RendezvousTimeoutError" in names:
         return Trouble.TIMEOUT
+    if "RendezvousUnsupportedError" in names:
+        return Trouble.UNSUPPORTED
     return Trouble.LEFT if "RendezvousGracefulExitError" in names else Trouble.ERROR

@@ -20,6 +20,7 @@ from elasticjob_rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousTimeoutError,
+    RendezvousUnsupportedError,
 )
 
 log = logging.getLogger("elasticjob.agent")
@@ -33,7 +34,8 @@ class PersistentHandler(RendezvousHandler):
     """Hands every call on to the handler that `make` gives.
 
     Args:
-        make: the handler; raises RendezvousConnectionError where that is not yet possible.
+        make: the handler; raises RendezvousConnectionError where that is not yet possible, and
+            RendezvousUnsupportedError where it never will be.
         join_seconds: how long one `next_rendezvous` takes at most, that included.
         closed: is called after the handler was shut down or left for good.
         first_round: what the handler numbers its first round by; here it is 0.
@@ -133,6 +135,8 @@ class PersistentHandler(RendezvousHandler):
                 raise RendezvousGracefulExitError("this node leaves")
             try:
                 self._handler = self._make()
+            except RendezvousUnsupportedError:
+                raise  # it would be the same for ever
             except RendezvousConnectionError as error:
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError(str(error)) from error

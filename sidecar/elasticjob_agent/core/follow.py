@@ -159,7 +159,7 @@ def _not_joined(state: Following, event: NotJoined) -> tuple[Following, tuple[Or
             return _over(state, Finish(Outcome(OutcomeKind.TIMED_OUT, detail))), ()
         case Trouble.CLOSED if state.number > 0:
             return _over(state, _closed(state, event)), ()
-        case Trouble.CLOSED | Trouble.ERROR:
+        case Trouble.CLOSED | Trouble.UNSUPPORTED | Trouble.ERROR:
             return _over(state, Refused(detail)), ()
         case _:
             assert_never(trouble)

@@ -39,6 +39,7 @@ class Trouble(StrEnum):
     CLOSED = "closed"
     TIMEOUT = "timeout"
     LEFT = "left"  # somebody called its `shutdown` or `leave`
+    UNSUPPORTED = "unsupported"  # what keeps the rendezvous cannot serve us, now or later
     ERROR = "error"
 
 

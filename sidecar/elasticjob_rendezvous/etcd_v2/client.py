@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from typing import Any
@@ -9,7 +10,11 @@ from typing import Any
 import etcd
 import urllib3
 
-from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousParameters
+from elasticjob_rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousUnsupportedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +31,7 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
 
     Raises:
         etcd.EtcdException: no server answers.
+        RendezvousUnsupportedError: all answer, and none has the v2 API.
     """
 
     def __init__(self, endpoints: list[tuple[str, int]], **options: Any) -> None:
@@ -59,16 +65,39 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
             log.info("going on with the etcd server %s", self._base_uri)
 
     def _learn_servers(self) -> None:
+        without: list[str] = []
         for attempt in range(len(self._servers)):
             try:
                 advertised = self.machines
             except etcd.EtcdException:
+                if version := self._version_without_v2():
+                    without.append(f"{self._base_uri} (etcd {version})")
+                if len(without) == len(self._servers):
+                    raise RendezvousUnsupportedError(_no_v2(without)) from None
                 if attempt == len(self._servers) - 1:
                     raise
                 self.turn()
             else:
                 self._servers += [url for url in advertised if url not in self._servers]
                 return
+
+    def _version_without_v2(self) -> str | None:
+        """The version of an etcd that answers and has no v2 API; None for anything else.
+
+        A proxy before an etcd that is away may well say 404, but not which etcd is there.
+        """
+        try:
+            keys, version = (
+                self.http.request(
+                    "GET", f"{self._base_uri}{path}", timeout=self.read_timeout, retries=False
+                )
+                for path in (f"{self.version_prefix}/machines", "/version")
+            )
+            told = json.loads(version.data)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError):
+            return None
+        found = told.get("etcdserver") if isinstance(told, dict) else None
+        return str(found) if found and (keys.status, version.status) == (404, 200) else None
 
 
 def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
@@ -103,7 +132,8 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
 
     Raises:
         ValueError: a setting is malformed.
-        RendezvousConnectionError: no server answers, or none that serves the v2 API.
+        RendezvousConnectionError: no server answers.
+        RendezvousUnsupportedError: etcd answers, and has no v2 API.
     """
     protocol = str(parameters.get("protocol") or "http")
     if protocol not in ("http", "https"):
@@ -124,10 +154,16 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
         )
     except (etcd.EtcdException, urllib3.exceptions.HTTPError, OSError) as error:
         raise RendezvousConnectionError(
-            f"no etcd with the v2 API at {protocol}://{parameters.endpoint}: "
-            f"{str(error).strip()}; etcd 3.6 and newer have none, 3.4 and 3.5 must be started with"
-            " --enable-v2"
+            f"no etcd with the v2 API at {protocol}://{parameters.endpoint}: {str(error).strip()}"
         ) from error
+
+
+def _no_v2(servers: list[str]) -> str:
+    return (
+        f"etcd answers at {', '.join(servers)}, but has no v2 API there: 3.4 and 3.5 have it when "
+        "they are started with --enable-v2, 3.6 and newer never. Start it so, or use the backend "
+        "that speaks v3 (ElasticJob's etcd, torchrun's elasticjob)"
+    )
 
 
 def _bracketed(host: str) -> str:

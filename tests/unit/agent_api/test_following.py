@@ -229,6 +229,7 @@ def test_the_note_that_the_job_failed_ends_it_here() -> None:
         (Trouble.LEFT, Left),
         (Trouble.CLOSED, Refused),
         (Trouble.ERROR, Refused),
+        (Trouble.UNSUPPORTED, Refused),
         (Trouble.TIMEOUT, Finish),
     ],
 )

@@ -15,6 +15,7 @@ from elasticjob_rendezvous.api import (
     RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousTimeoutError,
+    RendezvousUnsupportedError,
 )
 from tests.unit.agent_api.memory import Gang
 
@@ -55,6 +56,14 @@ def test_it_is_not_tried_for_ever() -> None:
 
     with pytest.raises(RendezvousTimeoutError, match="nobody hosts"):
         handler(make, 0.05).next_rendezvous()
+
+
+def test_what_will_never_serve_is_not_tried_again() -> None:
+    def make() -> RendezvousHandler:
+        raise RendezvousUnsupportedError("it has no v2 API")
+
+    with pytest.raises(RendezvousUnsupportedError, match="no v2 API"):
+        handler(make).next_rendezvous()
 
 
 @pytest.mark.parametrize("end", ["leave", "shutdown"])

@@ -270,6 +270,8 @@ def test_what_old_handlers_and_v3s_answer() -> None:
         (api.RendezvousClosedError(), Trouble.CLOSED),
         (api.RendezvousTimeoutError(), Trouble.TIMEOUT),
         (api.RendezvousGracefulExitError(), Trouble.LEFT),
+        (api.RendezvousConnectionError(), Trouble.ERROR),
+        (api.RendezvousUnsupportedError(), Trouble.UNSUPPORTED),
         (api.RendezvousStateError(), Trouble.ERROR),
         (OSError(), Trouble.ERROR),
         (type("RendezvousClosedError", (Exception,), {})(), Trouble.CLOSED),
