@@ -155,8 +155,8 @@ class Director:
 
 async def play(recorder: Recorder, director: Director) -> Ended:
     """The job and its disturbances, side by side; the first error ends both."""
-    job, container = prepare(MANIFEST, NAME, None, None)
-    running = asyncio.create_task(execute(job, container, recorder, MANIFEST, False))
+    job, container = prepare(str(MANIFEST), NAME, None, None)
+    running = asyncio.create_task(execute(job, container, recorder, str(MANIFEST), False))
     directing = asyncio.create_task(director.direct())
     try:
         await asyncio.wait({running, directing}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,21 @@ def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None
     assert rig.call("delete", "job").returncode == 0
     gone = rig.call("get", "job")
     assert (gone.returncode, 'local job "job" not found' in gone.stderr) == (1, True)
+
+
+def test_a_manifest_may_come_through_a_pipe(rig: LocalRig) -> None:
+    """Its command then runs where `elasticjob` does."""
+    rig.finish()
+    text = rig.manifest().read_text()
+    command = rig.command("run", "-", "--plain")
+    ran = subprocess.run(
+        command, cwd=rig.job, env=rig.env, input=text, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert json.loads((rig.state / "elasticjob/default/job/run.json").read_text())["manifest"] == (
+        "standard input"
+    )
+    rig.nothing_left()
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])

@@ -15,6 +15,7 @@ from elasticjob_cli.local.state import JobFolder, job
 
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
+"""Beyond the grace of its pods, for a runner to end."""
 
 
 def scale(
@@ -47,22 +48,28 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
     """
     folder = job(namespace, name)
     if folder.running():
+        seconds = END_SECONDS
         try:
-            call(folder, "delete")
+            seconds += call(folder, "delete").get("graceSeconds", 0)
         except CommandError:
             if folder.running():  # it did not just end by itself
                 raise
-        _wait_for_end(folder)
+        _wait_for_end(folder, seconds)
     folder.remove()
     typer.echo(f'elasticjob.elasticjob.dev "{name}" deleted')
 
 
-def _wait_for_end(folder: JobFolder) -> None:
-    """The runner answers when the job is over, and then needs a moment for itself."""
-    deadline = time.monotonic() + END_SECONDS
+def _wait_for_end(folder: JobFolder, seconds: float) -> None:
+    """Its pods are drained first, then the runner needs a moment for itself."""
+    deadline = time.monotonic() + seconds
     while folder.running():
         if time.monotonic() > deadline:
-            raise CommandError(f'the runner of "{folder.name}" does not end')
+            run = folder.run()
+            process = f" (process {run.pid})" if run else ""
+            raise CommandError(
+                f'the runner of "{folder.name}"{process} does not end within {seconds:g} s: '
+                "kill it, then delete the job again"
+            )
         time.sleep(POLL_SECONDS)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +11,17 @@ import typer
 
 from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
-from elasticjob_cli.convert.pytorchjob import WRITE_IT
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
-from elasticjob_operator.model.manifest import FileProblem
+from elasticjob_operator.model.manifest import (
+    STANDARD_INPUT,
+    FileProblem,
+    InvalidFile,
+    read_text,
+    shown,
+)
 from elasticjob_operator.model.problems import field_path
 from elasticjob_operator.model.yaml_nodes import YamlDocument, documents
-
-STANDARD_INPUT = "-"
 
 
 @dataclass(slots=True)
@@ -66,20 +68,19 @@ def convert(
       kubectl get pytorchjob my-job -o yaml | elasticjob convert -
     """
     for path in (output, autoscaler):
-        if path is not None and path.resolve() == Path(file).resolve():
+        if file == STANDARD_INPUT or path is None:
+            continue
+        if path.resolve() == Path(file).resolve():
             raise BadInput(f"{path} is the file that is converted: keep it for the way back")
-    found = _converted(file, _read(file))
+    found = _converted(shown(file), _read(file), autoscaler)
     if not found.problems and not found.jobs:
-        raise BadInput(f"{file} holds no PyTorchJob of kubeflow.org/v1")
+        raise BadInput(f"{shown(file)} holds no PyTorchJob of kubeflow.org/v1")
     for line in found.problems or found.remarks:
-        text = str(line)
-        if autoscaler is not None:
-            text = text.replace(WRITE_IT, f"it is written to {autoscaler}")
-        typer.echo(text, err=True)
+        typer.echo(str(line), err=True)
     if found.problems:
         raise typer.Exit(ExitCode.BAD_INPUT)
     if autoscaler is not None and not found.autoscalers:
-        raise BadInput(f"--autoscaler: no job in {file} is scaled by metrics")
+        raise BadInput(f"--autoscaler: no job in {shown(file)} is scaled by metrics")
     _write(output, found.jobs)
     if autoscaler is not None:
         _write(autoscaler, found.autoscalers)
@@ -99,16 +100,13 @@ def _write(path: Path | None, objects: list[Json]) -> None:
 
 def _read(file: str) -> str:
     try:
-        if file == STANDARD_INPUT:
-            return sys.stdin.read()
-        return Path(file).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{file} must be a readable file: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{file} must be UTF-8 text: byte {error.start} is not") from error
+        return read_text(file)
+    except InvalidFile as error:
+        raise BadInput(str(error)) from error
 
 
-def _converted(file: str, text: str) -> _Found:
+def _converted(file: str, text: str, autoscaler: Path | None) -> _Found:
+    """`file` is what messages call it."""
     found = _Found()
     for document in documents(text):
         for fault in document.faults:
@@ -118,7 +116,7 @@ def _converted(file: str, text: str) -> _Found:
         if document.value is None:
             continue
         try:
-            one = convert_document(document.value)
+            one = convert_document(document.value, autoscaler=autoscaler)
         except Unconvertible as error:
             found.problems += _placed(file, document, error.problems)
         else:

@@ -19,13 +19,17 @@ from elasticjob_cli.local.state import DEFAULT_NAMESPACE
 from elasticjob_cli.local.view import LiveView, PlainView, View
 from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.manifest import InvalidFile, load_file
+from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, load_file, shown
 
 
 def run(
     file: Annotated[
-        Path,
-        typer.Argument(help="Manifest with one ElasticJob.", metavar="FILE", show_default=False),
+        str,
+        typer.Argument(
+            help="Manifest with one ElasticJob; - is standard input.",
+            metavar="FILE",
+            show_default=False,
+        ),
     ],
     name: Annotated[
         str | None, typer.Option("--name", help="Run it under this name instead of its own.")
@@ -50,13 +54,15 @@ def run(
     """Run a job on this machine, with processes as pods.
 
     Ctrl-C drains and ends it; a second Ctrl-C kills. The exit code is 0 when the job succeeded,
-    1 when it failed, 2 for bad input, 130 when it was interrupted.
+    1 when it failed, 2 for bad input, 130 when it was interrupted. The job's command runs in the
+    manifest's folder; if that comes from standard input or a pipe, in the current one.
 
     \b
     Examples:
       elasticjob run job.yaml
       elasticjob run job.yaml --plain --logs
       elasticjob run job.yaml --name second --nodes 1
+      kubectl get elasticjob digits -o yaml | elasticjob run -
     """
     job, container = prepare(file, name, nodes, python)
     console = Console()
@@ -72,19 +78,19 @@ def run(
 
 
 def prepare(
-    file: Path, name: str | None, nodes: int | None, python: Path | None
+    file: str, name: str | None, nodes: int | None, python: Path | None
 ) -> tuple[ElasticJob, Trainer]:
     """The job of a manifest and the container it runs here; raises `BadInput`."""
     try:
         jobs = load_file(file)
     except InvalidFile as error:
-        raise BadInput(f"{file} is not valid:\n{error}") from error
+        raise BadInput(f"{shown(file)} is not valid:\n{error}") from error
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
-        raise BadInput(f"{file} must hold one ElasticJob; it holds {len(jobs)}: {names}")
+        raise BadInput(f"{shown(file)} must hold one ElasticJob; it holds {len(jobs)}: {names}")
     job = jobs[0]
     if job.spec.run_policy.suspend:
-        raise BadInput(f"{file}: spec.runPolicy.suspend must be false for the job to run")
+        raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
     if name is not None:
         job = renamed(job, name)
     if nodes is not None:
@@ -92,14 +98,20 @@ def prepare(
     if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
         raise BadInput(f"--python must be a Python interpreter: {python} is no program")
     environment = settings.container_environment(python)
-    container = trainer(job, file.resolve().parent, environment, sys.executable)
+    container = trainer(job, folder_of(file), environment, sys.executable)
     if container.unresolved:
         listed = ", ".join(container.unresolved)
         raise BadInput(
-            f"{file}: only a cluster can look up the valueFrom of: {listed}; "
+            f"{shown(file)}: only a cluster can look up the valueFrom of: {listed}; "
             "set them in the environment of `elasticjob run`"
         )
     return job, container
+
+
+def folder_of(file: str) -> Path:
+    """Where the command runs: what comes through a pipe has no folder of its own."""
+    path = Path(file)
+    return path.resolve().parent if file != STANDARD_INPUT and path.is_file() else Path.cwd()
 
 
 def renamed(job: ElasticJob, name: str) -> ElasticJob:
@@ -113,13 +125,14 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
 
 
 async def execute(
-    job: ElasticJob, container: Trainer, view: View, file: Path, console_logs: bool
+    job: ElasticJob, container: Trainer, view: View, file: str, console_logs: bool
 ) -> Ended:
     """Run it; raises `CommandError` when the local cluster cannot work."""
     # Here, because it takes as long to load as all the rest: the other commands do without.
     from elasticjob_cli.local.run import LocalRun
 
-    return await LocalRun(job, container, view, file.resolve(), console_logs).run()
+    manifest = shown(file) if file == STANDARD_INPUT else str(Path(file).resolve())
+    return await LocalRun(job, container, view, manifest, console_logs).run()
 
 
 def print_end(ended: Ended) -> None:

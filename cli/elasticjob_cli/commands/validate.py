@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from elasticjob_cli.errors import ExitCode
-from elasticjob_operator.model.manifest import check_file
+from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_operator.model.manifest import STANDARD_INPUT, check_file, shown
 
 
 def validate(
-    files: Annotated[list[Path], typer.Argument(help="Manifests to check.", metavar="FILE...")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help="Manifests to check; - is standard input.", metavar="FILE..."),
+    ],
 ) -> None:
     """List every error of manifests with file, line and field.
 
@@ -23,7 +25,10 @@ def validate(
     \b
     Examples:
       elasticjob validate job.yaml
+      helm template my-chart | elasticjob validate -
     """
+    if files.count(STANDARD_INPUT) > 1:
+        raise BadInput("- must be given once: standard input can be read only once")
     count = 0
     for file in files:
         problems = check_file(file)
@@ -31,7 +36,7 @@ def validate(
         for problem in problems:
             typer.echo(str(problem), err=True)
         if not problems:
-            typer.echo(f"{file}: valid")
+            typer.echo(f"{shown(file)}: valid")
     if count:
         raise typer.Exit(ExitCode.BAD_INPUT)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from elasticjob_cli.convert.pytorchjob import AUTOSCALER, Converted, convert_pytorchjob
+from elasticjob_cli.convert.pytorchjob import Converted, convert_pytorchjob, scaled_elsewhere
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_operator.model.job import API_VERSION, KIND
 from elasticjob_operator.model.problems import Location
@@ -15,8 +16,12 @@ _TRAINJOB = ("trainer.kubeflow.org", "TrainJob")
 _AUTOSCALER = ("autoscaling", "HorizontalPodAutoscaler")
 
 
-def convert_document(document: Any, at: Location = ()) -> Converted:
+def convert_document(document: Any, at: Location = (), autoscaler: Path | None = None) -> Converted:
     """What a document becomes; a list's items each for themselves.
+
+    Args:
+        at: where the document stands, for remarks.
+        autoscaler: the file that HorizontalPodAutoscalers will be in, for remarks.
 
     Raises:
         Unconvertible: with every problem of it.
@@ -26,26 +31,26 @@ def convert_document(document: Any, at: Location = ()) -> Converted:
     group, _, version = str(document.get("apiVersion", "")).partition("/")
     kind = str(document.get("kind", ""))
     if isinstance(document.get("items"), list) and kind.endswith("List"):
-        return _list(document["items"], at)
+        return _list(document["items"], at, autoscaler)
     if (group, kind) == PYTORCHJOB:
         if version != "v1":
             text = f"must be {group}/v1, got {document['apiVersion']!r}: let the cluster convert it"
             raise Unconvertible(Remark((*at, "apiVersion"), text))
-        return convert_pytorchjob(document, at)
+        return convert_pytorchjob(document, at, autoscaler)
     if (group, kind) == _TRAINJOB:
         raise Unconvertible(Remark((*at, "kind"), _trainjob(document)))
     if "kubeflow.org" in group:
         text = f"must be a PyTorchJob; a {kind} is no job of PyTorch's and stays as it is"
         raise Unconvertible(Remark((*at, "kind"), text))
-    return _other(document, group, kind, at)
+    return _other(document, group, kind, at, autoscaler)
 
 
-def _list(items: list[Any], at: Location) -> Converted:
+def _list(items: list[Any], at: Location, autoscaler: Path | None) -> Converted:
     found = []
     problems: list[Remark] = []
     for index, item in enumerate(items):
         try:
-            found.append(convert_document(item, (*at, "items", index)))
+            found.append(convert_document(item, (*at, "items", index), autoscaler))
         except Unconvertible as error:
             problems += error.problems
     if problems:
@@ -68,7 +73,9 @@ def _trainjob(document: Mapping[str, Any]) -> str:
     )
 
 
-def _other(document: Mapping[str, Any], group: str, kind: str, at: Location) -> Converted:
+def _other(
+    document: Mapping[str, Any], group: str, kind: str, at: Location, autoscaler: Path | None
+) -> Converted:
     """Whatever stands beside a job in its file."""
     spec = document.get("spec")
     target = spec.get("scaleTargetRef") if isinstance(spec, Mapping) else None
@@ -76,6 +83,7 @@ def _other(document: Mapping[str, Any], group: str, kind: str, at: Location) -> 
     if (group, kind) == _AUTOSCALER and of_pytorchjob and spec and target:
         new = {**target, "apiVersion": API_VERSION, "kind": KIND}
         scaler: Json = {**document, "spec": {**spec, "scaleTargetRef": new}}
-        return Converted(autoscalers=(scaler,), remarks=(Remark((*at, "spec"), AUTOSCALER),))
+        remark = Remark((*at, "spec"), scaled_elsewhere(autoscaler))
+        return Converted(autoscalers=(scaler,), remarks=(remark,))
     text = f"{kind or 'an object without kind'} left out: it needs no change"
     return Converted(remarks=(Remark((*at, "kind"), text),))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.convert import policy
@@ -21,8 +22,6 @@ from elasticjob_operator.model.problems import InvalidManifest, Location
 
 MASTER, WORKER = "Master", "Worker"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-WRITE_IT = "have it written with --autoscaler FILE"
-AUTOSCALER = f"is the business of a HorizontalPodAutoscaler that scales the ElasticJob: {WRITE_IT}"
 _EXIT_CODE = (
     "ExitCode has no counterpart: exit codes of 1 to 127 were final, now every failure counts up "
     "to maxRestarts"
@@ -38,11 +37,22 @@ class Converted:
     remarks: tuple[Remark, ...] = ()
 
 
-def convert_pytorchjob(document: Mapping[str, Any], at: Location = ()) -> Converted:
+def scaled_elsewhere(written_to: Path | None) -> str:
+    """What is said of metrics; their autoscaler is `written_to` this file, or nowhere yet."""
+    what = "is the business of a HorizontalPodAutoscaler that scales the ElasticJob"
+    if written_to is None:
+        return f"{what}: have it written with --autoscaler FILE"
+    return f"{what}: it is written to {written_to}"
+
+
+def convert_pytorchjob(
+    document: Mapping[str, Any], at: Location = (), autoscaler: Path | None = None
+) -> Converted:
     """The ElasticJob, and a HorizontalPodAutoscaler where there were metrics.
 
     Args:
         at: where the document stands, for remarks.
+        autoscaler: the file that the HorizontalPodAutoscaler will be in, for remarks.
 
     Raises:
         Unconvertible: something cannot be converted, or is no PyTorchJob.
@@ -64,7 +74,7 @@ def convert_pytorchjob(document: Mapping[str, Any], at: Location = ()) -> Conver
     rendezvous = policy.rendezvous(elastic)
     metrics = elastic.items("metrics")
     if metrics:
-        elastic.note("metrics", AUTOSCALER)
+        elastic.note("metrics", scaled_elsewhere(autoscaler))
     ends = policy.run_policy_of(run_policy, sizes["maxNodes"])
     elastic.note_rest()
     run_policy.note_rest()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import assert_never
 
-from elasticjob_cli.local.pods import DEFAULT_GRACE_SECONDS, Kubelet
+from elasticjob_cli.local.pods import Kubelet
 from elasticjob_cli.local.stored import StoredJob
 from elasticjob_operator.core.actions import (
     Action,
@@ -18,9 +18,9 @@ from elasticjob_operator.core.actions import (
     WriteBounds,
     WriteNodes,
 )
+from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.core.plan import Plan
 from elasticjob_operator.mirror import Contended, Mirror, close, remove_members, write_bounds
-from elasticjob_operator.model import ElasticJob
 from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
@@ -99,9 +99,3 @@ class Applier:
                 await close(client, prefix, outcome, time.time_ns() // 1_000_000)
             case RemoveMembers(_, members):
                 await remove_members(client, prefix, members)
-
-
-def grace_seconds(job: ElasticJob) -> float:
-    """What a pod gets between being told and being killed."""
-    asked = job.spec.template.spec.termination_grace_period_seconds
-    return DEFAULT_GRACE_SECONDS if asked is None else asked

@@ -23,9 +23,6 @@ from elasticjob_operator.core import observed
 from elasticjob_operator.core.observed import Obstacle, PodPhase
 
 UID_VARIABLE = "ELASTICJOB_POD_UID"
-DEFAULT_GRACE_SECONDS = 30
-"""As Kubernetes has it."""
-
 AGENT_END_SECONDS = 10.0
 """What an agent may take after its launcher has ended."""
 

@@ -50,7 +50,7 @@ class LocalRun:
     """Runs one job to its end."""
 
     def __init__(
-        self, job: ElasticJob, trainer: Trainer, view: View, manifest: Path, console_logs: bool
+        self, job: ElasticJob, trainer: Trainer, view: View, manifest: str, console_logs: bool
     ) -> None:
         self._folder = JobFolder(job.metadata.namespace, job.metadata.name)
         self._stored = StoredJob(job, self._folder, self._wake, self._trouble)
@@ -130,7 +130,6 @@ class LocalRun:
             finally:
                 for tail in self._tails.values():
                     tail.close()
-                verbs.ended.set()
                 server.close()
                 kubelet.stop()
                 for helper in helpers:
@@ -234,7 +233,7 @@ class LocalRun:
     def _announce(self, run_dir: Path) -> None:
         socket_path = str(run_dir / control.SOCKET)
         try:
-            self._folder.write_run(Run(os.getpid(), socket_path, str(self._manifest), time.time()))
+            self._folder.write_run(Run(os.getpid(), socket_path, self._manifest, time.time()))
         except OSError as error:
             self._trouble(f"{self._folder.path}: {error.strerror}")
         self._note(f"logs and status in {self._folder.path}")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable
 from typing import Any
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local import warden
-from elasticjob_cli.local.apply import grace_seconds
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_cli.local.processes import Processes
 from elasticjob_cli.local.stored import StoredJob
+from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_rendezvous.core.roster import natural_order
@@ -32,7 +31,6 @@ class Verbs:
         self._note = note
         self._kubelet = kubelet
         self._processes = processes
-        self.ended = asyncio.Event()
 
     async def act(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Do what is asked; raises `CommandError` when that makes no sense now."""
@@ -42,8 +40,7 @@ class Verbs:
             case "delete":
                 self._stored.delete()
                 self._note("deleted: draining")
-                await self.ended.wait()
-                return {}
+                return {"graceSeconds": grace_seconds(self._stored.job)}
             case "fault":
                 return {"done": self.fault(arguments["kind"], arguments["pod"])}
         raise BadInput(f"this runner does not know the verb {verb!r}; it may be an older release")

@@ -1,7 +1,8 @@
-"""Manifests in files: the jobs in them, or every problem with its line and column."""
+"""Manifests in files or on standard input: their jobs, or every problem with line and column."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,11 @@ from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
 from elasticjob_operator.model.parse import parse_manifest
 from elasticjob_operator.model.problems import InvalidManifest, Location, field_path
 from elasticjob_operator.model.yaml_nodes import Place, YamlDocument, documents
+
+STANDARD_INPUT = "-"
+"""As the name of a file it means standard input; a file of that name is `./-`."""
+MOST_BYTES = 16 << 20
+"""What is longer is no manifest: a device, or the wrong file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +41,61 @@ class InvalidFile(ValueError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
-def load_file(path: Path | str) -> list[ElasticJob]:
+def shown(file: Path | str) -> str:
+    """What messages call it."""
+    return "standard input" if file == STANDARD_INPUT else str(Path(file))
+
+
+def read_text(file: Path | str) -> str:
+    """All that is in a file, or comes from standard input; raises `InvalidFile`."""
+    try:
+        content = _content(file)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise _unreadable(file, f"must be a readable file: {reason}") from error
+    except ValueError as error:
+        raise _unreadable(file, f"must be a readable file: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise _unreadable(file, f"must be at most {MOST_BYTES >> 20} MiB long to be a manifest")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, f"must be UTF-8 text: byte {error.start} is not") from error
+
+
+def _content(file: Path | str) -> bytes:
+    """A byte more than there may be shows that there is too much."""
+    if file != STANDARD_INPUT:
+        with Path(file).open("rb") as opened:
+            return opened.read(MOST_BYTES + 1)
+    if sys.stdin is None:
+        raise ValueError("it is closed")
+    return sys.stdin.buffer.read(MOST_BYTES + 1)
+
+
+def load_file(file: Path | str) -> list[ElasticJob]:
     """The jobs in a file, in order, at least one.
 
     Raises:
         InvalidFile: with every problem of every document in it.
     """
-    jobs, problems = _read(Path(path))
+    jobs, problems = _read(file)
     if problems:
         raise InvalidFile(problems)
     return jobs
 
 
-def check_file(path: Path | str) -> list[FileProblem]:
+def check_file(file: Path | str) -> list[FileProblem]:
     """All that is wrong with a file, in the order of its lines; [] when it is valid."""
-    return _read(Path(path))[1]
+    return _read(file)[1]
 
 
-def _read(path: Path) -> tuple[list[ElasticJob], list[FileProblem]]:
+def _read(file: Path | str) -> tuple[list[ElasticJob], list[FileProblem]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        return [], [_unreadable(path, f"must be a readable file: {reason}")]
-    except UnicodeDecodeError as error:
-        return [], [_unreadable(path, f"must be UTF-8 text: byte {error.start} is not")]
+        text = read_text(file)
+    except InvalidFile as error:
+        return [], list(error.problems)
+    name = shown(file)
     jobs: list[ElasticJob] = []
     problems: list[FileProblem] = []
     seen = 0
@@ -68,17 +104,17 @@ def _read(path: Path) -> tuple[list[ElasticJob], list[FileProblem]]:
             continue
         seen += 1
         found = [
-            FileProblem(str(path), place.line, place.column, field_path(location), message)
+            FileProblem(name, place.line, place.column, field_path(location), message)
             for place, location, message in _judge(document, jobs)
         ]
         problems += sorted(found, key=lambda problem: (problem.line, problem.column))
     if not seen:
-        problems.append(FileProblem(str(path), 1, 1, "", f"must hold an {KIND}; it is empty"))
+        problems.append(FileProblem(name, 1, 1, "", f"must hold an {KIND}; it is empty"))
     return jobs, problems
 
 
-def _unreadable(path: Path, message: str) -> FileProblem:
-    return FileProblem(str(path), 0, 0, "", message)
+def _unreadable(file: Path | str, message: str) -> InvalidFile:
+    return InvalidFile([FileProblem(shown(file), 0, 0, "", message)])
 
 
 def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Place, Location, str]]:

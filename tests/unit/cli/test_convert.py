@@ -200,8 +200,8 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere.yaml"], "nowhere.yaml must be a readable file: No such file"),
-        (["-", "--autoscaler", "x.yaml"], "no job in - is scaled by metrics"),
+        (["nowhere.yaml"], "nowhere.yaml: must be a readable file: No such file"),
+        (["-", "--autoscaler", "x.yaml"], "no job in standard input is scaled by metrics"),
     ],
 )
 def test_bad_arguments_are_said(
@@ -226,3 +226,17 @@ def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     result = convert("-", "-o", tmp_path / "no" / "job.yaml", text=yaml.safe_dump(job()))
     assert isinstance(result.exception, CommandError)
     assert "cannot be written" in str(result.exception)
+
+
+def test_where_an_autoscaler_goes_is_said_once(tmp_path: Path) -> None:
+    elastic = {"minReplicas": 1, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
+    document = job(elasticPolicy=elastic)
+    document["metadata"]["labels"] = {"note": "have it written with --autoscaler FILE"}
+    text = yaml.safe_dump(document)
+    unwritten = convert("-", text=text)
+    assert "scales the ElasticJob: have it written with --autoscaler FILE\n" in unwritten.stderr
+    file = tmp_path / "hpa.yaml"
+    written = convert("-", "--autoscaler", file, text=text)
+    assert f"scales the ElasticJob: it is written to {file}\n" in written.stderr
+    assert "--autoscaler" not in written.stderr
+    assert unwritten.stdout == written.stdout

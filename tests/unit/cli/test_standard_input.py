@@ -1,0 +1,105 @@
+"""`-` as a manifest: what comes from standard input, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elasticjob_cli.commands.run import folder_of, prepare
+from elasticjob_cli.errors import BadInput
+from elasticjob_cli.main import application
+from elasticjob_operator.model import manifest
+
+JOB = """\
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata: {name: good}
+spec:
+  maxNodes: 4
+  template:
+    spec:
+      containers:
+        - {name: trainer, command: [python3, -c, pass]}
+"""
+
+
+def call(*arguments: str, text: str | bytes) -> Result:
+    return CliRunner().invoke(application(arguments[0]), arguments, input=text)
+
+
+def test_a_manifest_may_come_from_standard_input() -> None:
+    found = call("validate", "-", text=JOB)
+    assert (found.exit_code, found.stdout) == (0, "standard input: valid\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (JOB.replace("4", "x"), "standard input:5:13: spec.maxNodes: must be an integer; got 'x'"),
+        ("", "standard input:1:1: must hold an ElasticJob; it is empty"),
+        (b"a: \xff", "standard input: must be UTF-8 text: byte 3 is not"),
+        (b"\xef\xbb\xbf" + JOB.replace("4", "0").encode(), "standard input:5:13: spec.maxNodes"),
+    ],
+)
+def test_every_verb_says_that_standard_input_is_wrong(text: str | bytes, said: str) -> None:
+    validated = call("validate", "-", text=text)
+    assert (validated.exit_code, validated.stdout) == (2, "")
+    assert said in validated.stderr
+    ran = call("run", "-", text=text)
+    assert isinstance(ran.exception, BadInput)
+    assert said in str(ran.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: ConfigMap\n", "standard input holds no PyTorchJob of kubeflow.org/v1"),
+        (b"a: \xff", "standard input: must be UTF-8 text"),
+        ("a: [", "standard input:1:5: must be YAML"),
+    ],
+)
+def test_convert_says_it_too(text: str | bytes, said: str) -> None:
+    found = call("convert", "-", text=text)
+    assert said in (str(found.exception) if isinstance(found.exception, BadInput) else found.stderr)
+
+
+def test_standard_input_is_there_once() -> None:
+    found = call("validate", "-", "-", text=JOB)
+    assert isinstance(found.exception, BadInput)
+    assert "must be given once" in str(found.exception)
+
+
+def test_standard_input_that_is_closed() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "elasticjob_cli", "validate", "-"],
+        preexec_fn=lambda: os.close(0),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = "standard input: must be a readable file: it is closed\n"
+    assert (ran.returncode, ran.stderr) == (2, said)
+
+
+def test_what_has_no_end_is_no_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "MOST_BYTES", 1 << 20)
+    [problem] = manifest.check_file("/dev/zero")
+    assert str(problem) == "/dev/zero: must be at most 1 MiB long to be a manifest"
+
+
+def test_what_has_no_folder_runs_in_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "there" / "job.yaml"
+    file.parent.mkdir()
+    file.write_text(JOB)
+    assert folder_of(str(file)) == file.parent
+    assert folder_of("-") == folder_of("/dev/null") == tmp_path
+    (tmp_path / "-").write_text(JOB)
+    assert prepare("./-", None, None, None)[1].cwd == tmp_path
