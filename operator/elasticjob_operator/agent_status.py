@@ -72,6 +72,7 @@ class _Followed:
     asked_all: bool = False
     reports: dict[str, tuple[float, Served]] = field(default_factory=dict)
     told: object = None
+    complaint: str = ""
 
 
 class AgentStatus:
@@ -143,11 +144,13 @@ class AgentStatus:
         try:
             await asyncio.gather(*(self._ask(job, agent, asked.job_key) for agent in asked.agents))
             job.asked_all = True
+            if self._jobs.get(job.uid) is job:
+                self._tell(job)
+        except Exception as error:  # the top loop of a job: what one says must not end the others
+            self._complain(job, error)
         finally:
             job.busy = False
             self._news.set()
-        if self._jobs.get(job.uid) is job:
-            self._tell(job)
 
     async def _ask(self, job: _Followed, agent: Agent, job_key: bytes) -> None:
         async with self._slots:
@@ -159,6 +162,15 @@ class AgentStatus:
                 return
         if said.member == agent.member:  # else the address is another pod's already
             job.reports[agent.member] = self._clock(), said
+
+    def _complain(self, job: _Followed, error: Exception) -> None:
+        complaint = f"{type(error).__name__}: {error}"
+        if complaint != job.complaint:
+            job.complaint = complaint
+            log.error(
+                "job %s/%s: what its agents say cannot be read", job.namespace, job.uid,
+                exc_info=error,
+            )  # fmt: skip
 
     def _tell(self, job: _Followed) -> None:
         """Wake whoever looks at the job if it would see something else."""

@@ -176,7 +176,7 @@ def _micro_time(moment: datetime) -> str:
 
 
 def _cut(message: str) -> str:
-    raw = message.encode()
+    raw = message.encode(errors="replace")  # a record's text may hold what is no character
     if len(raw) <= LONGEST_NOTE:
-        return message
+        return raw.decode()
     return raw[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"

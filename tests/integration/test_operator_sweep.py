@@ -100,6 +100,22 @@ def test_a_job_that_is_gone_is_closed_and_then_cleared(
     run(api_server, newest_etcd, namespace, scenario)
 
 
+def test_a_round_that_nobody_can_read_holds_up_no_sweep(
+    api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
+) -> None:
+    keys = put_bounds(newest_etcd, namespace)
+    newest_etcd.ctl("put", keys.round, '{"number": "of a later release"}')
+
+    async def scenario(rig: Rig) -> None:
+        await seen(rig, namespace)
+        await rig.sweep.sweep()
+        assert "Deleted" in newest_etcd.ctl("get", keys.round)
+        await rig.sweep.sweep()
+        assert newest_etcd.ctl("get", "--prefix", keys.prefix) == ""
+
+    run(api_server, newest_etcd, namespace, scenario)
+
+
 def test_nothing_is_cleared_while_a_pod_is_left(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> None:

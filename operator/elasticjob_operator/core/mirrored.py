@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -43,6 +44,8 @@ from elasticjob_rendezvous.core.served import Served
 
 _OF_MACHINES = frozenset({FailureClass.SIGNAL, FailureClass.HANG, FailureClass.HOST_OUT_OF_MEMORY})
 """Failures that may well be the machine's: a script's own errors are the same everywhere."""
+_MOST_DIGITS = 9
+"""Of an incarnation's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,12 @@ def prefix_of(key: str) -> str:
 def job_of(prefix: str) -> tuple[str, str, int] | None:
     """Namespace, uid and incarnation of a prefix; None for one that is no job's."""
     parts = prefix.removeprefix(ROOT).split("/")
-    if not prefix.startswith(ROOT) or len(parts) != 4 or not parts[2].isascii():
+    if not prefix.startswith(ROOT) or len(parts) != 4:
         return None
-    return (parts[0], parts[1], int(parts[2])) if parts[2].isdigit() else None
+    number = parts[2]
+    # A job's own user may write any key there, also one that no `int` could hold.
+    known = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+    return (parts[0], parts[1], int(number)) if known else None
 
 
 def records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
@@ -151,11 +157,14 @@ class _Reading:
 
 
 def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | None:
-    """The round's record closed with `outcome`; None when it is closed already."""
-    if before is None:
-        start = Round(number=1, state=RoundState.CLOSED, cause=Cause(CauseKind.START))
-        return encode(replace(start, outcome=outcome, since_ms=utc_ms))
-    found = decode(Round, before.key, before.value)
+    """The round's record closed with `outcome`; None when it is closed already.
+
+    One that nobody can read is written anew: it must not keep a job from ending.
+    """
+    found = Round(number=1, state=RoundState.JOINABLE, cause=Cause(CauseKind.START))
+    if before is not None:
+        with suppress(MalformedRecord):
+            found = decode(Round, before.key, before.value)
     if found.state is RoundState.CLOSED:
         return None
     return encode(replace(found, state=RoundState.CLOSED, outcome=outcome, since_ms=utc_ms))
@@ -204,7 +213,10 @@ def _waiting_reason(found: Records, waiting: int) -> str:
 
 
 def _moment(utc_ms: int) -> datetime | None:
-    return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
+    """None also for what is no time."""
+    with suppress(ValueError, ArithmeticError, OSError):
+        return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
+    return None
 
 
 def _offences(found: Records) -> Iterator[OffenceView]:

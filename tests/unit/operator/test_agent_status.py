@@ -186,6 +186,41 @@ def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -
     run(scenario)
 
 
+def test_what_cannot_be_put_together_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One job's agents have no word in what becomes of the others."""
+    monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
+    woken: list[str] = []
+    record = Round(1, RoundState.FINAL, Cause(CauseKind.START))
+    told: dict[str, object] = {"backend": "c10d", "member": "one", "state": "final"}
+    value = json.loads(served(PREFIX, "", "", {KEYS.round: record}).records["state/round"])
+    value["cause"]["detail"] = "\ud800"  # which JSON can spell and nobody can encode
+    told["records"] = [{"key": "state/round", "value": value}]
+
+    async def scenario() -> None:
+        status = AgentStatus(lambda _, uid: woken.append(uid), asyncio.get_running_loop().time)
+        asking = asyncio.create_task(status.run())
+        async with (
+            serving(json.dumps(told).encode()) as bad,
+            serving(json.dumps(told | {"member": "two"}).encode(), "127.0.0.2", bad.port),
+            serving(answer("three", 1), "127.0.0.3", bad.port),
+        ):
+            monkeypatch.setattr(agent_status, "HEALTH_PORT", bad.port)
+            those = (Agent("one", "127.0.0.1"), Agent("two", "127.0.0.2"))
+            status.follow("team", "bad", Asked(PREFIX, b"key", those))
+            await until(lambda: len(bad.heard) > 3)
+            status.follow("team", "good", Asked(PREFIX, b"key", (Agent("three", "127.0.0.3"),)))
+            await until(lambda: "good" in woken)
+        asking.cancel()
+
+    run(scenario)
+    assert [one.message for one in caplog.records].count(
+        "job team/bad: what its agents say cannot be read"
+    ) == 1
+
+
 async def until(so: Callable[[], bool]) -> None:
     """Polls; the scenario has the deadline."""
     while not so():

@@ -12,6 +12,7 @@ import pytest
 from elasticjob_operator.core.mirrored import (
     closed,
     is_mere_progress,
+    job_of,
     prefix_of,
     records,
     rendezvous_view,
@@ -38,6 +39,7 @@ from elasticjob_rendezvous.core.records import (
     History,
     Member,
     MemberState,
+    Outcome,
     Round,
     RoundState,
 )
@@ -88,6 +90,33 @@ def final(**fields: object) -> Round:
 )
 def test_whose_key_it_is(key: str, prefix: str) -> None:
     assert prefix_of(key) == prefix
+
+
+@pytest.mark.parametrize(
+    ("prefix", "job"),
+    [
+        ("/elasticjob/team/uid/2/", ("team", "uid", 2)),
+        ("/elasticjob/team/uid/two/", None),
+        ("/elasticjob/team/uid/²/", None),
+        ("/elasticjob/team/uid/" + "9" * 5000 + "/", None),  # more than `int` takes
+        ("", None),
+    ],
+)
+def test_whose_records_they_are(prefix: str, job: tuple[str, str, int] | None) -> None:
+    assert job_of(prefix) == job
+
+
+def test_a_moment_that_is_none() -> None:
+    found = records(PREFIX, [kv(KEYS.round, replace(final(), since_ms=10**18))])
+    assert rendezvous_view(found).since is None
+
+
+def test_a_round_that_nobody_can_read_is_closed_all_the_same() -> None:
+    outcome = Outcome(stored.OutcomeKind.STOPPED, "Deleted")
+    value = closed(KeyValue(KEYS.round, b'{"number":"x"}', 1, 1), outcome, 5)
+    assert value is not None
+    found = decode(Round, KEYS.round, value)
+    assert (found.state, found.outcome, found.since_ms) == (RoundState.CLOSED, outcome, 5)
 
 
 def test_nothing_stored_is_a_rendezvous_that_nobody_entered() -> None:

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticjob_operator.core.happenings import EventType, Happening
 from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.delivered import Delivered
+from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.health import Health, answering
 from elasticjob_operator.kube import PODS
 from elasticjob_operator.logs import JsonFormatter, TextFormatter
@@ -96,6 +98,29 @@ def test_what_is_gone_from_the_list_and_was_not_told_is_found() -> None:
     delivered.take(PODS, item("a", 5)["metadata"], deleted=False)
     assert delivered.compare(PODS, []) == {"a"}
     assert delivered.compare(PODS, []) == set()
+
+
+def test_an_event_of_what_is_no_text_is_posted_too() -> None:
+    """A record of a job's may hold it, and must not end what serves all of them."""
+    posted: list[dict[str, Any]] = []
+
+    class Posting:
+        async def create(self, kind: object, namespace: str, body: dict[str, Any]) -> None:
+            posted.append(body)
+
+    async def main() -> None:
+        events = Events(Posting(), "here", lambda: 0.0)  # type: ignore[arg-type]
+        said = Happening(EventType.WARNING, "WorkerFailed", "no file caf\udce9")
+        events.tell(Subject("ns", "job", "uid", "1"), (said,))
+        posting = asyncio.create_task(events.run())
+        async with asyncio.timeout(10):
+            while not posted and not posting.done():
+                await asyncio.sleep(0)
+        assert not posting.done()
+        posting.cancel()
+
+    asyncio.run(main())
+    assert [body["note"] for body in posted] == ["no file caf?"]
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
