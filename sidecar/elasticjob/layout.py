@@ -36,6 +36,8 @@ _HEAD = struct.Struct("<4sI")
 _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
 RECORD_BYTES = _HEAD.size + _BODY.size
 NO_STEP = -1
+MAX_STEP = 2**63 - 1
+"""The largest step that a record holds, and that a status may show."""
 
 
 class Record(NamedTuple):

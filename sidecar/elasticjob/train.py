@@ -15,6 +15,7 @@ loops: that is how they agree on one step. See docs/training.md.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import time
@@ -32,9 +33,12 @@ _MODE = 0o644
 
 
 def progress(step: int, **metrics: float) -> None:
-    """Say that `step` is done; costs microseconds. Metrics must be plain numbers, at most 8.
+    """Say that `step` is done; costs microseconds. Metrics are plain numbers, NaN and infinity too.
 
-    With `on_leave`, this is where its callbacks are called.
+    The first 8 of them are told. With `on_leave`, this is where its callbacks are called.
+
+    Raises:
+        ValueError: `step` is no whole number from 0 to 2**63 - 1, or a metric no number.
     """
     _link().progress(step, metrics)
 
@@ -43,7 +47,7 @@ def checkpointed(step: int) -> None:
     """Say that a checkpoint which contains `step` is complete: training could go on from it.
 
     One rank may say so for all. After a checkpoint that was asked for, the call waits for the
-    stop: a further step would be lost.
+    stop: a further step would be lost. Raises ValueError as `progress` does.
     """
     _link().checkpointed(step)
 
@@ -61,6 +65,7 @@ def on_leave(callback: Callable[[], object]) -> None:
     """Have `callback` called once before this round of workers is stopped in good order.
 
     It is called by `progress`, in its thread, on all ranks at the same step. It should save.
+    Raises ValueError for what cannot be called, such as the result of a function.
     """
     _link().on_leave(callback)
 
@@ -94,11 +99,13 @@ class Link:
         self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._told is None:
-            return
+        # Judged also where nobody listens: a script that is wrong should not fail in the pod first.
+        step = _whole(step)
         if metrics:
             self._measure(metrics)
-        self._step = int(step)
+        if self._told is None:
+            return
+        self._step = step
         self._at_ms = int(time.time() * 1000)
         if not self._first_step_ms:
             self._first_step_ms = self._at_ms
@@ -111,7 +118,7 @@ class Link:
             self._wait_for_the_stop()
 
     def checkpointed(self, step: int) -> None:
-        self._checkpoint_step = int(step)
+        self._checkpoint_step = _whole(step)
         self._checkpoints += 1
         self._say()
         request = self._request()
@@ -123,16 +130,24 @@ class Link:
         return self._told is not None and self._point()
 
     def on_leave(self, callback: Callable[[], object]) -> None:
+        if not callable(callback):
+            raise ValueError(
+                f"on_leave must be given a function to call, got {callback!r}: write "
+                "on_leave(save), or on_leave(lambda: save(step))"
+            )
         self._callbacks.append(callback)
         self._flags = layout.SAVES
         self._say()
 
     def _measure(self, metrics: Mapping[str, float]) -> None:
+        try:
+            values = [float(value) for value in metrics.values()]
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            values = [_number(name, value) for name, value in metrics.items()]
         names = tuple(metrics)
         if names != self._metrics:
             self._metrics = names
             self._names = layout.pack_names(names[: layout.MAX_METRICS])
-        values = [float(value) for value in metrics.values()]
         self._values = (values + [0.0] * layout.MAX_METRICS)[: layout.MAX_METRICS]
 
     def _say(self) -> None:
@@ -194,6 +209,27 @@ class Link:
         if self._asked is None or self._asked[0] == layout.BLANK:
             return None
         return layout.unpack_request(self._asked[: layout.REQUEST_BYTES])
+
+
+def _whole(step: int) -> int:
+    """A step as a plain int; a fraction is cut off."""
+    try:
+        whole = int(step)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
+        whole = layout.NO_STEP
+    if not 0 <= whole <= layout.MAX_STEP:
+        raise ValueError(f"step must be a whole number from 0 to 2**63 - 1, got {step!r}")
+    return whole
+
+
+def _number(name: str, value: float) -> float:
+    """A metric; an int that no float can hold is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"metric {name} must be a number, got {value!r}") from error
 
 
 def _written(path: str, content: bytes) -> mmap.mmap | None:

@@ -11,7 +11,6 @@ from elasticjob import layout
 
 TEXT_BYTES = 64 * 1024
 """A text longer than this is no progress file."""
-_LARGEST = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +50,30 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
     if record is None:
         return None
     return WorkerProgress(
-        step=record.step,
+        step=_whole(record.step),
         at_ms=record.at_ms,
-        checkpoint_step=record.checkpoint_step,
+        checkpoint_step=_whole(record.checkpoint_step),
         checkpoints=record.checkpoints,
         first_step_ms=record.first_step_ms or None,
         points=record.points,
         saves=bool(record.flags & layout.SAVES),
-        metrics=layout.metrics_of(record),
+        # One NaN for all: what did not change must be equal to what it was.
+        metrics={
+            name: math.nan if math.isnan(value) else value
+            for name, value in layout.metrics_of(record).items()
+        },
     )
 
 
 def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerProgress:
     """With what the file says that tells nothing but checkpoints: it may name their step."""
     step = content.strip()[:20]
-    named = int(step) if step.isdigit() and int(step) < _LARGEST else -1
+    named = int(step) if step.isdigit() else -1
     return replace(
         said,
         saves=True,
         saved_ns=written_ns,
-        checkpoint_step=max(said.checkpoint_step, named),
+        checkpoint_step=max(said.checkpoint_step, _whole(named)),
     )
 
 
@@ -97,7 +100,7 @@ def _from_text(content: bytes, written_ms: int) -> WorkerProgress | None:
 
 
 def _whole(value: object) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.MAX_STEP
     return value if whole else -1  # type: ignore[return-value]
 
 

@@ -18,6 +18,8 @@ STEP_SECONDS = 5.0
 CHECKPOINT_SECONDS = 1.0
 BUSY_METRIC = "busy_seconds"
 """By this name a script tells what a step took of its own, without its waiting for others."""
+BUSY_MOST_SECONDS = 86400.0
+"""No step takes longer: what says so, or says infinity, is no measurement."""
 BUSY_MEMORY = 0.9
 """How much of what was known of that stays with each new word."""
 SECONDS_A_SEAT = 0.05
@@ -52,7 +54,7 @@ def _busy(crew: Crew, event: WorkersProgressed) -> dict[int, float]:
     for rank, worker in event.progress.items():
         said = worker.metrics.get(BUSY_METRIC, -1.0)
         before = crew.progress.get(rank)
-        if said >= 0 and (before is None or worker.step != before.step):
+        if 0 <= said <= BUSY_MOST_SECONDS and (before is None or worker.step != before.step):
             found[rank] = said + (found.get(rank, said) - said) * BUSY_MEMORY
     return found
 

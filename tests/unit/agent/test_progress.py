@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from elasticjob_agent.core.model import Tell, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
-from elasticjob_agent.core.showing import CHECKPOINT_SECONDS, STEP_SECONDS
+from elasticjob_agent.core.showing import BUSY_METRIC, CHECKPOINT_SECONDS, STEP_SECONDS
 from elasticjob_agent.core.step import wake_at
 from elasticjob_agent.launcher.settings import LIBRARY, library_beside, worker_environment
 from elasticjob_agent.progress import ProgressFiles
@@ -133,3 +134,14 @@ def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) 
     assert worker_environment({"PYTHONPATH": "/mine"}, "/ours")["PYTHONPATH"] == "/mine:/ours"
     assert worker_environment({}, "/ours") == {"PYTHONPATH": "/ours"}
     assert worker_environment({}) == {}
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 1e306, -1.0, 1e9])
+def test_a_busy_time_that_is_none_is_no_measurement(wrong: float) -> None:
+    """It would have ended the agent: an infinity is no number of milliseconds."""
+    driven = running()
+    for step, busy in ((1, 0.5), (2, wrong)):
+        word = WorkerProgress(step, UTC_MS, metrics={BUSY_METRIC: busy})
+        driven.feed(WorkersProgressed(1, {0: word, 1: word}, UTC_MS), after=STEP_SECONDS)
+    assert driven.state.shown is not None
+    assert (driven.state.shown.step, driven.state.shown.busy_ms) == (2, 500)

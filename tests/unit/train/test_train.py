@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +76,64 @@ def test_metrics_that_change_their_names_are_told_by_their_new_ones(desk: Desk) 
     desk.link.progress(1, {"loss": 1.0, "speed": 2.0})
     desk.link.progress(2, {"accuracy": 3.0})
     assert desk.read.metrics == {"accuracy": 3.0}
+
+
+@pytest.mark.parametrize("step", [0, 2**63 - 1, True, 7.9, "7"])
+def test_a_step_is_anything_that_is_a_whole_number(desk: Desk, step: Any) -> None:
+    desk.link.progress(step, {})
+    desk.link.checkpointed(step)
+    assert (desk.read.step, desk.read.checkpoint_step) == (int(step), int(step))
+
+
+@pytest.mark.parametrize(
+    "step", [2**63, 2**70, -1, -(2**70), math.nan, math.inf, None, "seven", [1], 1j]
+)
+@pytest.mark.parametrize("told", [True, False], ids=["agent", "alone"])
+def test_a_step_that_is_none_is_refused_everywhere(desk: Desk, step: Any, told: bool) -> None:
+    link = desk.link if told else Link({})
+    link.progress(3, {})
+    for call in (link.checkpointed, lambda wrong: link.progress(wrong, {})):
+        with pytest.raises(ValueError, match=r"^step must be a whole number from 0 to 2\*\*63 - 1"):
+            call(step)
+    assert (desk.read.step, desk.read.checkpoint_step) == (3 if told else -1, -1)
+
+
+def test_numbers_that_training_may_come_to_are_metrics(desk: Desk) -> None:
+    """A loss that diverges must not end the training that it is told of."""
+    large = 10**400
+    desk.link.progress(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": large, "e": -large})
+    found = dict(desk.read.metrics)
+    assert math.isnan(found.pop("a"))
+    assert found == {"b": math.inf, "c": -math.inf, "d": math.inf, "e": -math.inf}
+    assert desk.read == desk.read, "what did not change is no news"
+
+
+@pytest.mark.parametrize("value", [None, "low", [1.0], 1j])
+@pytest.mark.parametrize("told", [True, False], ids=["agent", "alone"])
+def test_a_metric_that_is_no_number_is_refused_by_name(desk: Desk, value: Any, told: bool) -> None:
+    link = desk.link if told else Link({})
+    link.progress(1, {"loss": 1.0})
+    with pytest.raises(ValueError, match=r"^metric speed must be a number, got "):
+        link.progress(2, {"loss": 0.5, "speed": value})
+    link.progress(3, {"loss": 0.25})
+    if told:
+        assert (desk.read.step, desk.read.metrics) == (3, {"loss": 0.25})
+
+
+def test_what_cannot_be_called_is_no_callback(desk: Desk) -> None:
+    """The usual slip: the function's result instead of the function."""
+    with pytest.raises(ValueError, match=r"on_leave must be given a function to call, got None"):
+        desk.link.on_leave(None)  # type: ignore[arg-type]
+    assert not desk.read.saves
+
+
+def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
+    """The file is the user's: a negative step is none."""
+    names = layout.pack_names(("loss",))
+    values = [0.5] + [0.0] * 7
+    record = layout.pack(0, 0, -(2**60), 1, 1, -5, 0, 1, values, names)
+    desk.files.file(1, 0).write_bytes(record)
+    assert (desk.read.step, desk.read.checkpoint_step) == (-1, -1)
 
 
 def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
