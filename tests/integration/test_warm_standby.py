@@ -174,6 +174,34 @@ def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> N
     warm(tmp_path / "logs", scenario)
 
 
+def test_workers_born_before_the_standby_died_are_the_only_ones_of_their_ranks(
+    tmp_path: Path,
+) -> None:
+    """Requests that it cannot read kill it, when it has forked the first worker."""
+    born = tmp_path / "born"
+    born.mkdir()
+    program = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(born)!r}, os.environ['RANK'] + '-' + str(os.getpid())).touch()\n"
+        "time.sleep(100)\n"
+    )
+    path = script(tmp_path / "code", program)
+    long = {f"ELASTICJOB_TEST_{number}": "x" * 100_000 for number in range(12)}
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        await hands.order(sys.executable, path, count=4, env_of=lambda rank: long if rank else {})
+        started = await hands.started()
+        assert (started.warm, len(started.pids)) == (False, 4)
+        wanted = {f"{rank}-{pid}" for rank, pid in started.pids.items()}
+        await soon(lambda: wanted <= {file.name for file in born.iterdir()})
+        assert {file.name for file in born.iterdir()} == wanted
+        await hands.hands.stop(1, 0)
+        await hands.ended(4)
+
+    warm(tmp_path / "logs", scenario)
+
+
 def test_one_that_cannot_start_is_given_up(tmp_path: Path) -> None:
     path = script(tmp_path / "code", "print(1)\n")
     argv = (sys.executable, "-X", "no-such-thing=", "-W", "error", path)

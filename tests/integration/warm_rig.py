@@ -71,9 +71,18 @@ class Warm:
         self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None
     ) -> Started:
         await self.order(*argv, count=count, env=env)
+        return await self.started()
+
+    async def started(self) -> Started:
         return await self._until(Started, round=self._round)
 
-    async def order(self, *argv: str, count: int = 1, env: Mapping[str, str] | None = None) -> None:
+    async def order(
+        self,
+        *argv: str,
+        count: int = 1,
+        env: Mapping[str, str] | None = None,
+        env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    ) -> None:
         self._round += 1
         logs = self.folder / f"round-{self._round}"
         workers = []
@@ -81,7 +90,7 @@ class Warm:
             (logs / str(rank)).mkdir(parents=True)
             ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
             files = {"TORCHELASTIC_ERROR_FILE": str(logs / str(rank) / "error.json")}
-            whole = {**SHARED, **ranks, **files, **(env or {})}
+            whole = {**SHARED, **ranks, **files, **(env or {}), **env_of(rank)}
             workers.append(WorkerStart(rank, argv, whole, str(logs / str(rank)), f"[{rank}] "))
         await self.hands.start(StartWorkers(self._round, tuple(workers), 1 << 20))
 

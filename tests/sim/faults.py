@@ -199,8 +199,8 @@ class Faults:
         self.world.at(seconds, self._heal_peers, ids)
 
     def _nobody_can_stop(self, pod: Pod, seconds: float) -> None:
-        """Workers without their agent, out of everybody's reach: only their launcher's
-        patience ends them, or their next agent's lease."""
+        """Workers without their agent, of which nobody knows or whom nobody reaches: only
+        their launcher's patience ends them, or their next agent's lease."""
         patience = max(seconds, self.world.plan.orphan_seconds)
         pod.excused_until = max(pod.excused_until, self.world.now + patience + 7.0)
 
@@ -245,6 +245,8 @@ class Faults:
                 # Nobody knows of its workers any more, and it can't look after them itself.
                 resumed = pod.agent.resumes_at + RESUME_GRACE_SECONDS
                 pod.excused_until = max(pod.excused_until, resumed)
+            elif pod.takes_over:
+                self._nobody_can_stop(pod, 0.0)
             if pod.agent is not None and world.rng.random() < 0.5:
                 pod.agent.wire.watches.break_all("connection lost")
         world.running.look_again(world.now + self._lease_seconds())

@@ -198,17 +198,18 @@ class Standby:
     def fork(self, births: Sequence[Birth]) -> list[Forked | str]:
         """A worker for each, or the reason why there is none."""
         deadline = time.monotonic() + FORK_SECONDS
-        heard: list[int] = []
-        results: list[Forked | str] = []
+        heard: list[socket.socket] = []
+        refusal = ""
         try:
             for birth in births:
                 heard.append(self._request(birth))
-            results = [_born(fd, deadline) for fd in heard]
         except OSError as error:
-            results += [f"the standby took no request: {error}"] * (len(births) - len(results))
-        finally:
-            for fd in heard:
-                os.close(fd)
+            refusal = f"the standby took no request: {error}"
+        # Also when it is lost by now: those that it forked before run, and are ours.
+        results: list[Forked | str] = [_born(told, deadline) for told in heard]
+        results += [refusal] * (len(births) - len(heard))
+        for told in heard:
+            told.close()
         lost = [result for result in results if isinstance(result, str)]
         if lost:
             self._lost(lost[0])
@@ -410,19 +411,19 @@ class Standby:
 
     # --- small things
 
-    def _request(self, birth: Birth) -> int:
-        """Ask for one worker; the descriptor on which its pid comes."""
+    def _request(self, birth: Birth) -> socket.socket:
+        """Ask for one worker; where its pid comes."""
         assert self._program is not None
         env = {**birth.env, **self._program.env}
-        told, tell = os.pipe()
+        told, tell = socket.socketpair()
         message = {"do": "fork", "env": env, "command": self._program.command}
         try:
-            self._pass(message, [birth.stdout_fd, birth.stderr_fd, tell])
+            self._pass(message, [birth.stdout_fd, birth.stderr_fd, tell.fileno()])
         except OSError:
-            os.close(told)
+            told.close()
             raise
         finally:
-            os.close(tell)
+            tell.close()
         return told
 
     def _pass(self, message: dict[str, Any], fds: Sequence[int]) -> None:
@@ -460,15 +461,24 @@ class Standby:
         return tail.rpartition("\n")[2]
 
 
-def _born(fd: int, deadline: float) -> Forked | str:
-    """The worker that was born at the other end; the reason where none was."""
+def _born(told: socket.socket, deadline: float) -> Forked | str:
+    """The worker that was born at the other end; the reason where none was.
+
+    One for which nobody waits any longer must not run beside the one that takes its place: from
+    the moment when the socket is shut it cannot tell its pid, and ends. What it told before that
+    is read.
+    """
     left = max(0.0, deadline - time.monotonic())
-    if not select.select([fd], [], [], left)[0]:
-        return f"the standby did not fork within {FORK_SECONDS:g} s"
-    pid, _, trouble = os.read(fd, 4096).decode("utf-8", "replace").partition(" ")
+    late = not select.select([told], [], [], left)[0]
+    if late:
+        told.shutdown(socket.SHUT_RD)
+    pid, _, trouble = told.recv(4096).decode("utf-8", "replace").partition(" ")
     if trouble:
         return trouble
-    return Forked(int(pid)) if pid else "the standby could not fork"
+    if pid:
+        return Forked(int(pid))
+    late_text = f"the standby did not fork within {FORK_SECONDS:g} s"
+    return late_text if late else "the standby could not fork"
 
 
 def _own_place() -> tuple[str, str]:

@@ -30,8 +30,11 @@ ASK_AGAIN_SECONDS = 0.1
 async def _connection(
     address: str, port: int
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    async with asyncio.timeout(CONNECT_SECONDS):
-        reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
+    except (ValueError, OverflowError) as error:  # one member's mistake ends nobody else's agent
+        raise wire.BadPeer(f"no agent can be at {address!r}, port {port}: {error}") from error
     try:
         yield reader, writer
     finally:

@@ -119,6 +119,8 @@ class PeerServer:
         question = hello.get("nonce")
         if not isinstance(question, str) or not 16 <= len(question) <= 128:
             raise wire.BadPeer("nonce must be 16 to 128 characters")
+        if not question.isascii():
+            raise wire.BadPeer("nonce must be ASCII")
         mine = wire.nonce()
         body: wire.Message = {
             "member": self._member,

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
-from elasticjob_rendezvous.core.records import Bounds, FailureClass
+from elasticjob_rendezvous.core.records import Bounds, FailureClass, Member
 from elasticjob_rendezvous.core.roster import natural_order
 from elasticjob_rendezvous.core.verdicts import describe
 from elasticjob_rendezvous.peers import wire
@@ -20,6 +20,19 @@ def test_a_number_too_large_is_malformed() -> None:
     stored = b'{"minNodes":1,"maxNodes":2,"settleSeconds":' + b"9" * 400 + b"}"
     with pytest.raises(MalformedRecord, match="too large"):
         decode(Bounds, "/job/state/bounds", stored)
+
+
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00"])
+def test_half_a_character_is_malformed(half: bytes) -> None:
+    """It could be read, but no record that repeats it could be written."""
+    stored = b'{"id":"a","session":"s","name":"%s","address":"10.0.0.1","agentPort":1}' % half
+    with pytest.raises(MalformedRecord, match="surrogates"):
+        decode(Member, "/job/members/a/s", stored)
+
+
+def test_a_character_in_two_halves_is_whole() -> None:
+    stored = b'{"id":"a","session":"s","name":"\\ud83d\\ude00","address":"x","agentPort":1}'
+    assert decode(Member, "/job/members/a/s", stored).name == "\U0001f600"
 
 
 def test_a_failure_without_an_exit_is_described_all_the_same() -> None:

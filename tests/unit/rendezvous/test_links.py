@@ -308,8 +308,16 @@ def test_a_member_does_not_link_to_another_member() -> None:
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     "line",
-    [b"GET / HTTP/1.1\r\n", b'{"nonce": "short"}\n', b'{"nonce": 7}\n', b"\n", b"x" * 9000, b""],
-    ids=["http", "short nonce", "no text", "empty", "long", "nothing"],
+    [
+        b"GET / HTTP/1.1\r\n",
+        b'{"nonce": "short"}\n',
+        b'{"nonce": 7}\n',
+        b'{"nonce": "%s"}\n' % (b"\\ud800" * 16),
+        b"\n",
+        b"x" * 9000,
+        b"",
+    ],
+    ids=["http", "short nonce", "no text", "half characters", "empty", "long", "nothing"],
 )
 def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
     async def scenario() -> None:
@@ -328,7 +336,35 @@ def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
     run(scenario())
 
 
+# Where no agent can be: a record may say so all the same.
+NOWHERE = [("node..x", 1), ("n" * 64, 1), ("a\0b", 1), (HOST, 70_000), (HOST, -1)]
+
+
+@pytest.mark.parametrize(("address", "port"), NOWHERE)
+def test_a_link_to_nowhere_is_down_and_dialled_again(address: str, port: int) -> None:
+    async def scenario() -> None:
+        heard = Heard()
+        link = Link("id-a", "s1", address, port)
+        task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", KEY, heard.post, 0.0))
+        await heard.until(LinkDown("id-a", "s1", refused=False))
+        await heard.until(LinkDown("id-a", "s1", refused=False))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(scenario())
+
+
 # -- probes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("address", "port"), NOWHERE)
+def test_a_probe_of_nowhere_proves_nothing(address: str, port: int) -> None:
+    async def scenario() -> None:
+        probed = await dial.ask(Probe("id-a", "s1", address, port, port), KEY)
+        assert probed.verdict is Verdict.UNKNOWN
+
+    run(scenario())
 
 
 async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a") -> Verdict:

@@ -1,0 +1,47 @@
+"""Who is born too late for the launcher hears of it, and who was in time is known."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from elasticjob_agent.launcher.standby import FORK_SECONDS, Forked, _born
+
+
+@pytest.fixture
+def ends() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+def test_a_worker_that_told_its_pid_is_known_even_when_time_is_over(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    told, tell = ends
+    with told, tell:
+        tell.send(b"4242 ")
+        found = _born(told, time.monotonic() - 1.0)
+        assert isinstance(found, Forked)
+        assert found.pid == 4242
+
+
+def test_one_that_comes_later_cannot_tell_it_any_more(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    told, tell = ends
+    with told, tell:
+        found = _born(told, time.monotonic())
+        assert found == f"the standby did not fork within {FORK_SECONDS:g} s"
+        # From that moment on, not only once the launcher has closed its end.
+        with pytest.raises(BrokenPipeError):
+            tell.send(b"4242 ")
+
+
+def test_a_birth_that_failed_says_why(ends: tuple[socket.socket, socket.socket]) -> None:
+    told, tell = ends
+    with told:
+        with tell:
+            tell.send(b"17 torch reports a bad fork")
+        assert _born(told, time.monotonic() + 10.0) == "torch reports a bad fork"
+        assert _born(told, time.monotonic() + 10.0) == "the standby could not fork"
