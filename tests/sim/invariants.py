@@ -52,6 +52,7 @@ class Checker:
     closed_at: when the round was closed, or None.
     final_at: when a round last became final.
     final_numbers: all that ever did.
+    sealed_at: when each of them last did.
     """
 
     def __init__(self, world: World) -> None:
@@ -62,6 +63,7 @@ class Checker:
         self.closed: Round | None = None
         self.final_at: float | None = None
         self.final_numbers: set[int] = set()
+        self.sealed_at: dict[int, float] = {}
         self._fenced: set[str] = set()
         self._confirmed: dict[str, set[int]] = defaultdict(set)
         self._bounds: list[tuple[float, Bounds]] = []
@@ -267,7 +269,7 @@ class Checker:
 
     def _final_now(self, after: Round, restored: bool) -> None:
         number = after.number
-        self.final_at = self.world.now
+        self.final_at = self.sealed_at[number] = self.world.now
         self.final_numbers.add(number)
         roster = self.sealed.get(number)
         stored = self.world.etcd.get(self.world.keys.roster(number))

@@ -115,6 +115,7 @@ class Switchboard:
                 return Verdict.UNKNOWN
             if not pod.agent.silent:
                 return Verdict.BOTH_ALIVE if pod.workers_alive else Verdict.AGENT_ALIVE
+        pod.told_absent(effect.round)
         if not pod.workers_alive:
             return Verdict.GONE
         if pod.round < effect.round:

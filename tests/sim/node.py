@@ -73,6 +73,7 @@ class Pod:
         self.utc_skew_ms = world.rng.randrange(-2000, 2000)
         self._stop_token = 0
         self._killing = False
+        self._given_up = 0
 
     @property
     def workers_alive(self) -> bool:
@@ -130,6 +131,7 @@ class Pod:
             self.world.at(0.5, self.start_agent)
             return
         self.agents += 1
+        self._given_up = 0
         self.agent_since = self.world.now
         self.agent = self.world.new_agent(self)
         self.agent.start()
@@ -150,6 +152,10 @@ class Pod:
         """Nobody but the launcher below the agent could end the workers: it does."""
         if agent is self.agent and agent.paused and agent.paused_at == since:
             self._stop(kill=True, grace=0.0)
+
+    def told_absent(self, newest: int) -> None:
+        """A prober heard of the launcher that there is no agent, or one that hangs."""
+        self._given_up = max(self._given_up, newest - 1 if self.workers_alive else newest)
 
     def end_orphans(self) -> None:
         """A prober told the launcher, which has no agent, of a newer round."""
@@ -222,6 +228,9 @@ class Pod:
             return
         if self.phase is not Workers.NONE:
             self._stop(kill=True, grace=0.0)
+            return
+        if roster.number <= self._given_up:
+            self._never_started(roster.number)
             return
         self.round, self.roster = roster.number, roster
         self.failure, self.done, self.hung = None, False, False

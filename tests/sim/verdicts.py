@@ -28,11 +28,13 @@ def check_charges(checker: Checker, before: Round, after: Round) -> None:
         bounds = checker.recent_bounds()
         window = min(b.keep_alive_seconds for b in bounds) + 1.0
         roster = checker.sealed[number]
+        # The key of an earlier agent may go until a moment before the round is sealed.
+        since = max(aborted - 3.0, checker.sealed_at[number])
         lost = [
             seat.name
             for seat in roster.seats
             if any(
-                aborted - 3.0 <= at <= min(aborted + window - 0.5, now)
+                since <= at <= min(aborted + window - 0.5, now)
                 for at in truth.departures.get(seat.id, ())
             )
         ]

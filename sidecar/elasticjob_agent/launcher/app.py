@@ -150,7 +150,7 @@ class Launcher:
         if attach.orphan_seconds is None:
             attach = attach._replace(orphan_seconds=self._settings.orphan_seconds)
         self._attach = attach
-        self._attendance.attached()
+        self._attendance.attached(attach.session)
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         connection.send(self._hello())
@@ -186,11 +186,7 @@ class Launcher:
             else:
                 self._standby_settled(False, "workers of this launcher are not started by command")
         elif isinstance(asked, Start):
-            if not self._ending:
-                self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
-            else:
-                message = "the launcher is ending"
-                self._tell({"type": "start_refused", "round": asked.round, "message": message})
+            self._start(asked)
         elif isinstance(asked, Stop):
             self._workers.stop(asked.round, asked.grace_seconds, asked.dump)
         elif isinstance(asked, Signal):
@@ -198,6 +194,16 @@ class Launcher:
             self._workers.signal(asked.round, asked.signum, caught)
         elif isinstance(asked, Release):
             self._released(asked)
+
+    def _start(self, asked: Start) -> None:
+        if self._ending:
+            message = "the launcher is ending"
+            self._tell({"type": "start_refused", "round": asked.round, "message": message})
+        elif self._attendance.may_start(asked.round) or self._workers.running_round is not None:
+            self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
+        else:  # no failure: others have begun anew without us, or will now
+            self._output.say(f"round {asked.round} is not started: its agent had hung meanwhile")
+            self._tell({"type": "stopped", "round": asked.round})
 
     def _disconnected(self, connection: Connection) -> None:
         if connection is not self._agent:
@@ -261,8 +267,10 @@ class Launcher:
         running = self._workers.running_round
         newest = newer_round(question, self._attach.job_key)
         present = self._attendance.present
-        if not present and running is not None and running < newest:
-            self._workers.stop_unasked(running)
+        if not present:
+            self._attendance.told_absent(newest, running is not None)
+            if running is not None and running < newest:
+                self._workers.stop_unasked(running)
         body = {
             "member": self._attach.member,
             "session": self._attach.session,

@@ -256,6 +256,7 @@ class Engine:
                     self.safety.store_answers(now)
             case LeaseGone(lease):
                 if lease == self.lease.id:
+                    self.safety.store_answers(now)
                     self._lose_session("its lease ran out")
                     self.lease.forget()
             case StoreRefused():
@@ -408,9 +409,9 @@ class Engine:
 
     def _forget_session(self) -> None:
         """Links stay: they are the proof that lets workers go on meanwhile."""
-        if self._backed_until:
+        if self._backed():
             self.safety.forgotten_at = self._clock.now
-            self._backed_until = 0.0
+        self._backed_until = 0.0
         self.session = ""
         self.leadership.key = ""
         self.coordinator.resign()

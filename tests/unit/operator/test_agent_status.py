@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -12,9 +12,10 @@ import pytest
 
 from elasticjob_operator import agent_status
 from elasticjob_operator.agent_status import NO_ANSWER, Agent, AgentStatus, Asked, ask
+from elasticjob_operator.core.mirrored import Records, records_of_agents
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, Round, RoundState
-from elasticjob_rendezvous.core.served import served, written
+from elasticjob_rendezvous.core.served import Served, served, written
 
 PREFIX = job_prefix("team", "uid", 1)
 KEYS = Keys(PREFIX)
@@ -193,18 +194,20 @@ def test_what_cannot_be_put_together_ends_nothing(
     monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
     woken: list[str] = []
-    record = Round(1, RoundState.FINAL, Cause(CauseKind.START))
-    told: dict[str, object] = {"backend": "c10d", "member": "one", "state": "final"}
-    value = json.loads(served(PREFIX, "", "", {KEYS.round: record}).records["state/round"])
-    value["cause"]["detail"] = "\ud800"  # which JSON can spell and nobody can encode
-    told["records"] = [{"key": "state/round", "value": value}]
+
+    def not_of_these(prefix: str, said: Collection[Served], present: Collection[str]) -> Records:
+        if {"one", "two"} & set(present):
+            raise ValueError("they contradict each other")
+        return records_of_agents(prefix, said, present)
+
+    monkeypatch.setattr(agent_status, "records_of_agents", not_of_these)
 
     async def scenario() -> None:
         status = AgentStatus(lambda _, uid: woken.append(uid), asyncio.get_running_loop().time)
         asking = asyncio.create_task(status.run())
         async with (
-            serving(json.dumps(told).encode()) as bad,
-            serving(json.dumps(told | {"member": "two"}).encode(), "127.0.0.2", bad.port),
+            serving(answer("one", 1)) as bad,
+            serving(answer("two", 1), "127.0.0.2", bad.port),
             serving(answer("three", 1), "127.0.0.3", bad.port),
         ):
             monkeypatch.setattr(agent_status, "HEALTH_PORT", bad.port)

@@ -52,6 +52,7 @@ from elasticjob_rendezvous.core.events import (
     Write,
 )
 from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
@@ -398,6 +399,21 @@ def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None
         b.later(1).hear(LinkHeard(*session, round=1))
     assert isinstance(b.directive, Run)
     b.hear(LinkHeard(*session, round=2))
+    assert isinstance(b.directive, Stop)
+    assert b.directive.kill
+
+
+def test_who_lives_by_its_link_gets_no_more_time_because_etcd_forgot_it() -> None:
+    """The coordinator counts from when it last heard of us, and knows nothing of this."""
+    _, b = pair()
+    b.held = True
+    link = b.engine.leadership.link
+    assert link is not None
+    for _ in range(int(LEASE) + 5):
+        b.later(1).hear(LinkHeard(*link, round=1))
+    b.later(LINK_SILENCE_SECONDS - 0.5).hear(LeaseGone(b.engine.lease.id))
+    assert isinstance(b.directive, Run)
+    b.later(1)
     assert isinstance(b.directive, Stop)
     assert b.directive.kill
 
