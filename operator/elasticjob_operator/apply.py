@@ -182,11 +182,15 @@ class Applier:
                 await etcd.mirror.reached(revision, SEEN_SECONDS)
             case CloseRendezvous(incarnation, kind):
                 outcome = Outcome(OutcomeKind(kind.value), action.detail)
-                client, now_ms = task.usable_etcd().client, int(self._now().timestamp() * 1000)
-                await close(client, task.prefix(incarnation), outcome, now_ms)
+                etcd, now_ms = task.usable_etcd(), int(self._now().timestamp() * 1000)
+                closed = await close(etcd.client, task.prefix(incarnation), outcome, now_ms)
+                if closed is not None:
+                    await etcd.mirror.reached(closed, SEEN_SECONDS)
             case RemoveMembers(incarnation, members):
-                client = task.usable_etcd().client
-                await remove_members(client, task.prefix(incarnation), members)
+                etcd = task.usable_etcd()
+                revision = await remove_members(etcd.client, task.prefix(incarnation), members)
+                # Else a look in between would remove, and tell of, them once more.
+                await etcd.mirror.reached(revision, SEEN_SECONDS)
             case DeleteJob():
                 metadata = task.job.metadata
                 await self._kube.delete(

@@ -236,8 +236,10 @@ async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> int:
     return await _settled(lambda: client.put(put))
 
 
-async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> bool:
-    """Close a job's rendezvous from outside; false when it was closed already.
+async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> int | None:
+    """Close a job's rendezvous from outside; None when it was closed already.
+
+    Returns the revision of the write.
 
     The round belongs to its coordinator, so the write compares what was read; when the coordinator
     was faster, its word is read and closed in turn.
@@ -248,26 +250,30 @@ async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> b
         before = found.kvs[0] if found.kvs else None
         value = closed(before, outcome, utc_ms)
         if value is None:
-            return False
+            return None
         revision = before.mod_revision if before else 0
         unchanged = Compare(key, Target.MOD, revision)
         try:
-            if (await client.txn(Txn((unchanged,), (Put(key, value),)))).succeeded:
-                return True
+            written = await client.txn(Txn((unchanged,), (Put(key, value),)))
+            if written.succeeded:
+                return written.revision
         except Ambiguous:
             continue  # read again: the next look decides
     raise Contended(prefix)
 
 
-async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> None:
+async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> int:
     """Delete every session of members whose pods are gone. A pod's uid never comes back, so there
     is nothing to compare and deleting again is safe.
+
+    Returns the revision after it.
     """
-    keys = Keys(prefix)
+    keys, revision = Keys(prefix), 0
     for first in range(0, len(members), OPERATIONS_A_TXN):
         some = members[first : first + OPERATIONS_A_TXN]
         txn = Txn((), tuple(Delete(keys.sessions(member), prefix=True) for member in some))
-        await _settled(partial(client.txn, txn))
+        revision = (await _settled(partial(client.txn, txn))).revision
+    return revision
 
 
 async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:

@@ -11,7 +11,7 @@ from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
 from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds, stepped_rounds
-from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.lifecycle import FINISHED, deadline
 from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.plan import Plan, plan
@@ -106,11 +106,13 @@ class Reconciler:
             memory.changed_at = changed_at
             self._tell(job, job.status, job.status, applied)
             return SETTLING_SECONDS
-        if not await self._write_status(job, raw, memory, observed, applied, changed_at):
+        status = await self._write_status(job, raw, memory, observed, applied, changed_at)
+        if status is None:
             return AT_ONCE_SECONDS
         if applied.error is not None:
             raise Retry(str(applied.error)) from applied.error
-        return await self._next(job, memory, sight.observed, applied, planned)
+        seconds = await self._next(job, memory, sight.observed, applied, planned)
+        return _soonest(seconds, self._due_by(job, status))
 
     async def _next(
         self,
@@ -128,6 +130,14 @@ class Reconciler:
         if memory.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._parts.dependents.drop_budget(job, memory)
         return due_seconds(planned.wake_at, self._parts.now())
+
+    def _due_by(self, job: ElasticJob, status: Status) -> float | None:
+        """When the status that was just written has something due that the plan did not know of:
+        its deadline counts from the start in it, and all that follows the end from its end."""
+        if status.phase in FINISHED:
+            return None if job.status.phase in FINISHED else AT_ONCE_SECONDS
+        after = job.model_copy(update={"status": status})
+        return due_seconds(deadline(after), self._parts.now())
 
     async def _read(self, key: JobKey) -> Json | None:
         """The job, live. One that had its name and is gone is let go."""
@@ -167,8 +177,8 @@ class Reconciler:
         observed: Observed,
         applied: Applied,
         changed_at: float | None,
-    ) -> bool:
-        """Write the status if it is another one; false when the job has changed meanwhile."""
+    ) -> Status | None:
+        """Write the status if it is another one; None when the job has changed meanwhile."""
         status = next_status(job, observed, observed.rendezvous, self._parts.now())
         memory.phase = status.phase
         patch = _status_patch(job.status if raw.get("status") else None, status)
@@ -188,7 +198,7 @@ class Reconciler:
             except (Conflict, NotFound):
                 memory.changed_at = changed_at
                 self._tell(job, job.status, job.status, applied)
-                return False
+                return None
             memory.written = written["metadata"]["resourceVersion"]
             self._parts.metrics.status_writes.inc()
             if changed_at is not None:
@@ -199,11 +209,15 @@ class Reconciler:
         for found in stepped_rounds(job.status, status):
             self._parts.metrics.observe_first_step(found)
         self._parts.metrics.observe_counts(job.status, status)
-        return True
+        return status
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:
         found = happenings(before, after, applied.actions)
         self._parts.events.tell(Subject.of_job(job), found)
+
+
+def _soonest(*seconds: float | None) -> float | None:
+    return min((one for one in seconds if one is not None), default=None)
 
 
 def _status_patch(before: Status | None, after: Status) -> Json:

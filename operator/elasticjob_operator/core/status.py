@@ -16,6 +16,7 @@ from elasticjob_operator.core.names import selector
 from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.offenders import avoided_nodes, stragglers
 from elasticjob_operator.core.rendezvous_view import (
+    UNREADABLE,
     CauseView,
     InterruptionsView,
     MemberView,
@@ -46,9 +47,12 @@ def next_status(
     """The status to write at `now` (UTC). Equal to the job's own when nothing has changed.
 
     `rendezvous_view` is `observed.rendezvous`, or a newer look taken after the plan was applied.
-    While it cannot be read, what was known of members, rounds and failures stays.
+    While it cannot be read, what was known of members, rounds and failures stays; of a job that
+    has finished all does.
     """
     view, before = rendezvous_view, job.status
+    if before.phase in FINISHED and view.outcome is None:
+        view = UNREADABLE  # an etcd that is gone, or lost its data, changes nothing of an end
     phase = next_phase(job, view, now)
     census, size = take_census(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
@@ -88,7 +92,8 @@ def next_status(
 def _rendezvous(view: RendezvousView, reason: str, before: Status) -> RendezvousStatus:
     if not view.readable:
         known = before.rendezvous or RendezvousStatus()
-        return known.model_copy(update={"state": view.state})
+        ended = before.phase in FINISHED
+        return known if ended else known.model_copy(update={"state": view.state})
     return RendezvousStatus(
         state=view.state,
         round=view.round,
