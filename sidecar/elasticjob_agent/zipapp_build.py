@@ -13,7 +13,21 @@ from pathlib import Path
 from elasticjob_agent.launcher import settings
 
 PACKAGE = "elasticjob_launcher"
-MAIN = f"from {PACKAGE}.__main__ import main\n\nmain()\n"
+MAIN = f"""\
+import sys
+
+if sys.version_info < (3, 8):  # even Python 2 understands this much
+    sys.stderr.write(
+        "elasticjob launcher: the container's Python must be 3.8 or later, "
+        "but %s is %d.%d: name another in its command\\n"
+        % ((sys.executable,) + sys.version_info[:2])
+    )
+    sys.exit(2)
+
+from {PACKAGE}.__main__ import main
+
+main()
+"""
 # The least a zip file can say: the same sources give the same bytes.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"

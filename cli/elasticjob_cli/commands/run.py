@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, ExitCode
 from elasticjob_cli.local.container import Trainer, trainer
 from elasticjob_cli.local.ended import Ended
+from elasticjob_cli.local.interpreter import interpreter
 from elasticjob_cli.local.state import DEFAULT_NAMESPACE
 from elasticjob_cli.local.view import LiveView, PlainView, View
 from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
@@ -42,11 +42,12 @@ def run(
         bool, typer.Option("--logs", help="Print what the workers write as well.")
     ] = False,
     python: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--python",
-            help="Interpreter that `python` means in the job; by default the active virtual "
-            "environment's, else the one that elasticjob runs on.",
+            metavar="PROGRAM",
+            help="Interpreter, by path or name, that `python` means in the job; by default the "
+            "active virtual environment's, else the one that elasticjob runs on.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +79,7 @@ def run(
 
 
 def prepare(
-    file: str, name: str | None, nodes: int | None, python: Path | None
+    file: str, name: str | None, nodes: int | None, python: str | None
 ) -> tuple[ElasticJob, Trainer]:
     """The job of a manifest and the container it runs here; raises `BadInput`."""
     try:
@@ -95,10 +96,9 @@ def prepare(
         job = renamed(job, name)
     if nodes is not None:
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": nodes})})
-    if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
-        raise BadInput(f"--python must be a Python interpreter: {python} is no program")
-    environment = settings.container_environment(python)
-    container = trainer(job, folder_of(file), environment, sys.executable)
+    chosen = None if python is None else interpreter(python)
+    environment = settings.container_environment(chosen)
+    container = trainer(job, folder_of(file), environment, sys.executable, chosen)
     if container.unresolved:
         listed = ", ".join(container.unresolved)
         raise BadInput(

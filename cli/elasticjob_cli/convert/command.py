@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from elasticjob_operator.core.command import wrapped
 
-_BEFORE_THE_COMMAND = 3  # interpreter, launcher and "--", which the operator puts before it
 _KEPT = {"--nproc-per-node": "nprocPerNode", "--max-restarts": "maxRestarts"}
 
 
@@ -49,4 +48,4 @@ def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
     # Here, other than in a pod, some of the options go on counting: as fields of the job.
     note = found.note.replace("; not used: ", "; its options left out: ")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
-    return Command(found.command[_BEFORE_THE_COMMAND:], found.args, True, "; ".join([note, *kept]))
+    return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.local.interpreter import check_found, is_python
+from elasticjob_operator.core.command import Wrapped, wrapped
+from elasticjob_operator.core.nested import Unsafe
+from elasticjob_operator.core.workers import workers_per_node
 from elasticjob_operator.model import ElasticJob
 
-PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*[mc]")
 """A module or a command stands where the script would, as in `-m` or `-um`."""
@@ -26,7 +29,10 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 class Trainer:
     """What a pod of this job runs.
 
-    `unresolved` names variables with `valueFrom`, which only a cluster can look up.
+    Args:
+        interpreter: runs the launcher.
+        unresolved: names variables with `valueFrom`, which only a cluster can look up.
+        note: what was taken out of the command, for people; empty for nothing.
     """
 
     argv: tuple[str, ...]
@@ -34,34 +40,68 @@ class Trainer:
     cwd: Path
     interpreter: str
     unresolved: tuple[str, ...] = ()
+    note: str = ""
 
 
-def trainer(job: ElasticJob, base: Path, environment: Mapping[str, str], own: str) -> Trainer:
+def trainer(
+    job: ElasticJob,
+    base: Path,
+    environment: Mapping[str, str],
+    own: str,
+    python: Path | None = None,
+) -> Trainer:
     """The job's trainer container, run in `base` (its manifest's folder) or its workingDir.
 
-    `own` is the interpreter that runs the launcher when the command names none. Raises `BadInput`
-    for a command, script or folder that does not exist here.
+    As in a pod, a launcher such as torchrun is taken out of its command.
+
+    Args:
+        own: the interpreter that runs the launcher when the command names none.
+        python: takes the place of the interpreter that the command names.
+
+    Raises:
+        BadInput: a command, script or folder does not exist here.
     """
     container = job.trainer()
-    env = dict(environment)
+    env, unresolved = _environment(job, environment)
+    where = f'container "{container.name}" of {job.metadata.name}'
+    command = _command(job, where)
+    argv = tuple(expanded(word, env) for word in (*command.unwrapped, *command.args))
+    cwd = (base / container.working_dir).resolve() if container.working_dir else base
+    if not cwd.is_dir():
+        raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} does not")
+    _check_words(argv, env, where)
+    runs_python = is_python(argv[0])
+    if python is not None and runs_python:
+        argv = (str(python), *argv[1:])
+    elif python is not None:
+        check_found(python, argv, env)
+    program = _program(argv, env, cwd, where)
+    if runs_python:
+        _check_script(argv, cwd, where)
+    return Trainer(argv, env, cwd, program if runs_python else own, unresolved, command.note)
+
+
+def _environment(
+    job: ElasticJob, inherited: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The container's variables, and the names of those that only a cluster can look up."""
+    env = dict(inherited)
     unresolved = []
-    for variable in container.env or ():
+    for variable in job.trainer().env or ():
         if variable.value is None and (variable.model_extra or {}).get("valueFrom"):
             if variable.name not in env:
                 unresolved.append(variable.name)
         else:
             env[variable.name] = expanded(variable.value or "", env)
-    words = [*(container.command or ()), *(container.args or ())]
-    argv = tuple(expanded(word, env) for word in words)
-    cwd = (base / container.working_dir).resolve() if container.working_dir else base
-    where = f'container "{container.name}" of {job.metadata.name}'
-    if not cwd.is_dir():
-        raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} does not")
-    _check_words(argv, env, where)
-    program = _program(argv, env, cwd, where)
-    _check_script(argv, cwd, where)
-    is_python = PYTHON.fullmatch(Path(argv[0]).name) is not None
-    return Trainer(argv, env, cwd, program if is_python else own, tuple(unresolved))
+    return env, tuple(unresolved)
+
+
+def _command(job: ElasticJob, where: str) -> Wrapped:
+    container = job.trainer()
+    try:
+        return wrapped(container.command or (), container.args or (), workers_per_node(job))
+    except Unsafe as error:
+        raise BadInput(f"{where}: command: {error}") from error
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
@@ -98,21 +138,22 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
         if found is None:
             exists = (cwd / name).exists()
             problem = "is not executable: run `chmod +x` on it" if exists else "does not exist"
-            raise BadInput(f"{where}: command must be a program: {cwd / name} {problem}")
+            hint = "; --python names the one to take here" if is_python(name) else ""
+            raise BadInput(f"{where}: command must be a program: {cwd / name} {problem}{hint}")
         return found
     found = shutil.which(name, path=env.get("PATH"))
     if found is None:
+        hint = "install it, or give its full path"
+        if is_python(name):
+            hint = "--python names the one to take here"
         raise BadInput(
-            f"{where}: command must be a program on this machine: {name!r} is not on PATH; "
-            "install it, or give its full path"
+            f"{where}: command must be a program on this machine: {name!r} is not on PATH; {hint}"
         )
     return found
 
 
 def _check_script(argv: tuple[str, ...], cwd: Path, where: str) -> None:
     """A Python command's script must be there: else every worker would fail, one by one."""
-    if not PYTHON.fullmatch(Path(argv[0]).name):
-        return
     words = iter(argv[1:])
     for word in words:
         if word in _OPTIONS_WITH_VALUE:

@@ -138,6 +138,7 @@ class Kubelet:
         self._changed = changed
         self._group = tasks
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
         self.pods: dict[str, LocalPod] = {}
 
     def observed(self, members: Iterable[str]) -> tuple[observed.Pod, ...]:
@@ -224,6 +225,7 @@ class Kubelet:
 
     def stop(self) -> None:
         """Watch over the pods no longer; the warden ends what still runs."""
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
 
@@ -279,7 +281,15 @@ class Kubelet:
             except (WardenGone, ProcessRefused) as error:
                 self._changed(str(error))
 
-        task = self._group.create_task(guarded())
+        guard = guarded()
+        try:
+            task = None if self._stopped else self._group.create_task(guard)
+        except RuntimeError:  # the run is ending by an error: its group takes no more
+            task = None
+        if task is None:
+            guard.close()
+            work.close()
+            return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began

@@ -17,8 +17,8 @@ from elasticjob_cli.local.container import Trainer
 from elasticjob_cli.local.pods import UID_VARIABLE, PodFiles, Program
 from elasticjob_operator.core.backends import STORE_INDEX, is_steered, told_bounds
 from elasticjob_operator.core.names import pod_name
+from elasticjob_operator.core.workers import workers_per_node
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.spec import AUTO
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import job_prefix
 
@@ -78,7 +78,7 @@ class PodPrograms:
             "ELASTICJOB_NAME": files.name,
             "ELASTICJOB_ADDRESS": LOOPBACK,
             "ELASTICJOB_BIND_ADDRESS": LOOPBACK,
-            "ELASTICJOB_SLOTS": str(slots(self.job)),
+            "ELASTICJOB_SLOTS": str(workers_per_node(self.job)),
             "ELASTICJOB_NODE": socket.gethostname(),
             "ELASTICJOB_JOB_KEY_FILE": str(self.job_key_file),
             "ELASTICJOB_SOCKET": str(files.socket),
@@ -106,14 +106,3 @@ class PodPrograms:
             "ELASTICJOB_STORE_HOST": str(hosts).lower(),
             "ELASTICJOB_CONTROL": str(files.control),
         }
-
-
-def slots(job: ElasticJob) -> int:
-    """Workers of each node: `nprocPerNode`, where `auto` is the GPUs asked for, else 1."""
-    asked = job.spec.nproc_per_node
-    if asked != AUTO:
-        return int(asked)
-    resources = job.trainer().resources
-    limits = (resources.limits if resources else None) or {}
-    gpus = [quantity for name, quantity in limits.items() if name.endswith("/gpu")]
-    return sum(int(quantity) for quantity in gpus if quantity.isdigit()) or 1

@@ -237,6 +237,7 @@ class LocalRun:
         except OSError as error:
             self._trouble(f"{self._folder.path}: {error.strerror}")
         self._note(f"logs and status in {self._folder.path}")
+        self._note(self._trainer.note)
 
     def _show(self, observed: Observed) -> None:
         rows = node_rows(observed, self._book.ranks(observed.rendezvous.round))

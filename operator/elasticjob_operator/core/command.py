@@ -48,6 +48,11 @@ class Wrapped:
     args: tuple[str, ...]
     note: str = ""
 
+    @property
+    def unwrapped(self) -> tuple[str, ...]:
+        """The command without the launcher in front, and without the arguments."""
+        return self.command[len(_launched("", ())) :]
+
 
 @dataclass(frozen=True, slots=True)
 class _Read:

@@ -10,7 +10,9 @@ import pytest
 
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.local.container import expanded, trainer
-from elasticjob_cli.local.programs import slots
+from elasticjob_cli.local.interpreter import interpreter
+from elasticjob_cli.local.pods import PodFiles
+from elasticjob_cli.local.programs import PodPrograms
 from elasticjob_operator.model import ElasticJob, parse_manifest
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -137,11 +139,92 @@ def test_working_dir_is_relative_to_the_manifest(tmp_path: Path) -> None:
         (3, {"nvidia.com/gpu": "2"}, 3),
         ("auto", {"nvidia.com/gpu": "2"}, 2),
         ("auto", {"amd.com/gpu": 4, "cpu": "8"}, 4),
+        ("auto", {"nvidia.com/mig-1g.5gb": 2}, 2),
         ("auto", {"cpu": "8"}, 1),
         ("auto", None, 1),
     ],
 )
-def test_workers_of_a_node(asked: Any, limits: Any, workers: int) -> None:
+def test_workers_of_a_node_are_what_a_pod_would_have(
+    asked: Any, limits: Any, workers: int, tmp_path: Path
+) -> None:
     made = job(resources={"limits": limits} if limits else None)
-    spec = made.spec.model_copy(update={"nproc_per_node": asked})
-    assert slots(made.model_copy(update={"spec": spec})) == workers
+    made = made.model_copy(update={"spec": made.spec.model_copy(update={"nproc_per_node": asked})})
+    run = trainer(made, tmp_path, PATH, sys.executable)
+    files = PodFiles("job-0", "uid", 1, tmp_path / "sock", tmp_path / "logs")
+    told = PodPrograms(made, run, {}, tmp_path, "127.0.0.1:1").agent(files).env
+    assert told["ELASTICJOB_SLOTS"] == str(workers)
+
+
+def test_torchrun_is_taken_out_as_in_a_pod(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "python3").symlink_to(sys.executable)
+    path = {"PATH": str(tmp_path)}  # where there is no torchrun
+    found = trainer(job(command=["torchrun", "train.py", "--lr=1"]), tmp_path, path, "/other")
+    assert found.argv == ("python3", "-u", "train.py", "--lr=1")
+    assert found.interpreter == str(tmp_path / "python3")
+    assert found.note == "torchrun was taken out: the job itself starts the workers"
+    hidden = job(command=["sh", "-c", "torchrun train.py"])
+    with pytest.raises(BadInput, match=r"command: torchrun is inside of sh and cannot be taken"):
+        trainer(hidden, tmp_path, PATH, sys.executable)
+
+
+# -- another interpreter ------------------------------------------------------------
+
+
+def odd_python(folder: Path, name: str = "snake") -> Path:
+    (folder / name).symlink_to(sys.executable)
+    return folder / name
+
+
+@pytest.mark.parametrize("named", ["python", "python3", "python3.9", "/opt/conda/bin/python"])
+def test_an_interpreter_that_was_named_runs_the_script(tmp_path: Path, named: str) -> None:
+    """Whatever the command calls Python, and whatever the interpreter itself is called."""
+    snake = odd_python(tmp_path)
+    wanted = job(command=[named, "-c", "pass"])
+    found = trainer(wanted, tmp_path, PATH, "/other", interpreter(str(snake)))
+    assert found.argv == (str(snake), "-c", "pass")
+    assert found.interpreter == str(snake)
+
+
+def test_a_shell_that_would_find_another_python_is_refused(tmp_path: Path) -> None:
+    snake = odd_python(tmp_path)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    other = tmp_path / "other"
+    other.mkdir()
+    odd_python(other, "python3")
+    shell = job(command=["sh", "-c", "python3 train.py"])
+    with pytest.raises(BadInput, match=r"the job's command is sh, for which python3 is .*/other/"):
+        trainer(shell, tmp_path, {"PATH": f"{tmp_path}:{other}:/bin"}, "/other", snake)
+    odd_python(tmp_path, "python3")
+    assert trainer(shell, tmp_path, path, "/other", snake).argv[0] == "sh"
+    silent = job(command=["sh", "-c", "./train.sh"])
+    (tmp_path / "python3").unlink()
+    assert trainer(silent, tmp_path, path, "/other", snake).argv[0] == "sh"
+
+
+def test_what_is_no_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\necho no snake >&2\n")
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\necho python 3 7\n")
+    broken = tmp_path / "broken"
+    broken.write_text("no program at all")
+    (tmp_path / "file").touch()
+    for program in (script, old, broken):
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for given, said in [
+        (script, f"{script} does not run Python code: no snake"),
+        (old, f"must be Python 3.8 or later: {old} is 3.7"),
+        (broken, "Exec format error"),
+        (tmp_path / "file", "file is no program: it is not executable"),
+        (tmp_path, f"is a folder; perhaps {tmp_path}/bin/python is meant"),
+        (tmp_path / "gone", "gone does not exist"),
+        ("gone", "gone is not on PATH"),
+    ]:
+        with pytest.raises(BadInput) as refused:
+            interpreter(str(given))
+        assert str(refused.value).startswith("--python must be")
+        assert said in str(refused.value)
+    odd_python(tmp_path)
+    assert interpreter("snake") == tmp_path / "snake"

@@ -6,6 +6,7 @@ So does what a training script may import.
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import elasticjob
 from elasticjob_agent import launcher
-from elasticjob_agent.zipapp_build import build_zipapp
+from elasticjob_agent.zipapp_build import MAIN, build_zipapp
 
 SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
 LIBRARY = sorted(Path(elasticjob.__file__).parent.glob("*.py"))
@@ -119,3 +120,15 @@ def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
     with zipfile.ZipFile(first) as archive:
         modules = {f"elasticjob_launcher/{path.name}" for path in SOURCES}
         assert set(archive.namelist()) == modules | {"__main__.py"}
+
+
+def test_an_older_python_is_told_what_is_wrong() -> None:
+    """Where not even the launcher's syntax is understood; here a newer one plays the older."""
+    ast.parse(MAIN, feature_version=(3, 4))
+    older = f"import sys; sys.version_info = (3, 7, 16)\n{MAIN}"
+    ran = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == (
+        "elasticjob launcher: the container's Python must be 3.8 or later, but "
+        f"{sys.executable} is 3.7: name another in its command\n"
+    )
