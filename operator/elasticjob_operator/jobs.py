@@ -46,7 +46,8 @@ class JobMemory:
         checked_at: monotonic time when Service and Secret were read last.
         min_available: of its budget as it was read or written last; None for no budget.
         budget_checked_at: monotonic time when that was.
-        nodes: the machines its pods are on.
+        pods: the uids of its pods as they were seen last.
+        nodes: the machines they are on.
         changed_at: monotonic time of the oldest change in etcd that no status shows yet.
         written: resourceVersion of the last status written here, so as not to wake for it.
         phase: the one in that status.
@@ -65,6 +66,7 @@ class JobMemory:
     checked_at: float = 0.0
     min_available: int | None = None
     budget_checked_at: float = -math.inf
+    pods: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     changed_at: float | None = None
     written: str = ""

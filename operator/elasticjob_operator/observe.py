@@ -106,6 +106,7 @@ class Observer:
     async def _pods(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         await self._check_foreign(job, memory)
         pods = tuple(pod for raw in own if (pod := self.pod(job, raw)) is not None)
+        memory.pods = frozenset(pod.uid for pod in pods)
         memory.nodes = frozenset(pod.node for pod in pods if pod.node)
         return pods
 
@@ -176,6 +177,7 @@ def seen_again(
     """The same after a plan was applied: the rendezvous anew, the pods as the answers told."""
     kept = (replace(pod, terminating=True) if pod.uid in deleted else pod for pod in before.pods)
     pods = (*kept, *created)
+    memory.pods = frozenset(pod.uid for pod in pods)
     if isinstance(etcd, Agents):
         return observed_through_agents(job, memory, etcd, pods, now)
     incarnation = memory.incarnation or before.incarnation

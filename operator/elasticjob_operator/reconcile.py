@@ -16,7 +16,7 @@ from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.core.observed import Observed
 from elasticjob_operator.core.plan import Plan, plan
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.departures import close_departed
+from elasticjob_operator.departures import TROUBLE, close_departed
 from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import SETTLING_SECONDS, Etcd, Etcds, Refused
 from elasticjob_operator.events import Events, Subject
@@ -147,7 +147,10 @@ class Reconciler:
             raw = None
         known = self._parts.jobs.find(key)
         if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
-            await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
+            try:
+                await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
+            except TROUBLE as error:  # another job may have its name, and is not to wait
+                log.warning("job %s: gone, and closed by the next sweep: %s", key, error)
             self._parts.jobs.forget(key)
             log.info("job %s: gone", key)
         return raw

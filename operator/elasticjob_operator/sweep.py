@@ -14,7 +14,7 @@ from datetime import datetime
 from elasticjob_operator.apply import EXPECTED
 from elasticjob_operator.core.names import UID_LABEL
 from elasticjob_operator.delivered import Delivered
-from elasticjob_operator.departures import close_departed, forget_departed
+from elasticjob_operator.departures import TROUBLE, close_departed, forget_departed
 from elasticjob_operator.etcd_access import forget_user, uids_with_users
 from elasticjob_operator.etcds import Etcd, Etcds
 from elasticjob_operator.jobs import JobKey, Jobs
@@ -94,7 +94,9 @@ class Sweep:
         changed = self._delivered.compare(ELASTICJOBS, listed)
         changed_pods = self._delivered.compare(PODS, pods)
         self._wake(listed, pods, changed, changed_pods)
-        await self._nodes.drop_ghosts(self._kube)
+        for node in await self._nodes.drop_ghosts(self._kube):
+            for memory in self._jobs.on_node(node):
+                self._wakeups.wake(memory.key)
         await self._clear_gone(kept, listed, pods)
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
         for etcd in self._etcds.all():
@@ -116,8 +118,10 @@ class Sweep:
             owner = self._jobs.find_uid(raw["metadata"]["labels"][UID_LABEL])
             if owner is not None and raw["metadata"]["uid"] in changed_pods:
                 self._wakeups.wake(owner.key)
+        there = {raw["metadata"]["uid"] for raw in pods}
         for memory in self._jobs:
-            if memory.key not in present:
+            # A watch that was interrupted does not tell what was deleted meanwhile.
+            if memory.key not in present or not memory.pods <= there:
                 self._wakeups.wake(memory.key)
 
     async def _clear_gone(
@@ -136,11 +140,14 @@ class Sweep:
             if uid not in uids and (None in served or namespace in served)
         }
         for namespace, uid in gone:
-            await close_departed(self._etcds, namespace, uid, self._now())
-            if (namespace, uid) in self._gone and uid not in with_pods:
-                log.info("clearing etcd of a job of %s that is gone: %s", namespace, uid)
-                await forget_departed(self._etcds, namespace, uid)
-                self._jobs.departed.discard((namespace, uid))
+            try:
+                whole = await close_departed(self._etcds, namespace, uid, self._now())
+                if whole and (namespace, uid) in self._gone and uid not in with_pods:
+                    log.info("clearing etcd of a job of %s that is gone: %s", namespace, uid)
+                    await forget_departed(self._etcds, namespace, uid)
+                    self._jobs.departed.discard((namespace, uid))
+            except TROUBLE as error:
+                log.warning("etcd is not yet cleared of a job of %s, %s: %s", namespace, uid, error)
         self._gone = gone
 
     async def _users_in_etcd(self) -> frozenset[str]:

@@ -74,3 +74,24 @@ def test_its_secret_is_waited_for_and_copied(here: Namespace, other_etcd: EtcdSe
     assert secret is not None
     assert (secret["data"]["user"], secret["data"]["password"]) == ("bWU=", "c2VjcmV0")
     assert secret["data"]["job-key"]
+
+
+def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
+    here: Namespace, other_etcd: EtcdServer
+) -> None:
+    """Its author may have chosen another for the very reason that the first one is dead."""
+    here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url]})
+    here.await_pods("job-0")
+    here.await_status(nodes=1)
+    other_etcd.kill()
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
+    here.server.request("DELETE", here.path("elasticjobs", "job"))
+    for plural, name in (
+        ("services", "job"),
+        ("secrets", "job-elasticjob"),
+        ("poddisruptionbudgets", "job"),
+    ):
+        here.server.request("DELETE", here.path(plural, name))
+    here.create_job(maxNodes=1)
+    here.await_pods("job-0", "job-1")
+    here.await_status(nodes=1)

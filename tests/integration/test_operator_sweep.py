@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from elasticjob_operator.core.nodeview import Node
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.delivered import Delivered
 from elasticjob_operator.etcd_access import access_for, uids_with_users
-from elasticjob_operator.etcds import Etcds, Refused
+from elasticjob_operator.etcds import Etcd, Etcds, Refused
 from elasticjob_operator.jobs import JobKey, Jobs
-from elasticjob_operator.kube import PODS, Kube
+from elasticjob_operator.kube import ELASTICJOBS, PODS, Kube
 from elasticjob_operator.model import parse_manifest
 from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.settings import EtcdSettings
@@ -30,6 +31,7 @@ from tests.integration.kube_rig import elasticjob, pod
 from tests.integration.operator_rig import Namespace
 
 UID = "00000000-0000-0000-0000-000000000001"
+OTHER_UID = "00000000-0000-0000-0000-000000000002"
 
 
 class Rig:
@@ -181,6 +183,86 @@ def test_a_job_whose_deletion_was_missed_is_woken(
         assert rig.woken == [key]
 
     run(api_server, newest_etcd, namespace, scenario)
+
+
+def test_a_pod_whose_deletion_was_missed_wakes_its_job(
+    api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
+) -> None:
+    here = Namespace(api_server, namespace)
+    raw = here.create_job(maxNodes=1)
+    left = pod("left")
+    left["metadata"]["labels"] = {"elasticjob.dev/job-uid": raw["metadata"]["uid"]}
+    made = api_server.request("POST", here.path("pods"), left)
+
+    async def scenario(rig: Rig) -> None:
+        memory = rig.jobs.recall(JobKey(namespace, "job"), raw["metadata"]["uid"])
+        memory.pods = frozenset({made["metadata"]["uid"]})
+        await rig.sweep.sweep()
+        rig.woken.clear()
+        rig.delivered.take(ELASTICJOBS, raw["metadata"], deleted=False)
+        rig.delivered.take(PODS, made["metadata"], deleted=False)
+        rig.sweep._count = hash(memory.key) + 1  # so that no resync is due
+        await rig.sweep.sweep()
+        assert rig.woken == []
+        here.remove_pod("left")
+        await rig.sweep.sweep()
+        assert rig.woken == [memory.key]
+
+    run(api_server, newest_etcd, namespace, scenario)
+
+
+def test_a_node_whose_deletion_was_missed_wakes_the_jobs_on_it(
+    api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
+) -> None:
+    raw = Namespace(api_server, namespace).create_job(maxNodes=1)
+
+    async def scenario(rig: Rig) -> None:
+        memory = rig.jobs.recall(JobKey(namespace, "job"), raw["metadata"]["uid"])
+        memory.nodes = frozenset({"gone"})
+        await rig.sweep.sweep()
+        rig.woken.clear()
+        rig.delivered.take(ELASTICJOBS, raw["metadata"], deleted=False)
+        rig.sweep._nodes.known = {"gone": Node()}
+        rig.sweep._count = hash(memory.key) + 1  # so that no resync is due
+        await rig.sweep.sweep()
+        assert rig.woken == [memory.key]
+        assert rig.sweep._nodes.known == {}
+
+    run(api_server, newest_etcd, namespace, scenario)
+
+
+def test_an_etcd_that_is_dead_holds_up_no_other(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str
+) -> None:
+    own, other = start_etcd("3.6"), start_etcd("3.6")
+    keys = put_bounds(own, namespace)
+    there = Keys(job_prefix(namespace, OTHER_UID, 1))
+    other.ctl("put", there.bounds, encode(Bounds(1, 2)).decode())
+    wanted = elasticjob(rendezvous={"endpoints": [other.url]})
+    parsed = parse_manifest(wanted | {"metadata": {"name": "job", "uid": OTHER_UID}})
+    gone = (namespace, OTHER_UID)
+
+    async def scenario(rig: Rig) -> None:
+        named = await rig.etcds.of(parsed)
+        assert isinstance(named, Etcd)
+        assert named.newest(*gone) == 1
+        other.kill()
+        async with asyncio.timeout(10):
+            while named.mirror.known:
+                await asyncio.sleep(0.02)
+        rig.jobs.departed.add(gone)
+        await seen(rig, namespace)
+        for _ in range(2):
+            await rig.sweep.sweep()
+        assert own.ctl("get", "--prefix", keys.prefix) == ""
+        assert gone in rig.jobs.departed, "it is come back to"
+        other.start()
+        assert await named.mirror.reached(0, 20)
+        await rig.sweep.sweep()
+        assert other.ctl("get", "--prefix", there.prefix) == ""
+        assert gone not in rig.jobs.departed
+
+    run(api_server, own, namespace, scenario, EtcdSettings((own.url,), allowed=frozenset({other.url})))
 
 
 def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
