@@ -16,7 +16,6 @@ from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
-
 TROUBLE = (EtcdError, Contended)
 """What closing and clearing may raise."""
 

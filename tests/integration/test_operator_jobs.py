@@ -237,3 +237,10 @@ def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: Api
     there.await_pods("job-0", "job-1")
     here.await_status(nodes=1)
     there.await_status(nodes=2)
+
+
+def test_a_deadline_comes_by_itself(here: Namespace) -> None:
+    """Nothing else happens to a job whose pods nobody starts."""
+    here.create_job(maxNodes=1, nodes=1, runPolicy={"activeDeadlineSeconds": 2})
+    here.await_status(phase="Failed")
+    assert here.condition("Failed")["reason"] == "DeadlineExceeded"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -241,6 +243,23 @@ def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: Et
     assert here.pods() == ["job-0"]
 
 
+def statuses(here: Namespace, since: str) -> list[dict[str, Any]]:
+    """Every status that was written to the namespace's jobs after a resourceVersion."""
+    query = f"?watch=true&resourceVersion={since}&timeoutSeconds=1"
+    said = here.server.fetch("GET", here.path("elasticjobs") + query).decode().splitlines()
+    return [json.loads(line)["object"]["status"] for line in said]
+
+
+def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
+    """The word that closes the rendezvous is the operator's own: it waits until it reads it."""
+    running(here, etcd, 2)
+    since = here.job()["metadata"]["resourceVersion"]
+    here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    here.await_status(phase="Suspended")
+    seen = [(one["phase"], one["rendezvous"]["state"]) for one in statuses(here, since)]
+    assert set(seen) == {("Running", "final"), ("Suspended", "closed")}, seen
+
+
 def test_an_operator_that_was_killed_catches_up(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
@@ -254,3 +273,16 @@ def test_an_operator_that_was_killed_catches_up(
 
     wait_until(caught_up, "round 2", _TAKEOVER_SECONDS)
     assert here.pods() == ["job-0", "job-1"]
+
+
+def test_a_job_that_ended_while_nobody_looked_goes_after_its_time_to_live(
+    here: Namespace, etcd: EtcdServer, operator: Operator
+) -> None:
+    """Nothing happens any more that would have it looked at again."""
+    agents = running(here, etcd, 1)
+    here.patch_job({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 3}}})
+    operator.kill()
+    agents.close(1, Outcome(OutcomeKind.SUCCEEDED))
+    here.remove_pod("job-0")
+    operator.start()
+    wait_until(lambda: here.get("elasticjobs", "job") is None, "the job's end", _TAKEOVER_SECONDS)

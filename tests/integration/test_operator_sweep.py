@@ -262,7 +262,8 @@ def test_an_etcd_that_is_dead_holds_up_no_other(
         assert other.ctl("get", "--prefix", there.prefix) == ""
         assert gone not in rig.jobs.departed
 
-    run(api_server, own, namespace, scenario, EtcdSettings((own.url,), allowed=frozenset({other.url})))
+    settings = EtcdSettings((own.url,), allowed=frozenset({other.url}))
+    run(api_server, own, namespace, scenario, settings)
 
 
 def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(

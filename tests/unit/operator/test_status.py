@@ -329,6 +329,21 @@ def test_either_end_is_finished_with_its_reason(
     assert condition(status, ConditionType.FAILED).reason == reason
 
 
+@pytest.mark.parametrize("later", [RendezvousView(), UNREADABLE], ids=["lost its data", "is gone"])
+def test_an_end_outlives_its_etcd(later: RendezvousView) -> None:
+    view = replace(
+        closed(OutcomeKind.FAILED, "spent"),
+        rounds=(RoundView(1, "start", 2), RoundView(2, "failure", 2)),
+        failures_charged=2,
+        interruptions=InterruptionsView(losses=1),
+        first_failure=FailureView(2, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…"),
+    )
+    ended = status_of(job(status_of(job(), observed(view=view))), observed(view=view))
+    assert ended.phase is Phase.FAILED
+    assert ended.restarts == 2
+    assert status_of(job(ended), observed(view=later)) == ended
+
+
 def test_a_deadline_that_could_not_be_written_is_closed_later() -> None:
     policy = {"activeDeadlineSeconds": 100}
     running_status = Status(phase=Phase.RUNNING, start_time=ago(100))
