@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from elasticjob_operator.agent_status import Agent, Agents, Asked
 from elasticjob_operator.core.access import access_of
-from elasticjob_operator.core.agent_causes import with_causes
+from elasticjob_operator.core.agent_causes import Attendance, with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
@@ -78,8 +78,11 @@ class Observer:
         """No record tells the incarnation: it is that of the pods. Where there is none it is the
         job's generation, which grows with every suspension and resumption."""
         own = await self._own_pods(job)
-        newest = max((_incarnation(raw) for raw in own), default=0) or job.metadata.generation
-        memory.incarnation = max(newest, 1)
+        labelled = max((_incarnation(raw) for raw in own), default=0)
+        newest = max(labelled or job.metadata.generation, 1)
+        if memory.incarnation not in (None, newest):
+            memory.attendance = Attendance()  # of another gang
+        memory.incarnation = newest
         pods = await self._pods(job, memory, own)
         if own and (job_key := await self._job_key(job, memory)):
             prefix = job_prefix(job.metadata.namespace, job.metadata.uid, memory.incarnation)

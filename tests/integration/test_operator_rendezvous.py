@@ -234,20 +234,25 @@ def test_etcd_that_goes_away_and_comes_back(
     assert operator.page("/healthz")[0] == 200
 
 
-def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: EtcdServer) -> None:
-    agents = running(here, etcd, 1)
-    etcd.kill()
-    etcd.wipe()
-    etcd.start()
-    wait_until(lambda: bool(etcd.ctl("get", agents.keys.bounds)), "bounds", SECONDS)
-    assert here.pods() == ["job-0"]
-
-
 def statuses(here: Namespace, since: str) -> list[dict[str, Any]]:
     """Every status that was written to the namespace's jobs after a resourceVersion."""
     query = f"?watch=true&resourceVersion={since}&timeoutSeconds=1"
     said = here.server.fetch("GET", here.path("elasticjobs") + query).decode().splitlines()
     return [json.loads(line)["object"]["status"] for line in said]
+
+
+def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: EtcdServer) -> None:
+    agents = running(here, etcd, 1)
+    since = here.job()["metadata"]["resourceVersion"]
+    etcd.kill()
+    etcd.wipe()
+    etcd.start()
+    wait_until(lambda: bool(etcd.ctl("get", agents.keys.bounds)), "bounds", SECONDS)
+    assert here.pods() == ["job-0"]
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
+    agents.seal(1, Cause(CauseKind.START))
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "final", "final", SECONDS)
+    assert {one["phase"] for one in statuses(here, since)} == {"Running"}, "workers train on"
 
 
 def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:

@@ -18,6 +18,7 @@ from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.observed import GIVEN_UP, NodeState, Observed, Pod, PodPhase
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import (
+    NOBODY_YET,
     UNREADABLE,
     MemberView,
     OutcomeKind,
@@ -26,7 +27,7 @@ from elasticjob_operator.core.rendezvous_view import (
     RoundView,
     StopReason,
 )
-from elasticjob_operator.model.enums import RendezvousState
+from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 
 DONE = "done"
@@ -40,6 +41,8 @@ def agent_view(
     `found` is what the agents answered last, None while none of them has.
     """
     before = remembered(job.status)
+    if job.status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
+        before = NOBODY_YET  # another gang, whose rounds are counted from one
     if job.status.phase in FINISHED:
         return replace(before, state=RendezvousState.CLOSED)
     if job.spec.run_policy.suspend and not any(pod.active for pod in pods):

@@ -188,7 +188,9 @@ def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
     clamped = ""
     if size.clamp is not None:
         clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted are {size.nodes}"
-    if phase in (Phase.RUNNING, Phase.RESTARTING) and view.readable:
+    if phase in (Phase.RUNNING, Phase.RESTARTING):
+        if not view.readable:
+            return Finding(kind, ConditionStatus.UNKNOWN, "RendezvousUnknown", clamped)
         final = view.state is RendezvousState.FINAL
         if final and view.nodes != size.nodes:
             reason = "Growing" if view.nodes < size.nodes else "Shrinking"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.census import take_census
 from elasticjob_operator.core.conditions import conditions
 from elasticjob_operator.core.costs import recovery_ms
@@ -51,8 +52,8 @@ def next_status(
     has finished all does.
     """
     view, before = rendezvous_view, job.status
-    if before.phase in FINISHED and view.outcome is None:
-        view = UNREADABLE  # an etcd that is gone, or lost its data, changes nothing of an end
+    if _is_lost(job, view, observed):
+        view = UNREADABLE
     phase = next_phase(job, view, now)
     census, size = take_census(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
@@ -73,7 +74,7 @@ def next_status(
             _interruptions(view.interruptions) if view.readable else before.interruptions
         ),
         members=_members(view) if view.readable else before.members,
-        rounds=_rounds(view, reasons(view, reason, past)) if view.readable else before.rounds,
+        rounds=_rounds(view, reasons(view, reason, past), past) if view.readable else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
         conditions=(
             # The end is told once: what happens to the pods afterwards does not change it.
@@ -87,6 +88,20 @@ def next_status(
     )
     told = explanation(job.model_copy(update={"status": status}), observed.pods)
     return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+
+
+def _is_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:
+    """Whether etcd lost the job's records: what it does not say any more is no news.
+
+    It changes nothing of an end. Of a job that goes on, those of its agents that are there tell it
+    all they know, within seconds.
+    """
+    before = job.status
+    if before.phase in FINISHED:
+        return view.outcome is None
+    ran = before.phase in (Phase.RUNNING, Phase.RESTARTING) and before.rendezvous is not None
+    told_soon = any(pod.ready and pod.active for pod in observed.pods)
+    return is_steered(job) and ran and view.readable and view.round == 0 and told_soon
 
 
 def _rendezvous(view: RendezvousView, reason: str, before: Status) -> RendezvousStatus:
@@ -143,8 +158,12 @@ def _member(member: MemberView) -> MemberStatus:
     )
 
 
-def _rounds(view: RendezvousView, reasons: Mapping[int, str]) -> list[RoundStatus]:
-    return [_round(found, reasons.get(found.round, "")) for found in view.rounds[-MAX_ROUNDS:]]
+def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
+    """Those that can be read, after earlier ones, which nobody tells again once etcd lost them."""
+    first = min((found.round for found in view.rounds), default=view.round + 1)
+    earlier = [found for found in past.rounds if found.round < first]
+    found = [_round(found, reasons.get(found.round, "")) for found in view.rounds]
+    return [*earlier, *found][-MAX_ROUNDS:]
 
 
 def _round(found: RoundView, reason: str) -> RoundStatus:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.core.agent_view import agent_view, undecided_until
+from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.mirrored import Records
 from elasticjob_operator.core.observed import NodeState, Pod, PodPhase
 from elasticjob_operator.core.plan import plan
@@ -81,6 +82,27 @@ def test_rounds_that_only_earlier_agents_knew_are_kept() -> None:
     assert [one.round for one in found.rounds] == [2, 3, 4]
     anew = view(*running(1), found=records(1), status=before)
     assert [one.round for one in anew.rounds] == [1], "another gang counts from the start"
+
+
+def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
+    """Its rounds are counted from one, and each of them is to be told."""
+    trained = next_status(c10d(), observed(*running(1)), final_round(1), NOW)
+    trained = trained.model_copy(update={"rounds": _rounds(1, 2), "restarts": 1})
+    stopped = view_of(c10d(trained, runPolicy={"suspend": True}))
+    paused = next_status(c10d(trained, runPolicy={"suspend": True}), observed(), stopped, NOW)
+    assert paused.phase is Phase.SUSPENDED
+    assert [one.round for one in paused.rounds] == [1, 2], "it is still to be seen"
+    resumed = view_of(c10d(paused))
+    fresh = next_status(c10d(paused), observed(), resumed, NOW)
+    assert (fresh.phase, fresh.restarts, fresh.rounds) == (Phase.PENDING, 0, [])
+    begun = agent_view(c10d(fresh), running(1), records(1), NOW)
+    after = next_status(c10d(fresh), observed(*running(1)), begun, NOW)
+    told = [said.message for said in happenings(fresh, after, ())]
+    assert any(said.startswith("round 1 is final") for said in told)
+
+
+def view_of(a_job: ElasticJob) -> RendezvousView:
+    return agent_view(a_job, (), None, NOW)
 
 
 def _rounds(*numbers: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.happenings import happenings
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Refusal
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
@@ -327,6 +328,28 @@ def test_either_end_is_finished_with_its_reason(
     assert true_ones(status) == {"Created", phase.value, "Finished"}
     assert condition(status, ConditionType.FINISHED).reason == reason
     assert condition(status, ConditionType.FAILED).reason == reason
+
+
+def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
+    """Until they have, nothing is known: no round forms, and no failure is charged once more."""
+    rounds = (RoundView(1, "start", 2), RoundView(2, "failure", 2, start_ms=5))
+    failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
+    view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)
+    before = status_of(job(maxNodes=2), observed(*running(2), view=view))
+    lost = status_of(job(before, maxNodes=2), observed(*running(2), view=RendezvousView()))
+    assert (lost.phase, lost.restarts, lost.rounds) == (Phase.RUNNING, 1, before.rounds)
+    assert lost.rendezvous is not None
+    assert lost.rendezvous.state is RendezvousState.UNKNOWN
+    assert condition(lost, ConditionType.RESIZING).status is ConditionStatus.UNKNOWN
+    restored = final_round(2, 2, failures_charged=1)
+    after = status_of(job(lost, maxNodes=2), observed(*running(2), view=restored))
+    assert after == before, "neither their history nor the failure is told again"
+    assert [said.reason for said in happenings(before, lost, ())] == []
+    assert [said.reason for said in happenings(lost, after, ())] == []
+    alone = status_of(
+        job(before, maxNodes=2), observed(pod(0).pending().get(), view=RendezvousView())
+    )
+    assert alone.phase is Phase.RESTARTING, "nobody is there who could tell"
 
 
 @pytest.mark.parametrize("later", [RendezvousView(), UNREADABLE], ids=["lost its data", "is gone"])
