@@ -85,7 +85,7 @@ def test_only_who_can_is_asked_to_say_where_it_stands(
         pids = (await until(events, Started)).pids
         await soon(lambda: catches(pids[0], signal.SIGABRT))
         assert not catches(pids[1], signal.SIGABRT)
-        await hands.stop(1, 0.5, dump=True)
+        await hands.stop(1, 10, dump=True)
         found = await exits(events, 2)
         assert found[0].signal == signal.SIGABRT
         assert "Current thread" in found[0].stderr_tail

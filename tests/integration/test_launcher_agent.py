@@ -165,11 +165,11 @@ def test_workers_without_an_agent_are_killed_after_the_orphan_time(
 def test_an_agent_that_comes_back_in_time_keeps_the_workers(start_launcher: StartLauncher) -> None:
     async def scenario() -> None:
         launcher = start_launcher()
-        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=0.4)
+        agent = AgentProcess.of(launcher, SLEEPER, orphan_seconds=4.0)
         agent.kill()
-        hands, events, hello = await attached(launcher, orphan_seconds=0.4)
+        hands, events, hello = await attached(launcher, orphan_seconds=4.0)
         following = asyncio.ensure_future(anext(events))
-        done, _ = await asyncio.wait({following}, timeout=0.8)
+        done, _ = await asyncio.wait({following}, timeout=4.5)
         assert not done  # past the orphan time, and nothing happened
         assert alive(hello.pids[0])
         await hands.stop(1, 0)
@@ -188,7 +188,7 @@ def test_a_killed_launcher_takes_its_workers_along(start_launcher: StartLauncher
         launcher.process.kill()
         killed = time.monotonic()
         await until(events, HandsGone)
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 10
         wait_for_end(list(started.pids.values()))
         with pytest.raises(HandsError, match="not connected"):
             await hands.stop(1, 0)

@@ -72,9 +72,10 @@ def test_a_dead_agent_costs_a_fraction_of_its_lease(
 ) -> None:
     async def main() -> None:
         names = ["n-0", "n-1", "n-2"]
-        async with gang(newest_etcd.url, prefix, names[:1]) as first:
+        bounds = replace(FAST, keep_alive_seconds=20.0)  # a machine under load is not so slow
+        async with gang(newest_etcd.url, prefix, names[:1], bounds) as first:
             await until(lambda: first[0].round is not None, "n-0 coordinates")
-            async with gang(newest_etcd.url, prefix, names[1:], FAST) as others:
+            async with gang(newest_etcd.url, prefix, names[1:], bounds) as others:
                 nodes = [*first, *others]
                 await until(lambda: together(nodes), "three run")
                 before = nodes[0].round
@@ -88,7 +89,7 @@ def test_a_dead_agent_costs_a_fraction_of_its_lease(
                 await nodes[victim].crash()
                 rest = [node for node in nodes if node is not nodes[victim]]
                 took = await until(lambda: together(rest, before.number), "the rest run")
-                assert took < FAST.keep_alive_seconds / 2
+                assert took < bounds.keep_alive_seconds / 2
                 round_ = rest[0].round
                 assert round_ is not None
                 assert round_.cause.kind is CauseKind.LOSS
@@ -168,17 +169,19 @@ def test_an_abort_without_a_loss_is_charged_after_the_window(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
     async def main() -> None:
-        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"]) as nodes:
+        bounds = replace(FAST, keep_alive_seconds=8.0)
+        async with gang(newest_etcd.url, prefix, ["n-0", "n-1"], bounds) as nodes:
             await until(lambda: together(nodes), "two run")
+            began = asyncio.get_running_loop().time()
             nodes[0].fail(FailureClass.PEER_ABORT)
-            await until(lambda: together(nodes, 1), "they run again at once", 2.0)
+            await until(lambda: together(nodes, 1), "they run again")
             round_ = nodes[0].round
             assert round_ is not None
-            assert (round_.charged, round_.pending) == ((), (1,))
-            took = await until(
+            assert (round_.charged, round_.pending) == ((), (1,)), "at once, before the verdict"
+            await until(
                 lambda: nodes[0].round is not None and nodes[0].round.charged == (1,), "the charge"
             )
-            assert took > FAST.keep_alive_seconds - 1.0
+            assert asyncio.get_running_loop().time() - began > bounds.keep_alive_seconds
             assert together(nodes, 1), "the charge itself stops nobody"
 
     asyncio.run(main())
@@ -331,7 +334,7 @@ def test_a_lease_taken_away_is_had_again_without_a_stop(
                     kvs = (await client.range(Range(key.key.rsplit("/", 1)[0], True))).kvs
                     if kvs and kvs[0].key != key.key:
                         break
-                    assert asyncio.get_running_loop().time() - began < 5.0, "not registered again"
+                    assert asyncio.get_running_loop().time() - began < 20.0, "not registered again"
                     await asyncio.sleep(0.05)
             await asyncio.sleep(FAST.keep_alive_seconds)  # time for a wrong loss to show
             assert together(nodes)
