@@ -175,15 +175,17 @@ async def run_agent(
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
         ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
     if handler is not None:
-        await _let_go(handler, ending)
+        await _let_go(handler, ending, elastic.alone)
     await explain(settings, ending)
     return ending
 
 
-async def _let_go(handler: RendezvousHandler, ending: Ending) -> None:
+async def _let_go(handler: RendezvousHandler, ending: Ending, alone: bool) -> None:
     """Only a job's end closes its rendezvous: of torch's kind they close on `shutdown`."""
-    over = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
-    let_go = handler.shutdown if over else getattr(handler, "leave", handler.shutdown)
+    ended = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
+    let_go = (
+        handler.shutdown if ended and not alone else getattr(handler, "leave", handler.shutdown)
+    )
     for call in (let_go, getattr(handler, "close", None)):
         try:
             if call is not None:

@@ -201,6 +201,11 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._shell = Agent(self._node(), self._hands_now, self._enter, Attends(self))
         return self._shell
 
+    @property
+    def alone(self) -> bool:
+        """Whether the workers here are done, and nobody knows of the others'."""
+        return self._ours is not None and self._ours.alone
+
     def leave(self, reason: str) -> None:
         """Tell a running agent that its node is to go; from any thread."""
         if self._loop is None:

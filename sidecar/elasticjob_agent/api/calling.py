@@ -10,6 +10,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+CALL_SECONDS = 30.0
+"""What a call to a handler or a store may take."""
+
 
 async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
     """The result of a blocking call. Raises what it raises, or TimeoutError; it may run on then.

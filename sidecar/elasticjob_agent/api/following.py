@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, assert_never
 
-from elasticjob_agent.api.calling import in_thread
+from elasticjob_agent.api.calling import CALL_SECONDS, in_thread
+from elasticjob_agent.api.finishing import AWAY_SECONDS, SEEK_SECONDS, ExitBarrier, unknown
 from elasticjob_agent.api.looking import (
     ENDED_NOTE,
     FAILED_NOTE,
     LEFT_NOTE,
-    done_note,
+    kept_by_etcd,
     look,
     noted,
     trouble_of,
 )
-from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive
 from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
     CloseAll,
@@ -51,11 +52,9 @@ from elasticjob_rendezvous.core.records import Roster
 
 log = logging.getLogger("elasticjob.agent")
 
-CALL_SECONDS = 30.0
 DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
 LAST_JOIN_SECONDS = 1.0
 NOTE_SECONDS = 1.0
-SEEK_SECONDS = 0.5
 CLOSE_SECONDS = 10.0
 DEAF_LOOKS = 3
 """So many looks in vain from the exit barrier: the store went with the agent that hosted it."""
@@ -83,7 +82,7 @@ class HandlerRendezvous:
     Args:
         handler: asked for everything but places.
         interval_seconds: between two looks at it.
-        barrier_seconds: what the exit barrier may take.
+        barrier_seconds: what the exit barrier may take; infinity: as long as the others work.
         stepped: is told of each step, the state before and after it.
     """
 
@@ -105,6 +104,7 @@ class HandlerRendezvous:
         self._barrier_seconds = barrier_seconds
         self._place: Place | None = None
         self._met_at = ""
+        self._away_seconds = min(AWAY_SECONDS, barrier_seconds)
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._join: asyncio.Task[None] | None = None
@@ -149,6 +149,11 @@ class HandlerRendezvous:
     def registered(self) -> bool:
         """Whether we seek or have a place."""
         return self._state.phase not in (Phase.OUT, Phase.DEPARTING, Phase.OVER)
+
+    @property
+    def alone(self) -> bool:
+        """Whether we ended as done without knowing of the others."""
+        return self._state.alone
 
     # -- steps ----------------------------------------------------------------------
 
@@ -252,27 +257,39 @@ class HandlerRendezvous:
         if place.store is None:
             await self._meet_by_handler()
             return
+        barrier = self._barrier(place)
         try:
-            self._met_at = await in_thread(lambda: self._arrived(place), CALL_SECONDS)
+            met_at = await barrier.arrived()
         except Exception as error:
-            # The store may have ended with the agent that hosted it, which was done then.
-            log.warning("the exit barrier cannot be reached: %r", error)
-            self._step(Waited())
+            if self._place is place:
+                # The store may have ended with the agent that hosted it, which was done then.
+                log.warning("the exit barrier cannot be reached: %r", error)
+                self._step(Waited(barrier.unknown(error)))
+            return
+        if self._place is not place:
+            return
+        self._met_at = met_at
+        if math.isinf(self._barrier_seconds):
+            log.info("done; waiting for the other agents")
             return
         log.info("done; waiting up to %g s for the other agents", self._barrier_seconds)
-        number = self._state.number
         await asyncio.sleep(self._barrier_seconds)
-        if self._state.number == number:
+        if self._place is place:
             log.warning("other agents are not done after %g s", self._barrier_seconds)
             self._step(Waited())
 
-    def _arrived(self, place: Place) -> str:
-        """Come to the barrier; before that, who misses us is to know that we were done."""
-        if hasattr(self._handler, "gone"):
-            ranks = (at for at, seat in enumerate(place.roster.seats) if seat.id == self._who)
-            for rank in ranks:
-                place.store.set(done_note(rank), b"1")
-        return arrive(place.store, len(place.roster.seats), TERMINAL_STATE_SYNC_ID)
+    def _barrier(self, place: Place) -> ExitBarrier:
+        def meeting() -> bool:
+            return self._place is place and self._state.phase is Phase.MEETING
+
+        return ExitBarrier(
+            self._handler,
+            place.store,
+            [seat.id == self._who for seat in place.roster.seats],
+            self._interval_seconds,
+            self._away_seconds,
+            meeting,
+        )
 
     async def _meet_by_handler(self) -> None:
         """Without a store, the handler may know of the others' end, as v3's does."""
@@ -324,31 +341,38 @@ class HandlerRendezvous:
     # -- looking --------------------------------------------------------------------
 
     async def _look(self) -> None:
-        deaf = 0
+        deaf, deaf_since = 0, 0.0
         while True:
             await asyncio.sleep(self._interval_seconds)
             if self._state.phase not in (Phase.SEATED, Phase.MEETING):
+                deaf = 0
                 continue
             number = self._state.number
             try:
                 seen = await in_thread(self._seen, CALL_SECONDS)
             except Exception as error:
                 log.info("the rendezvous does not answer: %r", error)
-                deaf += self._state.phase is Phase.MEETING
-                if deaf >= DEAF_LOOKS:
-                    self._step(self._deafness())
+                if self._state.phase is Phase.MEETING:
+                    deaf_since = deaf_since if deaf else time.monotonic()
+                    deaf += 1
+                    self._deaf(deaf, time.monotonic() - deaf_since, error)
                 continue
             deaf = 0
             if self._state.number == number:
                 self._step(seen)
 
-    def _deafness(self) -> Event:
+    def _deaf(self, looks: int, seconds: float, error: Exception) -> None:
         """What a store means that is gone while we are done: its host was done too, and ended.
 
-        A host that stays until all have seen the end was lost: its round ends with it.
+        A host that stays until all have seen the end was lost: its round ends with it. An etcd
+        that is away comes back.
         """
-        stays = getattr(self._handler, "host_stays", False)
-        return Seen(waiting=1, moved_on=True) if stays else Waited()
+        if kept_by_etcd(self._handler):
+            if seconds >= self._away_seconds:
+                self._step(Waited(unknown(error, seconds)))
+        elif looks >= DEAF_LOOKS:
+            stays = getattr(self._handler, "host_stays", False)
+            self._step(Seen(waiting=1, moved_on=True) if stays else Waited())
 
     def _seen(self) -> Seen:
         return look(self._handler, None if self._place is None else self._place.store, self._met_at)

@@ -7,6 +7,7 @@ on the same hands, and where a subclass has steps of its own, `run` takes those.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 from abc import abstractmethod
 from collections.abc import Callable
@@ -109,7 +110,10 @@ class HandsElasticAgent(SimpleElasticAgent):
 
 
 class NodeElasticAgent(HandsElasticAgent):
-    """The agent of a pod, and of `elasticjob agent`: its node and its hands are given."""
+    """The agent of a pod, and of `elasticjob agent`: its node and its hands are given.
+
+    Who is done waits as long as the others work. An end of its own would be taken for the job's.
+    """
 
     def __init__(
         self,
@@ -118,7 +122,7 @@ class NodeElasticAgent(HandsElasticAgent):
         hands: Hands,
         stepped: Callable[[Following, Following], None] | None = None,
     ) -> None:
-        super().__init__(spec)
+        super().__init__(spec, math.inf)
         self._stepped = stepped
         self._given_node = node
         self._given_hands = hands

@@ -11,6 +11,11 @@ ENDED_NOTE = "elasticjob/ended"
 LEFT_NOTE = "elasticjob/left"
 
 
+def kept_by_etcd(handler: Any) -> bool:
+    """Whether what keeps the rendezvous is none of its nodes, and comes back when it was away."""
+    return handler.get_backend() in ("etcd", "etcd-v2")
+
+
 def done_note(rank: int) -> str:
     """The key of the note that the workers of the node with this rank are done."""
     return f"elasticjob/done/{rank}"

@@ -25,9 +25,14 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
         store.set_timeout(former)
 
 
+def last_member(key_prefix: str) -> str:
+    """The key that stands once all have arrived at a barrier."""
+    return f"{key_prefix}/last_member"
+
+
 def arrive(store: Any, world_size: int, key_prefix: str) -> str:
     """Count us in at a barrier; the key that stands once all have arrived."""
-    last = f"{key_prefix}/last_member"
+    last = last_member(key_prefix)
     if store.add(f"{key_prefix}/num_members", 1) == world_size:
         store.set(last, "<val_ignored>")
     return last

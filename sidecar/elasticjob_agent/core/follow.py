@@ -63,8 +63,8 @@ def follow(state: Following, event: Event, now: float) -> tuple[Following, tuple
             return _not_joined(state, event)
         case Seen():
             return _seen(state, event)
-        case Waited():
-            return (_succeeded(state) if state.phase is Phase.MEETING else state), ()
+        case Waited(unknown):
+            return (_succeeded(state, unknown) if state.phase is Phase.MEETING else state), ()
         case Departed():
             return _over(state, Left()), ()
         case _:
@@ -211,8 +211,9 @@ def _stop(state: Following, kill: bool, cause: Cause) -> Following:
     return replace(state, phase=Phase.STOPPING, directive=Stop(state.number, kill, cause, grace))
 
 
-def _succeeded(state: Following) -> Following:
-    return _over(state, Finish(Outcome(OutcomeKind.SUCCEEDED)))
+def _succeeded(state: Following, unknown: str = "") -> Following:
+    state = replace(state, alone=bool(unknown))
+    return _over(state, Finish(Outcome(OutcomeKind.SUCCEEDED, unknown)))
 
 
 def _over(state: Following, directive: Directive) -> Following:

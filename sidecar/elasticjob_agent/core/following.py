@@ -65,7 +65,8 @@ class Following:
         number: of the last round that we had a place in.
         restarts: failures charged to the job so far.
         uncharged: failures in a row that were not.
-        told: the round of which the failure was noted for the others.
+        noted: the round of which the failure was noted for the others.
+        alone: we ended as done, and whether the others are is not known.
     """
 
     terms: Terms
@@ -77,6 +78,7 @@ class Following:
     restarts: int = 0
     uncharged: int = 0
     noted: int = 0
+    alone: bool = False
 
 
 # -- events -------------------------------------------------------------------------
@@ -132,7 +134,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The exit barrier's time is over."""
+    """The exit barrier's time is over; `unknown` says why the others' end is not known."""
+
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,8 +150,9 @@ def _took(began_ms: int | None, ended_ms: int | None) -> int | None:
 
 
 def _over(known: Recorded, after: Following, who: Identity, utc_ms: int) -> Recorded:
-    """Only an end that is the job's closes the round; that this node left is its own."""
-    if not isinstance(after.directive, Finish):
+    """Only an end that is the job's closes the round; that this node left, or has lost sight of
+    the others, is its own."""
+    if not isinstance(after.directive, Finish) or after.alone:
         return known
     outcome = after.directive.outcome
     known = replace(

@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import threading
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,8 @@ class Feed:
         self._stop: threading.Event | None = None
         self._response: Any = None
         self._failure: Exception | None = None
+        self.failed_at = float("-inf")
+        """When etcd did not answer last, in monotonic seconds."""
         self._inside = f'"key":"{paths.rendezvous}/v_'.encode()
 
     @property
@@ -131,7 +134,7 @@ class Feed:
                 if stop.is_set():
                     return
                 failures = 1 if self._failure is None else failures + 1
-                self._failure = error
+                self._failure, self.failed_at = error, time.monotonic()
                 log.info("the watch of %s ended: %r", self._paths.rendezvous, error)
                 self._probe()
             stop.wait(after_failure(failures, random.random()))

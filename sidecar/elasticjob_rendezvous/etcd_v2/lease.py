@@ -20,15 +20,17 @@ def renew(
     *,
     first_after_seconds: float = 0.0,
     lost: Callable[[], bool] = lambda: False,
+    failed: Callable[[], None] = lambda: None,
 ) -> threading.Event:
     """Refresh `path` every half of its time to live, until the returned event is set.
 
     torch's thread dies of any error but one. This one tries again, soon, whatever went
     wrong: while etcd is away nothing runs out, and nobody else can say that it has. Only
-    where etcd no longer knows the path does `lost` decide whether to go on.
+    where etcd no longer knows the path does `lost` decide whether to go on. `failed` is
+    called, by the thread, whenever it went wrong.
     """
     stop = threading.Event()
-    arguments = (client, path, ttl_seconds, first_after_seconds, lost, stop)
+    arguments = (client, path, ttl_seconds, first_after_seconds, lost, failed, stop)
     threading.Thread(target=_keep, args=arguments, name=f"renew {path}", daemon=True).start()
     return stop
 
@@ -39,6 +41,7 @@ def _keep(
     ttl_seconds: float,
     pause_seconds: float,
     lost: Callable[[], bool],
+    failed: Callable[[], None],
     stop: threading.Event,
 ) -> None:
     while not stop.wait(pause_seconds):
@@ -46,6 +49,7 @@ def _keep(
         try:
             client.refresh(path, ttl=ttl_seconds)
         except etcd.EtcdKeyNotFound:
+            failed()
             if not _goes_on(lost):
                 log.warning("%s has run out", path)
                 return
@@ -53,8 +57,10 @@ def _keep(
             if "Not a file" in str(error):
                 log.info("%s is a folder, and this etcd cannot renew folders", path)
                 return
+            failed()
             pause_seconds = _soon(path, ttl_seconds, error)
         except Exception as error:  # a top loop: whatever it is, the key must be kept
+            failed()
             pause_seconds = _soon(path, ttl_seconds, error)
 
 

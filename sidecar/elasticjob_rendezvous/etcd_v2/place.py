@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from typing import Any
 
 import etcd
@@ -30,6 +31,8 @@ class Place:
         self.key = paths.keep_alive(version, rank)
         self._stop: threading.Event | None = None
         self._final: str | None = None
+        self.failed_at = float("-inf")
+        """When the key could not be renewed last, in monotonic seconds."""
 
     def confirm_final(self, text: str) -> None:
         """The version is final: this is what is put back if all gets lost."""
@@ -44,6 +47,7 @@ class Place:
             KEEPALIVE_TTL_SECONDS,
             first_after_seconds=KEEPALIVE_TTL_SECONDS / 2,
             lost=self._restored,
+            failed=self._failed,
         )
         return self._stop
 
@@ -64,6 +68,9 @@ class Place:
         with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
             if index is not None:
                 self._client.delete(self.key, prevIndex=index)
+
+    def _failed(self) -> None:
+        self.failed_at = time.monotonic()
 
     def _restored(self) -> bool:
         """Set our key again where it ran out and the version still stands: nobody missed it.

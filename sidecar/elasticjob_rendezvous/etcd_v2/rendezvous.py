@@ -252,16 +252,24 @@ class EtcdRendezvous(Endings):
         """How many wait for the next version; more than 0 too where ours is over.
 
         Looks after the members' keys now and then, so that the loss of a node is told.
+        When etcd was away they count again once all who live have had the time to set theirs.
         Raises etcd.EtcdException where etcd does not answer.
         """
-        state = self._active.state()
+        try:
+            state = self._active.state()
+        except etcd.EtcdException:
+            self._failed_at = time.monotonic()
+            raise
         ours = self._completed
         alive = None
         if state is None and is_lost(self.client, self._paths):
             return 0  # it is not over: the members put it back
         if state is not None and ours is not None and state.has(Status.FINAL, ours):
             looked, alive = self._looked
-            if time.monotonic() - looked > KEEPALIVE_TTL_SECONDS / 4:
+            if self._unsettled_seconds() > 0:
+                alive = None
+                self._looked = (0.0, None)
+            elif time.monotonic() - looked > KEEPALIVE_TTL_SECONDS / 4:
                 alive = self._keep_alives(ours)
                 self._looked = (time.monotonic(), alive)
         return patience.nodes_waiting(state, ours, alive)

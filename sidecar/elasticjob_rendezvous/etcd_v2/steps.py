@@ -21,6 +21,7 @@ from elasticjob_rendezvous.etcd_v2.core.paths import Paths, is_keep_alive
 from elasticjob_rendezvous.etcd_v2.core.records import (
     FIRST_VERSION,
     JOINABLE_TTL_SECONDS,
+    KEEPALIVE_TTL_SECONDS,
     State,
     Status,
 )
@@ -59,6 +60,7 @@ class Steps:
         self._active = ActiveVersion(client, paths, self._feed)
         self._waiting = Waiting(self._feed, timeout)
         self._place: Place | None = None
+        self._failed_at = float("-inf")  # when etcd did not answer us last
         self._completed: str | None = None  # the version of our last rendezvous
         self._announced: tuple[str, float] | None = None  # the version, and when
 
@@ -183,17 +185,31 @@ class Steps:
             state = parsed(seen.text)
             if not state.has(Status.FINAL, expected_version):
                 return
-            if seen.reading != reading:
-                listed, reading = self._keep_alives(expected_version), seen.reading
+            unsettled_seconds = self._unsettled_seconds()
+            if unsettled_seconds > 0:
+                alive, reading = set(patience.keys_of(state)), -1
+            else:
+                if seen.reading != reading:
+                    listed, reading = self._keep_alives(expected_version), seen.reading
+                alive = listed - seen.gone
             waited = time.monotonic() - since
-            match patience.verdict_on_final(
-                state, listed - seen.gone, own, waited, self._notice_seconds
-            ):
+            match patience.verdict_on_final(state, alive, own, waited, self._notice_seconds):
                 case patience.Free(reason):
                     self._destroy(state, reason)
                     return
                 case patience.Stay(seconds):
-                    seen = self._waiting.next(seen, seconds)
+                    times = [s for s in (seconds, unsettled_seconds) if s]
+                    seen = self._waiting.next(seen, min(times, default=None))
+
+    def _unsettled_seconds(self) -> float:
+        """How long keys that are missing say nothing yet, 0 for no longer: etcd was away.
+
+        All may have run out then, and who lives sets its own again.
+        """
+        failed_at = max(self._failed_at, self._feed.failed_at)
+        if self._place is not None:
+            failed_at = max(failed_at, self._place.failed_at)
+        return max(0.0, failed_at + KEEPALIVE_TTL_SECONDS - time.monotonic())
 
     def handle_join_last_call(self, expected_version: str, deadline: float) -> None:
         """Wait until `deadline` (as `time.time()` counts) for more to join, then let nobody in.

@@ -177,6 +177,14 @@ def test_the_exit_barrier_ends(end: Event) -> None:
     assert part.directive.outcome.kind is OutcomeKind.SUCCEEDED
 
 
+def test_who_ends_alone_says_so() -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, done=True)
+    part.feed(Waited("etcd did not answer"))
+    assert part.directive == Finish(Outcome(OutcomeKind.SUCCEEDED, "etcd did not answer"))
+    assert part.state.alone
+
+
 def test_the_done_enter_again_when_another_failed() -> None:
     part = running()
     part.tells(workers=Workers.NONE, done=True)

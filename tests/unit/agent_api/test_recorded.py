@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticjob_agent.core.following import Departed, Event, Joined, Seen, Told
+from elasticjob_agent.core.following import Departed, Event, Joined, Seen, Told, Waited
 from elasticjob_agent.core.recorded import Recorded, recorded, records
 from elasticjob_operator.core.mirrored import records as read_records
 from elasticjob_operator.core.mirrored import rendezvous_view
@@ -146,6 +146,16 @@ def test_success():
     assert told.view().state == RoundState.FINAL
     told.feed(Seen(met=True))
     assert told.view().outcome.kind == OutcomeKind.SUCCEEDED
+
+
+def test_who_ends_alone_does_not_end_the_job():
+    told = seeking()
+    told.runs(1)
+    told.tells(workers=Workers.NONE, done=True)
+    told.feed(Waited("etcd did not answer"))
+    view = told.view()
+    assert (view.state, view.outcome) == (RoundState.FINAL, None)
+    assert view.members[0].state == MemberState.DONE
 
 
 def test_who_left_is_gone_and_closes_nothing():

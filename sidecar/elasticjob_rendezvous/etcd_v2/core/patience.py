@@ -64,7 +64,7 @@ def verdict_on_final(
     and are here. The members that still work look at `num_workers_waiting` in it, and so it
     stays for a notice before it goes, unless all that are alive are waiting anyway.
     """
-    keys = [_slashed(key) for key in state.keep_alives]
+    keys = keys_of(state)
     missing = [key for key in keys if key not in alive]
     if own in keys and own not in missing:
         reason = f"{own} has come back"
@@ -76,6 +76,11 @@ def verdict_on_final(
         return Free(reason)
     left = notice_seconds - announced_seconds
     return Free(reason) if left <= 0 else Stay(left)
+
+
+def keys_of(state: State) -> list[str]:
+    """The keys of a version's members, as etcd calls them."""
+    return [_slashed(key) for key in state.keep_alives]
 
 
 def missing_members(state: State, gone: Collection[str], version_path: str) -> list[str]:

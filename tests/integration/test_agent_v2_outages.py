@@ -1,0 +1,91 @@
+"""Agents on etcd's v2 API whose etcd goes away: training goes on, and an end waits to be told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.integration.agent_rig import Gang, gang, until
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import EtcdServer
+from tests.integration.launcher_rig import mark
+
+__all__ = ["gang", "mark"]
+
+SECONDS = 60.0
+KEYS_LIVE_SECONDS = 10.0
+UNTOLD = "the others cannot be told yet"
+EACH = """
+import json, os, pathlib, sys, time
+folder, rank, number = pathlib.Path(sys.argv[1]), os.environ["RANK"], os.environ["ELASTICJOB_ROUND"]
+(folder / f".started-{number}-{rank}").write_text(json.dumps({"pid": os.getpid(), **os.environ}))
+(folder / f".started-{number}-{rank}").rename(folder / f"started-{number}-{rank}")
+while not (folder / f"finish-{rank}").exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(params=["3.4", "3.5.35"])
+def etcd(request: pytest.FixtureRequest, start_etcd: StartEtcd, gang: Gang) -> EtcdServer:
+    gang.etcd = start_etcd(request.param, arguments=("--enable-v2",))
+    gang.script.write_text(EACH)
+    return gang.etcd
+
+
+def finish(gang: Gang, rank: int) -> None:
+    (gang.folder / f"finish-{rank}").touch()
+
+
+def rounds(gang: Gang) -> set[str]:
+    return {path.name.split("-")[1] for path in gang.folder.glob("started-*")}
+
+
+def both(gang: Gang) -> None:
+    for _ in range(2):
+        gang.agent("2:2", "--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")
+    gang.started(1, 2)
+
+
+def away_past_the_keys(etcd: EtcdServer) -> None:
+    etcd.kill()
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + KEYS_LIVE_SECONDS + 1, "the keys to run out", SECONDS)
+
+
+def test_an_end_that_etcd_is_not_there_for_is_told_when_it_is(gang: Gang, etcd: EtcdServer) -> None:
+    both(gang)
+    etcd.kill()
+    for rank in range(2):
+        finish(gang, rank)
+    until(lambda: all(UNTOLD in agent.output() for agent in gang.agents), "the trouble", SECONDS)
+    etcd.start()
+    assert [agent.wait(SECONDS) for agent in gang.agents] == [0, 0], gang.outputs()
+    assert all(f"job {gang.run_id} succeeded\n" in agent.output() for agent in gang.agents)
+    assert rounds(gang) == {"1"}
+
+
+def test_who_was_done_meanwhile_is_not_missed(gang: Gang, etcd: EtcdServer) -> None:
+    both(gang)
+    away_past_the_keys(etcd)
+    finish(gang, 0)
+    told = until(lambda: [a for a in gang.agents if UNTOLD in a.output()], "the trouble", SECONDS)
+    etcd.start()
+    told[0].says("done; waiting for the other agents")
+    finish(gang, 1)
+    assert [agent.wait(SECONDS) for agent in gang.agents] == [0, 0], gang.outputs()
+    assert rounds(gang) == {"1"}, gang.outputs()
+
+
+def test_training_outlives_an_etcd_that_is_away_for_longer_than_keys_live(
+    gang: Gang, etcd: EtcdServer
+) -> None:
+    both(gang)
+    away_past_the_keys(etcd)
+    etcd.start()
+    back = time.monotonic()
+    until(lambda: time.monotonic() > back + KEYS_LIVE_SECONDS + 3, "who is missed", SECONDS)
+    assert rounds(gang) == {"1"}, gang.outputs()
+    gang.agents[1].process.kill()
+    gang.agent("2:2", "--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1")
+    gang.started(2, 2, SECONDS)
