@@ -15,7 +15,6 @@ import multiprocessing.spawn
 import os
 import pickle
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,8 +54,8 @@ def with_local_rank(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
 class CallFolder:
     """Where a call is handed over and its results are left."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path or Path(tempfile.mkdtemp(prefix="elasticjob-call-"))
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @property
     def call(self) -> Path:

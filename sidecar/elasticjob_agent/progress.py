@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from elasticjob import layout
 from elasticjob_agent.core.model import Event, State, WorkersProgressed
 from elasticjob_agent.core.progress import TEXT_BYTES, WorkerProgress, with_saved, worker_progress
+from elasticjob_agent.scratch import ScratchFolder
 
 _ROUND = re.compile(r"round_(\d+)")
 _OPEN_TO_ALL = 0o1777
@@ -42,12 +42,13 @@ class ProgressFiles:
     def __init__(self, folder: Path | None, shared: bool = False) -> None:
         self._folder = folder
         self._shared = shared
-        self._made: Path | None = None
+        self._made: ScratchFolder | None = None
 
     def prepare(self, number: int, slots: int) -> None:
         """Make what the round's workers are told of, blank. Raises OSError."""
         if self._folder is None:
-            self._folder = self._made = Path(tempfile.mkdtemp(prefix="elasticjob-progress-"))
+            self._made = ScratchFolder("progress")
+            self._folder = self._made.path
         for local_rank in range(slots):
             path = self.file(number, local_rank)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,7 @@ class ProgressFiles:
     def close(self) -> None:
         """Remove the folder, if it is our own."""
         if self._made is not None:
-            shutil.rmtree(self._made, ignore_errors=True)
+            self._made.close()
 
     def _round(self, number: int) -> Path:
         assert self._folder is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent_rig import Gang, gang, until
+from tests.integration.agent_rig import QUICK, Gang, gang, until
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, mark
 
@@ -120,6 +120,20 @@ def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -
     assert agent.wait() == 0, agent.output()
     assert "told to fail" in (folder / "round_1" / "1" / "stderr.log").read_text()
     assert (folder / "round_2" / "0" / "stdout.log").exists()
+
+
+def test_what_a_killed_agent_left_goes_with_the_next_one(gang: Gang, tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    lives, killed = (gang.agent("1:3", conf=QUICK, env=env) for _ in range(2))
+    until(lambda: len(list(tmp_path.glob("elasticjob-agent-*"))) == 2, "their folders")
+    killed.signal(signal.SIGKILL)
+    killed.wait()
+    third = gang.agent("1:3", conf=QUICK, env=env)
+    third.says("whose process was killed")
+    until(lambda: len(list(tmp_path.glob("elasticjob-agent-*"))) == 2, "two folders")
+    gang.finish()
+    assert [lives.wait(), third.wait()] == [0, 0], gang.outputs()
+    assert list(tmp_path.glob("elasticjob-*")) == []
 
 
 def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, WorkerS
 from elasticjob_agent.call import Call, CallFolder, with_local_rank
 from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart
 from elasticjob_agent.local import LocalHands
+from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_agent.settings import LogSettings, visible_devices
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -57,6 +58,7 @@ class LocalElasticAgent(HandsElasticAgent):
         self._start_method = start_method
         self._logs_specs = logs_specs or DefaultLogsSpecs(redirects=spec.redirects, tee=spec.tee)
         self._log_line_prefix_template = log_line_prefix_template
+        self._scratch: ScratchFolder | None = None
         self._call_folder: CallFolder | None = None
         self._settings: Node | None = None
         self._devices(spec.local_world_size - 1)  # too few show here, not in the first round
@@ -76,7 +78,9 @@ class LocalElasticAgent(HandsElasticAgent):
             return LocalHands((spec.entrypoint,))
         assert spec.entrypoint is not None
         call = Call(spec.entrypoint, spec.args)
-        folder = self._call_folder = self._call_folder or CallFolder()
+        if self._scratch is None:
+            self._scratch = ScratchFolder("call")
+        folder = self._call_folder = self._call_folder or CallFolder(self._scratch.path)
         if self._start_method == "fork":
             return ForkedHands(call, folder)
         return LocalHands(keep_fds=folder.write(call))
@@ -151,9 +155,9 @@ class LocalElasticAgent(HandsElasticAgent):
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
     ) -> None:
         super()._shutdown(death_sig, timeout)
-        folder, self._call_folder = self._call_folder, None
-        if folder is not None:
-            shutil.rmtree(folder.path, ignore_errors=True)
+        scratch, self._scratch, self._call_folder = self._scratch, None, None
+        if scratch is not None:
+            scratch.close()
         logs = None if self._settings is None else self._settings.logs.folder
         succeeded = self._worker_group.state is WorkerState.SUCCEEDED
         if logs is not None and succeeded and self._logs_specs.log_dir is None:

@@ -1,0 +1,87 @@
+"""Temporary folders: of the living they stay, of the dead they go, of strangers they stay."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob_agent.scratch import ScratchFolder
+
+HOLDER = """
+import sys
+from elasticjob_agent.scratch import ScratchFolder
+folder = ScratchFolder("test")
+(folder.path / "round_1").mkdir()
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that has a folder, and the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    yield process, Path(process.stdout.readline().strip())
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_goes_with_who_made_it(tmp_path: Path) -> None:
+    folder = ScratchFolder("test")
+    (folder.path / "file").touch()
+    folder.close()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_process_leaves_nothing_to_the_next_but_one(
+    tmp_path: Path, holder: tuple[subprocess.Popen[str], Path]
+) -> None:
+    process, left = holder
+    living = ScratchFolder("test")
+    assert left.exists(), "its process lives"
+    process.kill()
+    process.wait()
+    assert left.exists()
+    third = ScratchFolder("other")
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, third.path])
+    living.close()
+    third.close()
+
+
+def test_what_is_another_users_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, us = tmp_path / "elasticjob-agent-theirs", os.geteuid()
+    theirs.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: us + 1)
+        ScratchFolder("test").close()
+    assert theirs.exists()
+    ScratchFolder("test").close()
+    assert not theirs.exists()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "elasticjob-agent-link"
+    (elsewhere / "kept").mkdir(parents=True)
+    link.symlink_to(elsewhere)
+    ScratchFolder("test").close()
+    assert (elsewhere / "kept").exists()
+    assert link.is_symlink()
