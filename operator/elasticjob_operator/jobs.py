@@ -38,6 +38,7 @@ class JobMemory:
 
     Args:
         incarnation: the newest one known from any source; None before it was learnt.
+        goes_on: whether that one was there and not suspended when its rendezvous was last read.
         bounds: what was written last, which the mirror may not show yet.
         refusal: why pods cannot be created, and since when.
         foreign: indices of pods of the right name that are not this job's.
@@ -58,6 +59,7 @@ class JobMemory:
     key: JobKey
     uid: str
     incarnation: int | None = None
+    goes_on: bool = False
     bounds: Bounds | None = None
     refusal: Refusal | None = None
     foreign: set[int] = field(default_factory=set)

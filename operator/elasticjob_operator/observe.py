@@ -66,11 +66,15 @@ class Observer:
             newest = max(labelled, 1)
             found = etcd.records(namespace, uid, newest) if etcd else None
         readable = etcd is not None and etcd.mirror.known
-        known = readable or labelled > 0 or memory.incarnation is not None
+        # One that was suspended is over: unreadable, nobody knows whether the next has begun.
+        known = readable or _has_pods(own, newest) or memory.goes_on
         if known:
             memory.incarnation = newest
         pods = await self._pods(job, memory, own)
-        return Sight(observed(memory, newest, found, pods), known)
+        seen = observed(memory, newest, found, pods)
+        if seen.rendezvous.readable:
+            memory.goes_on = not seen.rendezvous.suspended
+        return Sight(seen, known)
 
     async def _look_through_agents(
         self, job: ElasticJob, memory: JobMemory, agents: Agents
@@ -193,6 +197,12 @@ def seen_again(
 def due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
     """How long from now until a plan changes by itself."""
     return None if wake_at is None else max((wake_at - now).total_seconds(), 0.0)
+
+
+def _has_pods(own: list[Json], incarnation: int) -> bool:
+    """Whether pods of this incarnation are there to stay."""
+    there = (raw for raw in own if "deletionTimestamp" not in raw["metadata"])
+    return any(_incarnation(raw) == incarnation for raw in there)
 
 
 def _incarnation(raw: Json) -> int:

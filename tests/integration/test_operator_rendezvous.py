@@ -265,6 +265,22 @@ def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
     assert set(seen) == {("Running", "final"), ("Suspended", "closed")}, seen
 
 
+def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: EtcdServer) -> None:
+    """Its pods would be of the gang that was suspended, and end at once."""
+    running(here, etcd, 2)
+    here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
+    here.await_status(phase="Suspended")
+    here.await_pods()
+    etcd.kill()
+    here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
+    wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
+    assert here.pods() == []
+    etcd.start()
+    wait_until(lambda: here.pods() == ["job-0", "job-1"], "pods", _TAKEOVER_SECONDS)
+    labels = here.get("pods", "job-0")["metadata"]["labels"]  # type: ignore[index]
+    assert labels["elasticjob.dev/incarnation"] == "2"
+
+
 def test_an_operator_that_was_killed_catches_up(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
