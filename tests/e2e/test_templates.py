@@ -241,11 +241,21 @@ def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
     assert "denied" in denying.log("stranger", "main"), "the policy is in force"
 
 
+def blocked(corner: Corner, name: str, reason: str) -> Json:
+    """Wait until PodsReady says this of the job; the condition then."""
+
+    def told() -> Json | None:
+        condition = corner.condition(name, "PodsReady")
+        return condition if condition.get("reason") == reason else None
+
+    found: Json = corner.until(told, f"PodsReady of {name} to say {reason}")
+    return found
+
+
 def test_a_quota_is_named_and_the_others_train_on(applied: Namespaces) -> None:
     quota = applied.quota
     quota.running("limited", 1)
-    condition = quota.told("limited", "PodsReady", "False")
-    assert condition["reason"] == "QuotaExceeded"
+    condition = blocked(quota, "limited", "QuotaExceeded")
     assert "pods=1" in condition["message"]
     quota.advances("limited", quota.latest("limited") + 5)
     quota.kubectl("patch", "quota", "one", "--type=merge", "-p", '{"spec":{"hard":{"pods":"9"}}}')
@@ -260,11 +270,7 @@ def test_an_image_that_one_node_cannot_pull_is_named_and_the_others_train_on(
     corner = applied.plain
     corner.running("half", 1)
 
-    def told() -> Json | None:
-        condition = corner.condition("half", "PodsReady")
-        return condition if condition.get("reason") == "ImageUnavailable" else None
-
-    condition = corner.until(told, "the image to be named")
+    condition = blocked(corner, "half", "ImageUnavailable")
     assert ONE_NODE_IMAGE in condition["message"]
     assert "half-" in condition["message"]
     corner.advances("half", corner.latest("half") + 5)

@@ -116,7 +116,8 @@ class Gang:
 
     def seal(self, number: int, kind: CauseKind = CauseKind.START) -> None:
         """All of them are in a final round; each knows its own name alone."""
-        names = sorted(self.agents)
+        names, keys = sorted(self.agents), self.keys
+        words: dict[str, Served] = {}
         for rank, name in enumerate(names):
             seats = tuple(
                 Seat(
@@ -137,19 +138,27 @@ class Gang:
                 since_ms=1_000_000,
             )
             history = History(number, Cause(kind), len(names), join_ms=30)
-            self._say(name, MemberState.RUNNING, found, roster=roster, history=history)
+            told = {keys.roster(number): roster, keys.history(number): history}
+            words[name] = self._word(keys, name, MemberState.RUNNING, found, told)
+        self._say(words)
 
     def end(self, outcome: Outcome, **others: Any) -> None:
         """The job is over, and all of them say so."""
-        for name in self.agents:
-            closed = Round(1, RoundState.CLOSED, Cause(CauseKind.START), outcome=outcome, **others)
-            self._say(name, MemberState.DONE, closed)
+        keys = self.keys
+        closed = Round(1, RoundState.CLOSED, Cause(CauseKind.START), outcome=outcome, **others)
+        self._say(
+            {name: self._word(keys, name, MemberState.DONE, closed, {}) for name in self.agents}
+        )
 
-    def _say(self, name: str, state: MemberState, found: Round, **others: Any) -> None:
-        agent, keys = self.agents[name], self.keys
-        member = Member(agent.uid, "s", name, "10.0.0.1", 0, state=state, round=found.number)
-        records: dict[str, object] = {keys.round: found, keys.session(agent.uid, "s"): member}
-        if others:
-            records[keys.roster(found.number)] = others["roster"]
-            records[keys.history(found.number)] = others["history"]
-        agent.says = served(keys.prefix, "c10d", agent.uid, records, found.state.value)
+    def _word(
+        self, keys: Keys, name: str, state: MemberState, found: Round, others: dict[str, object]
+    ) -> Served:
+        uid = self.agents[name].uid
+        member = Member(uid, "s", name, "10.0.0.1", 0, state=state, round=found.number)
+        records: dict[str, object] = {keys.round: found, keys.session(uid, "s"): member, **others}
+        return served(keys.prefix, "c10d", uid, records, found.state.value)
+
+    def _say(self, words: dict[str, Served]) -> None:
+        """All at one moment, as near as can be: whoever asks in between hears of half a gang."""
+        for name, word in words.items():
+            self.agents[name].says = word

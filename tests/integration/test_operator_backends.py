@@ -82,6 +82,7 @@ def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
     with gang.of("job-0"), gang.of("job-1"):
         gang.seal(1)
         here.await_status(phase="Running", readyNodes=2)
+        wait_until(lambda: len(here.status()["members"]) == 2, "both members", SECONDS)
         found = here.status()
         assert {one["pod"]: one["rank"] for one in found["members"]} == {"job-0": 0, "job-1": 1}
         shown = found["rendezvous"]

@@ -16,6 +16,8 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator
 
 StartOperator = Callable[..., Operator]
 _TAKEOVER_SECONDS = 30.0
+_HANDOVER_SECONDS = 7.0
+"""Less than the eight of a Lease that nobody lets go of."""
 _WRITES = re.compile(
     r'apiserver_request_total\{[^}]*resource="(?P<resource>[a-z]+)"[^}]*'
     r'verb="(?P<verb>POST|PUT|PATCH|APPLY|DELETE)"[^}]*\} (?P<count>\S+)'
@@ -111,7 +113,7 @@ def test_a_replica_that_is_told_to_end_hands_over_at_once(
     first, second = start_operator("first"), start_operator("second")
     wait_until(lambda: first.metric("elasticjob_leader") == 1, "an active replica", SECONDS)
     assert first.stop() == 0
-    wait_until(lambda: second.metric("elasticjob_leader") == 1, "the other", 4.0)
+    wait_until(lambda: second.metric("elasticjob_leader") == 1, "the other", _HANDOVER_SECONDS)
 
 
 def test_a_standby_replica_ends_when_told(start_operator: StartOperator) -> None:
