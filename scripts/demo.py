@@ -83,6 +83,10 @@ class Recorder:
         self.plain.close()
 
     @property
+    def gone(self) -> bool:
+        return self.plain.gone
+
+    @property
     def step(self) -> int:
         step = self.latest.progress.get("step", 0) if self.latest else 0
         return step if isinstance(step, int) else 0

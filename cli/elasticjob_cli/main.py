@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from elasticjob_cli.errors import CommandError, ExitCode
@@ -99,6 +101,9 @@ def kubectl() -> None:
 
 def _run(app: Callable[[], typer.Typer], name: str) -> None:
     """Errors become a line on standard error and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a locale lacks must not end a command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()(prog_name=name)
     except CommandError as error:
@@ -110,11 +115,25 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         sys.stderr.close()
         sys.exit(int(ExitCode.FAILED))
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        print(f"{name}: the output cannot be written: {error.strerror}", file=sys.stderr)
-        sys.stderr.close()  # what is left in the buffer would be tried once more
+        print(f"{name}: {_told(error)}", file=sys.stderr)
+        if error.filename is None:
+            sys.stderr.close()  # output that is left in a buffer would be tried once more
         sys.exit(int(ExitCode.FAILED))
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends is no traceback
+
+
+def _told(error: OSError) -> str:
+    """What the machine refused, in words."""
+    said = error.strerror or str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {said}"
+    match error.errno:
+        case errno.ENOENT:  # of all calls that name no file, getcwd says so
+            return "the current folder was removed: change to another one"
+        case errno.ENOSPC:
+            return f"the output cannot be written: {said}"
+    return said
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from elasticjob_cli.errors import CommandError
 
 LONGEST_RUN_DIR = 60
 """Sockets live below the run's folder, and a unix socket's path has at most 107 bytes."""
@@ -18,8 +21,22 @@ def state_root() -> Path:
     """The folder of all local jobs of this user."""
     base = os.environ.get("XDG_STATE_HOME", "")
     # The specification of these variables says that a relative path is to be ignored.
-    home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
-    return home / "elasticjob"
+    root = Path(base) if base.startswith("/") else _home() / ".local" / "state"
+    return root / "elasticjob"
+
+
+def _home() -> Path:
+    """HOME, or the account's own where that is no folder's full path."""
+    named = os.environ.get("HOME", "")
+    if named.startswith("/"):
+        return Path(named)
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise CommandError(
+            "there is no home folder to keep local jobs in: HOME is not set and this user "
+            f"({os.getuid()}) has no account; set XDG_STATE_HOME or HOME to a folder"
+        ) from None
 
 
 def run_dir() -> Path:

@@ -146,13 +146,14 @@ def test_etcd_is_found_in_the_wheel(rig: LocalRig, tmp_path: Path) -> None:
 def test_an_etcd_that_cannot_run_is_said_so(rig: LocalRig, tmp_path: Path) -> None:
     fake = tmp_path / "bin" / "etcd"
     fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\nexit 3\n")
+    fake.write_text("#!/bin/sh\necho this etcd is broken\nexit 3\n")
     fake.chmod(0o755)
     refused = rig.call(
         "run", rig.manifest(), "--plain", env={"PATH": f"{fake.parent}:{rig.env['PATH']}"}
     )
     assert refused.returncode == 1
     assert f"etcd ({fake}) did not come up" in refused.stderr
+    assert refused.stderr.rstrip().endswith(": this etcd is broken")
     rig.nothing_left()
 
 

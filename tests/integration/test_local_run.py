@@ -187,6 +187,19 @@ def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signa
     rig.nothing_left()
 
 
+def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
+    """As with `| head -1`, or when Ctrl-C ends the `tee` behind the pipe first."""
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    assert runner.stdout is not None
+    runner.stdout.close()
+    runner.stdout = None
+    assert rig.call("scale", "job", "--nodes", "3").returncode == 0  # it wants to tell of that
+    assert runner.wait(30) == 130
+    assert rig.status()["phase"] == "Suspended"
+    rig.nothing_left()
+
+
 def test_an_interrupt_while_the_cluster_starts_leaves_nothing(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     until(lambda: len(rig.processes()) >= 2, "the first process")

@@ -12,6 +12,7 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name, Namespace
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.local.control import call
 from elasticjob_cli.local.state import JobFolder, job
+from elasticjob_operator.model.base import INT32_MAX
 
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
@@ -21,7 +22,8 @@ END_SECONDS = 30.0
 def scale(
     name: Name,
     nodes: Annotated[
-        int, typer.Option("--nodes", "--replicas", min=0, help="Wanted number of nodes.")
+        int,
+        typer.Option("--nodes", "--replicas", min=0, max=INT32_MAX, help="Wanted number of nodes."),
     ],
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:

@@ -18,6 +18,7 @@ from elasticjob_cli.commands.options import (
     as_yaml,
     until_interrupted,
 )
+from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.state import JobFolder, job, jobs
 from elasticjob_cli.tables import aligned, description, header, job_list, row
 from elasticjob_operator.model import ElasticJob
@@ -49,23 +50,42 @@ def get(
       elasticjob get digits -w
     """
     folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
-    running = [folder.running() for folder in folders]  # before what they wrote last is read
-    objects = [folder.object() for folder in folders]
-    if not objects and output in (None, Output.WIDE):
+    running = {folder: folder.running() for folder in folders}  # before what they wrote last
+    found, unreadable = _read(folders)
+    if name and unreadable:
+        raise unreadable[0]
+    for error in unreadable:
+        typer.echo(f"elasticjob: {error}", err=True)
+    objects = list(found.values())
+    if not folders and output in (None, Output.WIDE):
         typer.echo("No local jobs: start one with `elasticjob run job.yaml`.", err=True)
         return
     _print(objects, output, single=name is not None)
     if output in (None, Output.WIDE):
-        for item, runs in zip(objects, running, strict=True):
-            if abandoned(ElasticJob.model_validate(item), runs):
+        for folder, item in found.items():
+            if abandoned(ElasticJob.model_validate(item), running[folder]):
                 typer.echo(f"{item['metadata']['name']}: {ABANDONED}", err=True)
     if watch:
         with until_interrupted():
-            _watch(folders, objects, output)
+            _watch(found, output)
+    if unreadable:
+        raise typer.Exit(int(ExitCode.FAILED))
 
 
-def _watch(folders: list[JobFolder], objects: list[dict[str, Any]], output: Output | None) -> None:
-    shown = dict(zip(folders, objects, strict=True))
+def _read(folders: list[JobFolder]) -> tuple[dict[JobFolder, dict[str, Any]], list[CommandError]]:
+    """The objects by their folders, and what is to be said of the others."""
+    found: dict[JobFolder, dict[str, Any]] = {}
+    unreadable = []
+    for folder in folders:
+        try:
+            found[folder] = folder.object()
+        except CommandError as error:
+            unreadable.append(error)
+    return found, unreadable
+
+
+def _watch(found: dict[JobFolder, dict[str, Any]], output: Output | None) -> None:
+    shown, folders = dict(found), list(found)
     while folders:
         time.sleep(POLL_SECONDS)
         # Asked before the read: what a runner writes before it ends is then never missed.

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_cli.local import screen
 from elasticjob_cli.local.container import Trainer, trainer
 from elasticjob_cli.local.ended import Ended
 from elasticjob_cli.local.interpreter import interpreter
@@ -19,6 +19,7 @@ from elasticjob_cli.local.state import DEFAULT_NAMESPACE
 from elasticjob_cli.local.view import LiveView, PlainView, View
 from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.base import INT32_MAX
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, load_file, shown
 
 
@@ -35,7 +36,8 @@ def run(
         str | None, typer.Option("--name", help="Run it under this name instead of its own.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=0, help="Begin with this many nodes.")
+        int | None,
+        typer.Option("--nodes", min=0, max=INT32_MAX, help="Begin with this many nodes."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
     console_logs: Annotated[
@@ -66,7 +68,7 @@ def run(
       kubectl get elasticjob digits -o yaml | elasticjob run -
     """
     job, container = prepare(file, name, nodes, python)
-    console = Console()
+    console = screen.console()
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
     try:
         ended = asyncio.run(execute(job, container, view, file, console_logs))
@@ -85,7 +87,9 @@ def prepare(
     try:
         jobs = load_file(file)
     except InvalidFile as error:
-        raise BadInput(f"{shown(file)} is not valid:\n{error}") from error
+        was_read = all(problem.line for problem in error.problems)
+        text = f"{shown(file)} is not valid:\n{error}" if was_read else str(error)
+        raise BadInput(text) from error
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
         raise BadInput(f"{shown(file)} must hold one ElasticJob; it holds {len(jobs)}: {names}")

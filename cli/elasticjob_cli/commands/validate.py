@@ -15,7 +15,7 @@ from elasticjob_operator.model.manifest import STANDARD_INPUT, check_file, shown
 def validate(
     files: Annotated[
         list[str],
-        typer.Argument(help="Manifests to check; - is standard input.", metavar="FILE..."),
+        typer.Argument(help="Manifests to check; - is standard input.", metavar="FILE"),
     ],
 ) -> None:
     """List every error of manifests with file, line and field.

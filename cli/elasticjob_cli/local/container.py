@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,14 @@ def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> N
         except UnicodeEncodeError:
             legal = False
         if not legal:
-            raise BadInput(f"{where}: {what} must hold no NUL and no half of a surrogate pair")
+            raise BadInput(f"{where}: {what} {_fault_of(word)}")
+
+
+def _fault_of(word: str) -> str:
+    if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+        return "must hold no NUL and no half of a surrogate pair"
+    encoding = sys.getfilesystemencoding()
+    return f"has characters that this machine's encoding ({encoding}) lacks: set LC_ALL=C.UTF-8"
 
 
 def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: str) -> str:

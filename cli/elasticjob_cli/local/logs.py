@@ -19,6 +19,7 @@ TRAINER = "trainer.log"
 AGENT = "agent.log"
 WORKERS = "workers"
 CHUNK = 1 << 20
+LONGEST_LINE = 1000
 MISSING = "[elasticjob] lines may be missing here: of much output only a part is kept"
 
 
@@ -95,6 +96,17 @@ def _inode(path: Path) -> int | None:
         return None
 
 
+def last_words(*files: Path) -> str:
+    """The last line in the first of these that has one, to stand after a sentence."""
+    for file in files:
+        tail = Tail(file)
+        lines = [line for line in (*tail.lines(), *tail.remainder()) if line.strip()]
+        tail.close()
+        if lines:
+            return f": {lines[-1].strip()[:LONGEST_LINE]}"
+    return ""
+
+
 def pods(logs: Path) -> list[str]:
     """The pods that wrote anything, in natural order."""
     return sorted((path.parent.name for path in logs.glob(f"*/{TRAINER}")), key=natural_order)
@@ -105,9 +117,11 @@ def seat_of(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict
 
     Raises `BadInput` naming the ranks or rounds there are.
     """
+    if not rounds:
+        raise BadInput("there is no rank yet: the job has not had a round")
     chosen = [item for item in rounds if number in (None, item["round"])]
     if not chosen:
-        there = ", ".join(str(item["round"]) for item in rounds) or "none yet"
+        there = ", ".join(str(item["round"]) for item in rounds)
         raise BadInput(f"there is no round {number}; rounds: {there}")
     for item in reversed(chosen):
         for seat in item["seats"]:

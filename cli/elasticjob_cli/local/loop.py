@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.apply import Applier
 from elasticjob_cli.local.asked import AskedAgents
-from elasticjob_cli.local.logs import TRAINER, Tail
+from elasticjob_cli.local.logs import TRAINER, last_words
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_cli.local.processes import Processes, WardenGone
 from elasticjob_cli.local.records import RoundBook
@@ -38,17 +38,6 @@ END_SECONDS = 5.0
 """Beyond the job's own grace, for pods of a finished job to be gone."""
 STILLBORN = 5
 """Pods that may fail one after the other without ever having been in a round."""
-
-
-def _last_words(pods: list[LocalPod]) -> str:
-    """The last line that any of these containers wrote, to stand after a sentence."""
-    for pod in reversed(pods):  # what the newest wrote may still be on its way
-        tail = Tail(pod.files.logs / TRAINER)
-        lines = [line for line in (*tail.lines(), *tail.remainder()) if line.strip()]
-        tail.close()
-        if lines:
-            return f": {lines[-1].strip()}"
-    return ""
 
 
 class Loop:
@@ -139,9 +128,11 @@ class Loop:
             raise CommandError(f"no pod could be started: {next(iter(pods)).refused}")
         if len(self._stillborn) >= STILLBORN and phase not in FINISHED:
             last = self._stillborn[-1]
+            # What the newest wrote may still be on its way.
+            said = last_words(*(pod.files.logs / TRAINER for pod in reversed(self._stillborn)))
             raise CommandError(
                 f"{len(self._stillborn)} pods ended before they were in a round, the last one with "
-                f"{last.launcher_exit}; see {last.files.logs}{_last_words(self._stillborn)}"
+                f"{last.launcher_exit}; see {last.files.logs}{said}"
             )
 
     async def _pause(self, wake_at: datetime | None) -> None:

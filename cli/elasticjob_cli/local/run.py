@@ -243,6 +243,8 @@ class LocalRun:
         rows = node_rows(observed, self._book.ranks(observed.rendezvous.round))
         progress = read_progress(self._folder.logs)
         self._view.show(Snapshot(self._stored.job, self._elapsed(), rows, progress))
+        if self._view.gone and not self._interrupted:
+            self._interrupt("nobody reads the output")  # as when a terminal is closed
 
 
 class _NoteHandler(logging.Handler):
@@ -258,7 +260,7 @@ class _NoteHandler(logging.Handler):
 
 def _first_command_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The message for the user among what went wrong at once; else the group itself."""
-    found = group.subgroup(CommandError)
+    found = group.subgroup(CommandError) or group.subgroup(OSError)
     if found is None:
         return group
     error: BaseException = found

@@ -25,8 +25,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.settings import state_root
+from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.problems import field_path
 
 DEFAULT_NAMESPACE = "default"
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -132,19 +136,41 @@ class JobFolder:
             return None
 
     def object(self) -> dict[str, Any]:
-        """The ElasticJob object as it was last written."""
+        """The ElasticJob object as it was last written; one that can be parsed.
+
+        Raises `CommandError` where it cannot, or is not there.
+        """
         try:
             document: dict[str, Any] = json.loads(self.status_file.read_bytes())
+            ElasticJob.model_validate(document)
         except FileNotFoundError:
             raise unknown_job(self.namespace, self.name) from None
+        except OSError as error:
+            raise self._unreadable(error.strerror) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = field_path(first["loc"])
+            raise self._unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from error
+        except ValueError as error:
+            raise self._unreadable(f"it is no JSON: {error}") from error
         return document
 
+    def _unreadable(self, why: str | None) -> CommandError:
+        there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
+        return CommandError(
+            f'the status of local job "{self.name}" cannot be read: {self.status_file}: {why}. '
+            "It was damaged, or written by another release: `elasticjob run` begins the job anew, "
+            f"`elasticjob delete {self.name}{there}` forgets it"
+        )
+
     def rounds(self) -> list[dict[str, Any]]:
+        """Every round of the run; none where they were damaged or are of another release."""
         try:
             document: list[dict[str, Any]] = json.loads(self.rounds_file.read_bytes())
-        except (OSError, ValueError):
+            whole = all(item.keys() >= {"round", "worldSize", "seats"} for item in document)
+        except (OSError, ValueError, TypeError, AttributeError):
             return []
-        return document
+        return document if whole else []
 
 
 def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
@@ -158,9 +184,10 @@ def jobs(namespace: str | None) -> list[JobFolder]:
     """Every local job of a namespace, or of all of them, by name."""
     found = []
     for status in state_root().glob("*/*/status.json"):
-        folder = JobFolder(status.parts[-3], status.parts[-2])
-        if namespace in (None, folder.namespace):
-            found.append(folder)
+        owner, name = status.parts[-3:-1]
+        ours = LABEL.fullmatch(owner) and LABEL.fullmatch(name)  # else somebody else's folder
+        if ours and namespace in (None, owner):
+            found.append(JobFolder(owner, name))
     return sorted(found, key=lambda folder: (folder.namespace, folder.name))
 
 

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from elasticjob_cli.local.screen import is_gone
 from elasticjob_cli.local.snapshot import Snapshot
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import CauseStatus, Status
@@ -43,6 +44,11 @@ class View(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody can see any of it any more."""
+        ...
 
 
 def cause_text(cause: CauseStatus | None) -> str:
@@ -107,6 +113,10 @@ class PlainView:
 
     def close(self) -> None: ...
 
+    @property
+    def gone(self) -> bool:
+        return is_gone(self._console)
+
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -145,6 +155,10 @@ class LiveView:
         self._live.transient = False
         self._draw()
         self._live.stop()
+
+    @property
+    def gone(self) -> bool:
+        return is_gone(self._console)
 
     def _draw(self) -> None:
         notes = Text("\n".join(self._notes), style="dim", no_wrap=True, overflow="ellipsis")

@@ -221,6 +221,19 @@ def test_get_and_describe_tell_of_a_runner_that_was_lost(kubectl: Path) -> None:
     assert CliRunner().invoke(application("get"), ["get"]).stderr == ""
 
 
+def test_get_lists_the_others_beside_a_job_that_cannot_be_read(kubectl: Path) -> None:
+    local(phase=Phase.SUCCEEDED)
+    folder = JobFolder("default", "broken")
+    folder.path.mkdir()
+    folder.status_file.write_text("{")
+    result = CliRunner().invoke(application("get"), ["get"])
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["NAME", "job"]
+    assert 'the status of local job "broken" cannot be read' in result.stderr
+    assert result.exit_code == 1
+    alone = CliRunner().invoke(application("get"), ["get", "broken"])
+    assert isinstance(alone.exception, CommandError)
+
+
 @pytest.mark.parametrize("options", [["--cluster"], ["--context", "c"], ["--kubeconfig", "k"]])
 def test_the_cluster_can_be_meant_all_the_same(kubectl: Path, options: list[str]) -> None:
     local()

@@ -111,7 +111,7 @@ def test_a_rank_or_round_that_never_was(rank: int, number: int | None, message: 
 
 
 def test_before_the_first_round(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="none yet"):
+    with pytest.raises(BadInput, match="the job has not had a round"):
         seat_of([], 0, None)
 
 

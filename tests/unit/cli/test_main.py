@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elasticjob_cli import main
 from elasticjob_cli.errors import ExitCode
 
+MANIFEST = """\
+apiVersion: elasticjob.dev/v1alpha1
+kind: ElasticJob
+metadata: {name: job}
+spec: {maxNodes: 1, template: {spec: {containers: [{name: trainer, command: ["true"]}]}}}
+"""
 INTERRUPTED_IMPORT = """
 import sys
 class Interrupting:
@@ -44,12 +54,64 @@ def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
     assert ran.stderr == "elasticjob: the output cannot be written: No space left on device\n"
 
 
-def test_a_disk_that_is_full_elsewhere_is_not_taken_for_that(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def own_sigint() -> Iterator[None]:
+    """`main` leaves Ctrl-C to the system: the process ends with it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_sigint")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "some/file"), "some/file: No space left on device"),
+        (PermissionError(13, "Permission denied", "a/b"), "a/b: Permission denied"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
 ) -> None:
     def command() -> None:
-        raise OSError(28, "No space left on device", "some/file")
+        raise error
 
     monkeypatch.setattr(main, "application", lambda first: lambda prog_name: command())
-    with pytest.raises(OSError, match="some/file"):
+    with pytest.raises(SystemExit) as ended:
         main.main()
+    assert ended.value.code == ExitCode.FAILED
+    assert capsys.readouterr().err == f"elasticjob: {said}\n"
+
+
+def call(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "elasticjob_cli", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)
+
+
+def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = f"cd {folder}; rmdir {folder}; {sys.executable} -m elasticjob_cli run job.yaml"
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == ExitCode.BAD_INPUT, ran.stderr
+    (tmp_path / "job.yaml").write_text(MANIFEST)
+    script = f"mkdir {folder}; {script.replace('job.yaml', '../job.yaml')}"
+    ran = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == ExitCode.FAILED
+    assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
+
+
+def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
+    file = os.fsencode(tmp_path) + b"/j\xff.yaml"
+    Path(os.fsdecode(file)).write_text(MANIFEST)
+    ran = call("validate", os.fsdecode(file))
+    assert (ran.returncode, ran.stdout) == (0, f"{tmp_path}/j\\udcff.yaml: valid\n")
+
+
+@pytest.mark.parametrize("verb", [["run", "job.yaml"], ["scale", "job"]])
+@pytest.mark.parametrize("nodes", ["-1", "x", "2147483648", "1.5"])
+def test_a_number_of_nodes_that_is_none_is_refused(verb: list[str], nodes: str) -> None:
+    ran = call(*verb, "--nodes", nodes)
+    assert ran.returncode == ExitCode.BAD_INPUT
+    assert "Invalid value for '--nodes'" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,66 @@ def test_a_folder_that_cannot_be_made_is_named(
     monkeypatch.setenv("XDG_STATE_HOME", str(corner / "file"))
     with pytest.raises(CommandError, match="set XDG_STATE_HOME to a folder that can"):
         JobFolder("default", "a").acquire()
+
+
+def test_folders_of_others_are_passed_over(corner: Path) -> None:
+    saved("a")
+    for strange in ("default/A b", "Team X/a"):
+        folder = corner / "elasticjob" / strange
+        folder.mkdir(parents=True)
+        (folder / "status.json").write_text("{}")
+    assert [folder.name for folder in jobs(None)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is no JSON"),
+        ('{"metadata":', "it is no JSON"),
+        ("[]", "Input should be"),
+        ('{"metadata": {"name": "a"}}', ": Field required"),
+    ],
+)
+def test_a_status_that_cannot_be_read_is_said_with_what_to_do(text: str, why: str) -> None:
+    folder = saved("a", "team")
+    folder.status_file.write_text(text)
+    with pytest.raises(CommandError) as refused:
+        folder.object()
+    said = str(refused.value)
+    assert said.startswith(f'the status of local job "a" cannot be read: {folder.status_file}: ')
+    assert why in said
+    assert "`elasticjob delete a -n team` forgets it" in said
+    folder.status_file.unlink()
+    folder.status_file.mkdir()
+    with pytest.raises(CommandError, match="Is a directory"):
+        folder.object()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '[{"round": 1}]', "7", "{}"])
+def test_rounds_that_cannot_be_read_are_none(text: str) -> None:
+    folder = saved("a")
+    folder.rounds_file.write_text(text)
+    assert not folder.rounds()
+
+
+@pytest.mark.parametrize("home", ["", "relative", None])
+def test_without_a_home_the_account_has_one(
+    home: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    if home is None:
+        monkeypatch.delenv("HOME", raising=False)
+    else:
+        monkeypatch.setenv("HOME", home)
+    account = pwd.getpwuid(os.getuid()).pw_dir
+    assert settings.state_root() == Path(account, ".local/state/elasticjob")
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(CommandError, match="set XDG_STATE_HOME or HOME to a folder"):
+        settings.state_root()
 
 
 @pytest.mark.parametrize("value", ["", "relative/path"])

@@ -1,0 +1,67 @@
+"""Output that cannot be written ends no run: it is dropped, and whoever asks learns of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elasticjob_cli.local.screen import Screen
+
+SCRIPT = """
+import sys
+from elasticjob_cli.local import screen
+from elasticjob_cli.local.view import {view}
+console = screen.console()
+view = {view}(console)
+for number in range(3):
+    view.note(0.0, "line")
+view.output("pod", "text")
+view.close()
+print("nobody can read this", flush={flush})
+print(view.gone, screen.is_gone(console), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("view", ["PlainView", "LiveView"])
+def test_a_reader_that_went_away_is_noticed_and_breaks_nothing(view: str) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    script = SCRIPT.format(view=view, flush=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=written,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(written)
+    said = "elasticjob: nobody reads the output any more: draining\nTrue True\n"
+    assert (ran.returncode, ran.stderr) == (0, said)
+
+
+def test_a_full_disk_is_borne(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        screen = Screen(full)
+        for _ in range(3):
+            assert screen.write("text\n") == 5
+            screen.flush()
+        assert not screen.gone
+        with pytest.raises(OSError, match="No space"):
+            full.close()  # what is left in the buffer is not ours to lose
+
+
+def test_what_is_asked_of_the_file_is_answered_by_it(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w", encoding="latin-1") as file:
+        screen = Screen(file)
+        assert (screen.encoding, screen.isatty(), screen.fileno()) == (
+            "latin-1",
+            False,
+            file.fileno(),
+        )
+        screen.write("text")
+        screen.flush()
+    assert (tmp_path / "out").read_text() == "text"
