@@ -6,6 +6,7 @@ read is remembered with the job and read again now and then.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 
 from elasticjob_operator.agent_status import Agents
@@ -62,7 +63,7 @@ class Dependents:
         """
         access = memory.access
         old = self._clock() - memory.checked_at > RECHECK_SECONDS
-        stale = access is not None and etcd.own and access.ca != etcd.ca
+        stale = access is not None and _is_stale(access, etcd)
         if old or renew or stale or (needed and access is None):
             await self._find_or_create(job, memory, SERVICES, children.service(job))
             memory.access = await self._ensure_access(job, memory, etcd)
@@ -148,6 +149,17 @@ class Dependents:
             return await self._kube.get(kind, namespace, name)
         except NotFound:
             return None
+
+
+def _is_stale(access: Access, etcd: Etcd | Agents) -> bool:
+    """Whether the Secret would hold something else by now."""
+    if etcd.own:
+        return access.ca != etcd.ca
+    if not isinstance(etcd, Etcd) or not etcd.held:
+        return False
+    # What its author's own Secret held when it was read for the operator's client.
+    data = {name: b64encode(value).decode() for name, value in etcd.held.items()}
+    return given_access({"data": data}, access.job_key) != access
 
 
 def _is_new(job: ElasticJob) -> bool:

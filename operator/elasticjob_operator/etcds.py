@@ -12,7 +12,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elasticjob_operator.agent_status import Agents, AgentStatus
@@ -49,7 +49,8 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Etcd:
-    """One etcd. `users` is set where each job gets a user of its own there."""
+    """One etcd. `users` is set where each job gets a user of its own there; `held` is what the
+    Secret held that a job named for it; `tasks` keep its mirror."""
 
     client: Client
     mirror: Mirror
@@ -59,6 +60,8 @@ class Etcd:
     lost_at: float | None = None
     stranger: str = ""
     """The identity of another cluster, when it is that one's."""
+    held: dict[str, bytes] = field(default_factory=dict)
+    tasks: tuple[asyncio.Task[None], ...] = ()
 
     def is_settling(self, now: float) -> bool:
         """Whether it cannot be read, but only for so short a time that it is not worth telling."""
@@ -132,11 +135,15 @@ class Etcds:
                 await self._secret(namespace, secret)
                 self._seen.add(place)
             return Agents(self.agents, namespace, job.metadata.uid)
-        if place not in self._named:
+        found = self._named.get(place)
+        if found is None or (secret and not found.mirror.known):
+            # A password that was mistyped, or changed since, is read anew.
             held = await self._secret(namespace, secret) if secret else {}
-            self._named[place] = self._start(self._foreign(list(wanted.endpoints), held))
-            await self._named[place].mirror.reached(0, FIRST_READ_SECONDS)
-        return self._named[place]
+            found = self._named.get(place)
+            if found is None or found.held != held:
+                found = self._begun_anew(place, self._foreign(list(wanted.endpoints), held))
+                await found.mirror.reached(0, FIRST_READ_SECONDS)
+        return found
 
     async def guard(self) -> None:
         """See that the operator's own etcd serves our cluster alone, and nobody without a user.
@@ -199,6 +206,15 @@ class Etcds:
         ca_file = settings.tls.ca_file if settings.tls else None
         return self._start(Etcd(client, Mirror(client), users, ca_file))
 
+    def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
+        """Follow this etcd instead of what was followed here. That one's client stays open until
+        the end: a look may be under way with it."""
+        for task in self._named[place].tasks if place in self._named else ():
+            task.cancel()
+            self._running.remove(task)
+        self._named[place] = self._start(etcd)
+        return etcd
+
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
         """A client with what a user's Secret holds; the files live as long as the process."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
@@ -216,14 +232,15 @@ class Etcds:
             password=password.decode() if password else None,
             request_timeout_seconds=REQUEST_SECONDS,
         )
-        return Etcd(client, Mirror(client), ca_file=files["ca.crt"], own=False)
+        return Etcd(client, Mirror(client), ca_file=files["ca.crt"], own=False, held=held)
 
     def _start(self, etcd: Etcd) -> Etcd:
         self._stack.push_async_callback(etcd.client.aclose)
-        self._running += [
+        etcd.tasks = (
             self._tasks.create_task(etcd.mirror.run()),
             self._tasks.create_task(self._follow(etcd.mirror)),
-        ]
+        )
+        self._running += etcd.tasks
         return etcd
 
     async def _follow(self, mirror: Mirror) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,36 @@ def test_its_secret_is_waited_for_and_copied(here: Namespace, other_etcd: EtcdSe
     assert secret is not None
     assert (secret["data"]["user"], secret["data"]["password"]) == ("bWU=", "c2VjcmV0")
     assert secret["data"]["job-key"]
+
+
+def test_a_password_that_was_wrong_is_read_again(here: Namespace, other_etcd: EtcdServer) -> None:
+    for words in (
+        ("user", "add", "root:right"),
+        ("user", "grant-role", "root", "root"),
+        ("auth", "enable"),
+    ):
+        other_etcd.ctl(*words)
+    given = {"username": secret_text("root"), "password": secret_text("wrong")}
+    body = {"metadata": {"name": "mine"}, "data": given}
+    here.server.request("POST", here.path("secrets"), body)
+    here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url], "secretName": "mine"})
+    wait_until(lambda: unknown(here), "Unknown", 2 * SECONDS)
+    assert here.pods() == []
+    right = {"data": {"password": secret_text("right")}}
+    here.server.patch(here.path("secrets", "mine"), right)
+    here.patch_job({"metadata": {"annotations": {"note": "corrected"}}})
+    wait_until(lambda: here.pods() == ["job-0"], "its pod", 2 * SECONDS)
+    secret = here.get("secrets", "job-elasticjob")
+    assert secret is not None
+    assert secret["data"]["password"] == secret_text("right"), "its agents are given it too"
+
+
+def secret_text(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def unknown(here: Namespace) -> bool:
+    return bool((here.status().get("rendezvous") or {}).get("state") == "Unknown")
 
 
 def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
