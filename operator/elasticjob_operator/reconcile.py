@@ -21,7 +21,7 @@ from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import SETTLING_SECONDS, Etcd, Etcds, Refused
 from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.jobs import JobKey, JobMemory, Jobs
-from elasticjob_operator.kube import ELASTICJOBS, Conflict, Json, Kube, NotFound
+from elasticjob_operator.kube import ELASTICJOBS, Conflict, Json, Kube, KubeError, NotFound
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
 from elasticjob_operator.observe import Observer, due_seconds, seen_again
@@ -198,10 +198,12 @@ class Reconciler:
                 written = await self._parts.kube.patch(
                     ELASTICJOBS, metadata["namespace"], metadata["name"], body, subresource="status"
                 )
-            except (Conflict, NotFound):
+            except KubeError as error:
                 memory.changed_at = changed_at
-                self._tell(job, job.status, job.status, applied)
-                return None
+                self._tell(job, job.status, job.status, applied)  # what was done, was done
+                if isinstance(error, Conflict | NotFound):
+                    return None
+                raise
             memory.written = written["metadata"]["resourceVersion"]
             self._parts.metrics.status_writes.inc()
             if changed_at is not None:
