@@ -8,6 +8,7 @@ until no process with that mark is left.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -232,6 +233,41 @@ class AgentProcess:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
+
+
+class SilentAgent:
+    """Attached by hand, so that it can fall silent and go on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @staticmethod
+    async def attached(launcher: LauncherProcess, session: str) -> SilentAgent:
+        hands, _, _ = await attached(launcher)  # it listens by now
+        await hands.aclose()
+        agent = SilentAgent(*await asyncio.open_unix_connection(launcher.socket))
+        key = JOB_KEY.hex()
+        agent.say(type="attach", member="pod-0", session=session, job_key=key, orphan_seconds=30)
+        agent.say(type="beat")
+        return agent
+
+    def say(self, **message: Any) -> None:
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def start(self, number: int, *argv: str) -> None:
+        worker = {"local_rank": 0, "argv": argv, "env": {}, "log_dir": "", "prefix": ""}
+        self.say(type="start", round=number, workers=[worker], max_log_bytes=0)
+
+    async def hears(self, *kinds: str) -> dict[str, Any]:
+        """The next message of one of these kinds."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (message := json.loads(await self._reader.readline()))["type"] not in kinds:
+                pass
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 async def attached(launcher: LauncherProcess, **options: Any) -> tuple[Any, Any, Hello]:

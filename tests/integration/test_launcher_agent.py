@@ -22,11 +22,13 @@ from elasticjob_agent.hands import (
     Stopped,
     WorkerExited,
 )
+from elasticjob_agent.launcher.attendance import SILENT_SECONDS
 from elasticjob_agent.pod import Attach, LauncherHands
 from tests.integration.launcher_rig import (
     JOB_KEY,
     PATIENCE_SECONDS,
     AgentProcess,
+    SilentAgent,
     StartLauncher,
     alive,
     attached,
@@ -229,6 +231,32 @@ def test_sigterm_without_an_agent_ends_workers_and_launcher(
         launcher.process.terminate()
         assert launcher.wait() == 128 + signal.SIGTERM
         assert not alive(agent.worker_pids[0])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hangs", ["before", "after"])
+def test_sigterm_beside_an_agent_that_hangs_ends_workers_in_good_order(
+    start_launcher: StartLauncher, tmp_path: Path, hangs: str
+) -> None:
+    handles = python(
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9));"
+        "open(sys.argv[1], 'w'); time.sleep(100)"
+    )
+
+    async def scenario() -> None:
+        launcher = start_launcher(ELASTICJOB_STOP_GRACE_SECONDS="60")
+        agent = await SilentAgent.attached(launcher, "s1")
+        agent.start(1, *handles, str(tmp_path / "ready"))
+        await soon((tmp_path / "ready").exists)
+        if hangs == "before":
+            await asyncio.sleep(SILENT_SECONDS)  # the silence itself
+        else:
+            agent.say(type="beat")
+        launcher.process.terminate()
+        assert (await agent.hears("worker_exited"))["exit_code"] == 9
+        agent.close()
+        assert launcher.wait() == 128 + signal.SIGTERM
 
     asyncio.run(scenario())
 

@@ -17,7 +17,7 @@ from tests.integration.launcher_rig import (
     JOB_KEY,
     PATIENCE_SECONDS,
     AgentProcess,
-    LauncherProcess,
+    SilentAgent,
     StartLauncher,
     alive,
     attached,
@@ -122,39 +122,6 @@ def test_an_agent_that_hangs_is_none_and_what_a_newer_round_ends_did_not_fail(
     asyncio.run(scenario())
 
 
-class SilentAgent:
-    """Attached by hand, so that it can fall silent and go on."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @staticmethod
-    async def attached(launcher: LauncherProcess, session: str) -> SilentAgent:
-        agent = SilentAgent(*await asyncio.open_unix_connection(launcher.socket))
-        key = JOB_KEY.hex()
-        agent.say(type="attach", member="pod-0", session=session, job_key=key, orphan_seconds=30)
-        agent.say(type="beat")
-        return agent
-
-    def say(self, **message: Any) -> None:
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    def start(self, number: int) -> None:
-        worker = {"local_rank": 0, "argv": ["true"], "env": {}, "log_dir": "", "prefix": ""}
-        self.say(type="start", round=number, workers=[worker], max_log_bytes=0)
-
-    async def hears(self, *kinds: str) -> dict[str, Any]:
-        """The next message of one of these kinds."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while (message := json.loads(await self._reader.readline()))["type"] not in kinds:
-                pass
-        return message
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
     start_launcher: StartLauncher,
 ) -> None:
@@ -169,15 +136,15 @@ def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
         await answered(hello.probe_port, False)
         assert (await told(hello.probe_port, 4))["workers"] == 0
         agent.say(type="beat")
-        agent.start(4)
+        agent.start(4, "true")
         assert await agent.hears("started", "stopped") == {"type": "stopped", "round": 4}
-        agent.start(5)
+        agent.start(5, "true")
         assert (await agent.hears("started", "stopped"))["type"] == "started"
         await agent.hears("stopped")
         agent.close()
         # One that comes anew knows how things stand.
         agent = await SilentAgent.attached(launcher, "s2")
-        agent.start(4)
+        agent.start(4, "true")
         assert (await agent.hears("started", "stopped"))["type"] == "started"
         await agent.hears("stopped")
         agent.close()

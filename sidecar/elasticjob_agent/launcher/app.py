@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .attendance import Attendance
+from .attendance import SILENT_SECONDS, Attendance
 from .children import kill_descendants, open_pidfd
 from .connection import Connection
 from .loop import Loop, Timer
@@ -283,11 +283,18 @@ class Launcher:
     # --- the end
 
     def _asked_to_end(self, signum: int) -> None:
-        self._signalled = signum
+        first, self._signalled = self._signalled is None, signum
         if self._agent is not None:
             self._tell({"type": "launcher_signalled", "signum": signum})
+        if first or self._agent is None:
+            self._end_unless_an_agent_does()
+
+    def _end_unless_an_agent_does(self) -> None:
+        """An agent that hangs, or will before it has decided anything, is none."""
+        if self._attendance.present:
+            self._loop.call_later(SILENT_SECONDS, self._end_unless_an_agent_does)
         else:
-            self._end_by_myself(signum)
+            self._end_by_myself(self._signalled or signal.SIGTERM)
 
     def _end_by_myself(self, signum: int) -> None:
         running = self._workers.running_round
@@ -295,7 +302,8 @@ class Launcher:
             self._end(128 + signum)
             return
         self._ending = True
-        self._output.say(f"{signal.Signals(signum).name} without an agent: stopping the workers")
+        name = signal.Signals(signum).name
+        self._output.say(f"{name} without an agent that answers: stopping the workers")
         self._workers.stop(running, self._settings.stop_grace_seconds)
 
     def _released(self, asked: Release) -> None:
