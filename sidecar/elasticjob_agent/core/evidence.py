@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MESSAGE_LINES = 5
+MESSAGE_CHARACTERS = 16 * 1024
+"""Of a message longer than that, a log perhaps that somebody put into an exception, the beginning
+and the end are kept: what is searched for in it must not hold up the agent."""
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 ABORTED_AT_EXIT = "terminate called without an active exception"
@@ -55,7 +58,8 @@ def from_error_file(raw: bytes) -> Account | None:
         return None
     callstack = extra.get("py_callstack")
     traceback = callstack if isinstance(callstack, str) else ""
-    return Account(encodable(message.strip()), encodable(traceback.strip()), _milliseconds(stamp))
+    message = _clipped(encodable(message.strip()))
+    return Account(message, encodable(traceback.strip()), _milliseconds(stamp))
 
 
 def from_stderr(tail: str, final_only: bool = False) -> Account | None:
@@ -89,6 +93,12 @@ def last_words(tail: str) -> str:
 def _first_lines(lines: list[str]) -> str:
     """An exception's text: its line, and the next few that belong to it."""
     return "\n".join(lines[:MESSAGE_LINES]).strip()
+
+
+def _clipped(message: str) -> str:
+    half = MESSAGE_CHARACTERS // 2
+    short = len(message) <= MESSAGE_CHARACTERS
+    return message if short else f"{message[:half]}\n[…]\n{message[-half:]}"
 
 
 def _milliseconds(stamp: Any) -> int | None:

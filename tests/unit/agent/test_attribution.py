@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_agent.core.attribution import failure_of, fitted
-from elasticjob_agent.core.evidence import from_error_file, from_stderr
+from elasticjob_agent.core.classify import classified
+from elasticjob_agent.core.evidence import MESSAGE_CHARACTERS, from_error_file, from_stderr
 from elasticjob_agent.core.model import Crew, Ended, StopCause
 from elasticjob_agent.hands import WorkerExited
 from elasticjob_rendezvous.core.codec import encode
@@ -257,6 +258,18 @@ def test_no_error_file_raises(raw: bytes) -> None:
 def test_no_standard_error_raises(tail: str) -> None:
     account = from_stderr(tail)
     assert account is None or account.message.encode() is not None
+
+
+def test_of_a_message_as_long_as_a_log_both_ends_are_judged() -> None:
+    """The time that its search takes may grow with the square of its length."""
+    noise = "gloo " * 200_000
+    raw = json.dumps({"message": {"message": f"{BARRIER}\n{noise}\nthe last word"}}).encode()
+    account = from_error_file(raw)
+    assert account is not None
+    assert len(account.message) < MESSAGE_CHARACTERS + 10
+    assert account.message.startswith(BARRIER)
+    assert account.message.endswith("the last word")
+    assert classified(None, account, 0) is FailureClass.COLLECTIVE_TIMEOUT
 
 
 @given(st.text(max_size=9000), st.text(max_size=20_000))
