@@ -320,7 +320,7 @@ class Checker:
             return
         if known_done and not self.in_trouble():
             self.fail("finishing", f"round {before.number} had a done member: {cause}")
-        if cause.kind is CauseKind.JOIN:
+        if cause.kind is CauseKind.JOIN and before.save is None:  # who was asked is stopped
             present = len({kv.key.split("/")[-2] for kv in self.sessions()})
             died = sum(
                 any(at > self.world.now - TROUBLE_MEMORY_SECONDS for at in times)

@@ -9,6 +9,8 @@ silence than it could survive itself, is taken for a yes.
 
 from __future__ import annotations
 
+import math
+
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Seat
@@ -21,6 +23,8 @@ KILL_SECONDS = 1.0
 """How long a member that must stop its workers at once may take for it."""
 LAPSE_SECONDS = 0.3
 """The same where its lease ended, of which it knows beforehand, by its own clock."""
+RENEWED_SHARE = 2 / 3
+"""Of a lease, what is left at least while its agent lives: a third is over when it is renewed."""
 
 
 def patience_seconds(bounds: Bounds) -> float:
@@ -98,8 +102,10 @@ def has_stopped(
             return timers.passed(max(since + patience_seconds(bounds), opened + KILL_SECONDS))
         case Verdict.UNKNOWN:
             heard = peers.heard_at(seat.id)
-            heard = since - LINK_SILENCE_SECONDS if heard is None else heard
             alone = not seat.launcher_port
+            if heard is None:
+                renewed = bounds.keep_alive_seconds * RENEWED_SHARE
+                heard = since - min(renewed if alone else math.inf, LINK_SILENCE_SECONDS)
             trust = hung_agent_seconds(bounds.keep_alive_seconds) if alone else LINK_SILENCE_SECONDS
             fenced = seat.id in peers.fenced
             lapsed = since + (bounds.keep_alive_seconds if fenced else LAPSE_SECONDS)

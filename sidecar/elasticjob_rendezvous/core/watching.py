@@ -100,7 +100,8 @@ class Watches:
     ) -> tuple[_Open | None, list[Effect]]:
         if current is not None and current.ranges == ranges:
             return current, []
-        if not alarm.passed(self.retry_at, now):
+        # Only one that broke waits: what another was opened for is not known by this one.
+        if current is None and not alarm.passed(self.retry_at, now):
             return current, []
         self._generation += 1
         watch = Watch(self._generation, ranges, revision, deletions_only=revision > 0)

@@ -15,6 +15,7 @@ from elasticjob_rendezvous.peers import wire
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
+ACCEPT_AGAIN_SECONDS = 0.5
 
 
 class PeerServer:
@@ -61,8 +62,9 @@ class PeerServer:
         if self._heart is not None:
             self._heart.cancel()
         if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
+            listener, self._listener = self._listener, None
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -90,14 +92,28 @@ class PeerServer:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 return
+            except ConnectionAbortedError:
+                continue  # who came has gone again
             except OSError as error:  # such as: too many open files
                 log.warning("could not accept a peer's connection: %s", error)
+                self._accept_later(listener)
                 return
             connection.setblocking(False)
             task = asyncio.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(functools.partial(_close, connection))
+
+    def _accept_later(self, listener: socket.socket) -> None:
+        """Who waits goes on waiting, and would have us try again at once and for ever."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+
+        def again() -> None:
+            if self._listener is listener:
+                loop.add_reader(listener, self._accept, listener)
+
+        loop.call_later(ACCEPT_AGAIN_SECONDS, again)
 
     async def _serve(self, connection: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=connection, limit=wire.MAX_LINE_BYTES)

@@ -349,6 +349,21 @@ def test_where_nobody_but_a_hung_agent_could_be_asked_its_launcher_has_time_to_n
     assert absent.stopped(0.1)
 
 
+@pytest.mark.parametrize("keep_alive", [2.0, 3.0, 4.0])
+def test_a_hung_agent_without_a_link_may_have_lived_until_it_was_to_renew_its_lease(
+    keep_alive: float,
+) -> None:
+    absent = Absent(keep_alive_seconds=keep_alive)
+    roster = absent.job.roster(1)
+    alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
+    absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    noticed = absence.hung_agent_seconds(keep_alive) - keep_alive * 2 / 3
+    assert not absent.stopped(noticed + absence.KILL_SECONDS - 0.01)
+    assert absent.stopped(0.02)
+
+
 def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> None:
     absent = Absent()
     absent.peers.fenced.add(B)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
@@ -26,6 +27,7 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.peers import dial, wire
+from elasticjob_rendezvous.peers import server as peer_server
 from elasticjob_rendezvous.peers.server import PeerServer
 
 KEY = b"the job's key"
@@ -332,6 +334,53 @@ def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
             writer.close()
             await here.until(PeerHeard("id-b", "s2"))
         assert LinkDown("id-a", "s1", refused=False) not in there.all
+
+    run(scenario())
+
+
+class Crammed:
+    """A listener of a process that may open no more files, until it is `relieved`."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.relieved = False
+        self.refusals = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def accept(self) -> Any:
+        if self.relieved:
+            return self._real.accept()
+        self.refusals += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_without_descriptors_peers_wait_and_nobody_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners: list[Crammed] = []
+    real = socket.create_server
+
+    def create_server(*args: Any, **options: Any) -> Any:
+        listeners.append(Crammed(real(*args, **options)))
+        return listeners[-1]
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(peer_server, "ACCEPT_AGAIN_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            (listener,) = listeners
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while listener.refusals < 3:
+                    await asyncio.sleep(0)
+            turns = 0
+            while listener.refusals == 3:  # each of them a chance to try again
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > 3
+            listener.relieved = True
+            await here.until(PeerUp("id-b", "s2"))
 
     run(scenario())
 

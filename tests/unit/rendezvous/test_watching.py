@@ -41,6 +41,18 @@ def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
     assert watches.kept(2)
 
 
+def test_what_was_opened_for_less_is_replaced_at_once_though_another_watch_just_broke() -> None:
+    """Whoever coordinates from now on must not decide by what it knew as a plain member."""
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.opened(1, 5)
+    watches.keep_leader("/job/members/a/s", 4, 0.0, Alarm())
+    assert watches.broke(2, retry_at=9.0)
+    assert watches.keep_main(WIDE, 1.0, Alarm()) == [Unwatch(1), Watch(3, WIDE, 0)]
+    assert not watches.ready
+    assert watches.keep_leader("/job/members/a/s", 4, 1.0, Alarm()) == []
+
+
 @pytest.mark.parametrize(("revision", "ahead"), [(4, True), (5, False), (6, False)])
 def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
     revision: int, ahead: bool

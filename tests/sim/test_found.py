@@ -1,0 +1,24 @@
+"""Schedules that once broke a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.run import report, simulate
+
+FOUND = {
+    "an agent away while etcd loses its data": 732259,
+    "forgotten by etcd long after the lease, with a link that falls silent": 1904316,
+    "the key of an earlier agent goes just before the round is sealed": 1900962,
+    "an agent that hung starts what was given up for want of it": 1902147,
+    "who was to join is gone when all have saved for it": 2502104,
+    "the watch of the coordinator's key breaks as one takes over": 2503193,
+    "an agent without a launcher hangs before it has a link": 2505849,
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_it_breaks_none_any_more(name: str) -> None:
+    result = simulate(FOUND[name])
+    if result.violation is not None:
+        pytest.fail(report(result), pytrace=False)
