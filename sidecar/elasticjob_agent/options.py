@@ -281,7 +281,7 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         host, port = host.strip("[]"), int(number or DEFAULT_PORT)
     try:
         return address_of(local_addr) if local_addr else address_towards(host, port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that is none has no IDNA form
         if local_addr:
             raise SettingsError(f"--local-addr {local_addr!r} is no address: {error}") from error
         raise SettingsError(

@@ -69,7 +69,8 @@ def trainer(
     argv = tuple(expanded(word, env) for word in (*command.unwrapped, *command.args))
     cwd = (base / container.working_dir).resolve() if container.working_dir else base
     if not cwd.is_dir():
-        raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} does not")
+        problem = "is no folder" if cwd.exists() else "does not"
+        raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} {problem}")
     _check_words(argv, env, where)
     runs_python = is_python(argv[0])
     if python is not None and runs_python:
@@ -144,8 +145,11 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
     if "/" in name:
         found = shutil.which(str(cwd / name))
         if found is None:
-            exists = (cwd / name).exists()
-            problem = "is not executable: run `chmod +x` on it" if exists else "does not exist"
+            problem = "does not exist"
+            if (cwd / name).exists():
+                problem = "is not executable: run `chmod +x` on it"
+            if (cwd / name).is_dir():
+                problem = "is a folder"
             hint = "; --python names the one to take here" if is_python(name) else ""
             raise BadInput(f"{where}: command must be a program: {cwd / name} {problem}{hint}")
         return found
@@ -170,9 +174,12 @@ def _check_script(argv: tuple[str, ...], cwd: Path, where: str) -> None:
             if word == "-" or _NO_SCRIPT.match(word):
                 return
         else:
-            if not (cwd / word).exists():
+            script = cwd / word
+            if not script.exists():
                 raise BadInput(
                     f"{where}: the script {word!r} does not exist in {cwd}; the command runs in "
                     "the manifest's folder unless workingDir says otherwise"
                 )
+            if script.is_dir() and not (script / "__main__.py").exists():
+                raise BadInput(f"{where}: {word!r} is a folder without a __main__.py, not a script")
             return

@@ -108,6 +108,8 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"rdzv_id": ""}, "--rdzv-id must be given"),
         ({"rdzv_id": "a/b"}, "--rdzv-id must be letters"),
         ({"local_addr": "no-such-host.invalid"}, "--local-addr"),
+        ({"local_addr": "two..dots"}, "--local-addr 'two..dots' is no address"),
+        ({"rdzv_endpoint": "two..dots:1"}, "cannot be reached from here"),
         ({"log_dir": __file__}, "--log-dir"),
         ({"rdzv_conf": "timeout"}, "key=value"),
         ({"rdzv_conf": "last_call_timeuot=3"}, "did you mean last_call_timeout?"),

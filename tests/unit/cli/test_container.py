@@ -117,13 +117,17 @@ def test_a_script_must_be_there(tmp_path: Path, arguments: list[str], missing: b
         ({"command": ["no-such"]}, "'no-such' is not on PATH"),
         ({"command": ["./no-such"]}, "no-such does not exist"),
         ({"command": ["./plain"]}, "plain is not executable: run `chmod"),
-        ({"workingDir": "gone"}, "workingDir must exist on this machine"),
+        ({"command": ["./folder"]}, "folder is a folder"),
+        ({"command": [sys.executable, "folder"]}, "'folder' is a folder without a __main__.py"),
+        ({"workingDir": "gone"}, "workingDir must exist on this machine: .*gone does not"),
+        ({"workingDir": "plain"}, "workingDir must exist on this machine: .*plain is no folder"),
     ],
 )
 def test_what_cannot_be_started_is_refused(
     tmp_path: Path, container: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "plain").touch()
+    (tmp_path / "folder").mkdir()
     with pytest.raises(BadInput, match=message):
         trainer(job(**container), tmp_path, PATH, sys.executable)
 
