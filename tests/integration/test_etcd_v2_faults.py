@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
+    RendezvousGracefulExitError,
     RendezvousParameters,
     RendezvousTimeoutError,
     RendezvousUnsupportedError,
@@ -157,6 +159,72 @@ def test_a_joiner_that_is_told_to_end_gives_its_place_back(
     assert process.popen.wait(SECONDS) == 128 + signal.SIGTERM
     assert run.text() == '{"status": "joinable", "version": "1", "participants": []}'
     assert run.path("/rdzv/v_1/rank_0") not in run.client
+
+
+def sockets_to(port: int) -> int:
+    """Connections of this process to that port."""
+    ours = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            ours.add(str(entry.readlink()))
+    lines = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return sum(
+        int(remote.rpartition(":")[2], 16) == port and f"socket:[{inode}]" in ours
+        for _, _, remote, _, _, _, _, _, _, inode, *_ in lines
+    )
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_left_keeps_no_thread_and_no_connection(
+    start_etcd: StartEtcd, start_v2_run: StartRun, waits: bool
+) -> None:
+    run = start_v2_run(start_etcd("3.5.35", arguments=ENABLE_V2))
+    member = run.ours(2, 2) if waits else run.ours(1, 1)
+    if waits:
+        member.enter()
+        run.await_text('"participants": [0]')
+    else:
+        member.enter().done().store.set("key", "value")
+    member.handler.leave()
+    if waits:
+        with pytest.raises(RendezvousGracefulExitError):
+            member.done()
+    run.client.http.clear()
+
+    def threads() -> list[str]:
+        return [one.name for one in threading.enumerate() if run.run_id in one.name]
+
+    wait_until(lambda: not threads(), f"the threads {threads()} to end", SECONDS)
+    wait_until(lambda: sockets_to(run.server.port) == 0, "its connections to end", SECONDS)
+
+
+def test_a_shutdown_after_a_leave_closes_for_nobody(run: Run) -> None:
+    members = [run.ours(1, 2, last_call_timeout=1) for _ in range(2)]
+    together(members)
+    members[0].handler.leave()
+    assert members[0].handler.shutdown()
+    assert not members[1].handler.is_closed()
+
+
+def test_a_node_too_many_does_not_disturb_a_full_version(run: Run) -> None:
+    """It waits, and has the place of the first that is lost."""
+    members = [run.ours(2, 2) for _ in range(2)]
+    together(members)
+    spare = run.ours(2, 2).enter()
+    run.await_text('"num_workers_waiting": 1')
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+    time_is = time.monotonic()
+    wait_until(lambda: time.monotonic() > time_is + 2, "it to be no newcomer", SECONDS)
+    assert [member.handler.num_nodes_waiting() for member in members] == [0, 0]
+    second = run.ours(2, 2).enter()
+    run.await_text('"num_workers_waiting": 2')
+    assert members[0].handler.num_nodes_waiting() == 1, "it may be the successor of one that died"
+    second.handler.leave()
+    run.await_text('"num_workers_waiting": 1')
+    assert members[0].handler.num_nodes_waiting() == 0
+    members[1].handler.leave()
+    wait_until(lambda: members[0].handler.num_nodes_waiting() > 0, "the loss", SECONDS)
+    agreed([members[0].enter().done(), spare.done()])
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])

@@ -134,7 +134,7 @@ class PersistentHandler(RendezvousHandler):
             if self._going.is_set():
                 raise RendezvousGracefulExitError("this node leaves")
             try:
-                self._handler = self._make()
+                made = self._make()
             except RendezvousUnsupportedError:
                 raise  # it would be the same for ever
             except RendezvousConnectionError as error:
@@ -144,4 +144,9 @@ class PersistentHandler(RendezvousHandler):
                     log.warning("no rendezvous yet, trying again: %s", error)
                 told = True
                 self._going.wait(RETRY_SECONDS)
+                continue
+            self._handler = made
+            if self._going.is_set():  # whoever set it found no handler
+                self.leave()
+                raise RendezvousGracefulExitError("this node leaves")
         return self._handler

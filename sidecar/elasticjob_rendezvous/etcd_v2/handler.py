@@ -50,6 +50,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._close_on_shutdown = close_on_shutdown
         self._waiting = 0
         self._closed = False
+        self._left = False
 
     def get_backend(self) -> str:
         return BACKEND
@@ -111,12 +112,15 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return False
 
     def leave(self) -> None:
-        """Take no part any more, and leave the rendezvous open; see `EtcdRendezvous.leave`."""
+        """Take no part any more, and leave the rendezvous open, also with a `shutdown` that
+        follows; see `EtcdRendezvous.leave`.
+        """
+        self._left = True
         self._rdzv_impl.leave()
 
     def shutdown(self) -> bool:
         try:
-            if self._close_on_shutdown:
+            if self._close_on_shutdown and not self._left:
                 self.set_closed()
             self.leave()
         except (RendezvousError, etcd.EtcdException) as error:

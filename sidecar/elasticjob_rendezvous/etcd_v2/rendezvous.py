@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 NOTICE_SECONDS = 1.0
 """How long members that work have to see that somebody waits, before their version goes."""
+_YOUNG_SECONDS = 1.0
+"""How long who has got no place in a version may take to wait for the next one."""
 _RETRY_SECONDS = 0.05
 
 
@@ -85,6 +87,7 @@ class EtcdRendezvous(Endings):
         self._last_call_timeout = last_call_timeout
         self._recovery_call_timeout = recovery_call_timeout
         self._looked: tuple[float, set[str] | None] = (0.0, None)  # when, and what was there
+        self._spare: tuple[float, int | None] = (0.0, None)  # until when to count, and how many
         lay_out(client, paths, None)
         self._lease_run_id_stop = renew(client, paths.run, RUN_TTL_SECONDS, lost=lambda: True)
 
@@ -97,11 +100,14 @@ class EtcdRendezvous(Endings):
         return self._run_id
 
     def close(self) -> None:
-        """End all threads; our keys run out by themselves."""
+        """End all threads and connections; our keys run out by themselves."""
         self._lease_run_id_stop.set()
         if self._place is not None:
             self._place.release()
         self._feed.close()
+        http = getattr(self.client, "http", None)
+        if http is not None:
+            http.clear()  # a store that is still used makes new ones
 
     def leave(self) -> None:
         """Take no part any more: a barrier in progress raises RendezvousGracefulExitError.
@@ -131,7 +137,9 @@ class EtcdRendezvous(Endings):
             while True:
                 self._waiting.check()
                 try:
-                    return self.init_phase()
+                    place = self.init_phase()
+                    self._waiting.check_going()
+                    return place
                 except EtcdRendezvousRetryImmediately:
                     failures = 0
                 except EtcdRendezvousRetryableFailure as failure:
@@ -150,6 +158,8 @@ class EtcdRendezvous(Endings):
         finally:
             self._waiting.finish()
             self._feed.close()
+            if self._waiting.ended:  # who called it could not do so before
+                self.close()
 
     # -- phases ---------------------------------------------------------------------
 
@@ -203,6 +213,7 @@ class EtcdRendezvous(Endings):
         state = parsed(self.wait_for_final(expected_version).value)
         self._completed = expected_version
         self._looked = (time.monotonic(), None)
+        self._spare = (time.monotonic() + _YOUNG_SECONDS, None)
         if self._place is not None:
             self._place.confirm_final(state.text)
         log.info("%s: version %s is final: %s", self._run_id, expected_version, state.text)
@@ -261,7 +272,7 @@ class EtcdRendezvous(Endings):
             self._failed_at = time.monotonic()
             raise
         ours = self._completed
-        alive = None
+        alive, spare = None, 0
         if state is None and is_lost(self.client, self._paths):
             return 0  # it is not over: the members put it back
         if state is not None and ours is not None and state.has(Status.FINAL, ours):
@@ -272,7 +283,11 @@ class EtcdRendezvous(Endings):
             elif time.monotonic() - looked > KEEPALIVE_TTL_SECONDS / 4:
                 alive = self._keep_alives(ours)
                 self._looked = (time.monotonic(), alive)
-        return patience.nodes_waiting(state, ours, alive)
+            until, known = self._spare
+            young = known is None or time.monotonic() < until
+            spare = patience.spare_nodes(state, self._num_max_workers, known or 0, young)
+            self._spare = (until, spare)
+        return patience.nodes_waiting(state, ours, alive, spare)
 
     def lost(self) -> bool:
         """Whether a member of our version is gone, as the last `num_nodes_waiting` has seen it."""

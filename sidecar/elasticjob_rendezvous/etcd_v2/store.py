@@ -20,6 +20,8 @@ from elasticjob_rendezvous.etcd_v2.core.patience import after_conflict, after_fa
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CROWD = 64
+_WATCH_SECONDS = 30.0
+"""A watch that is silent for so long is sent anew: its server may be gone without a word."""
 T = TypeVar("T")
 
 
@@ -192,7 +194,7 @@ class EtcdStore:
     def _watch(self, path: str, index: int, deadline: float, found: dict[str, str]) -> None:
         """Wait for one key."""
         if (left := deadline - time.monotonic()) > 0:
-            event = self.client.watch(path, index=index, timeout=left)
+            event = self.client.watch(path, index=index, timeout=min(left, _WATCH_SECONDS))
             if event.value is not None:
                 found[path] = event.value
 

@@ -34,6 +34,10 @@ class Waiting:
         self._feed.wake()
 
     @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
     def left_seconds(self) -> float:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._timeout_seconds
@@ -41,14 +45,18 @@ class Waiting:
 
     def check(self) -> None:
         """Raises RendezvousTimeoutError, RendezvousGracefulExitError."""
-        if self._ended.is_set():
-            raise RendezvousGracefulExitError("this member left the rendezvous")
+        self.check_going()
         if self.left_seconds <= 0:
             cause = self._feed.failure
             why = f"; etcd does not answer: {cause}" if cause else ""
             raise RendezvousTimeoutError(
                 f"no rendezvous within {self._timeout_seconds:g} s{why}"
             ) from cause
+
+    def check_going(self) -> None:
+        """Raises RendezvousGracefulExitError."""
+        if self._ended.is_set():
+            raise RendezvousGracefulExitError("this member left the rendezvous")
 
     def look(self) -> Seen:
         """What is there now, once that is known."""

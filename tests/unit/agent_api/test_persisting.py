@@ -90,6 +90,19 @@ def test_who_goes_meanwhile_is_not_held_up(end: str) -> None:
     assert len(ends) == 1
 
 
+def test_who_goes_while_it_is_made_takes_no_part() -> None:
+    made = Gang(wanted=2).handler()
+
+    def make() -> RendezvousHandler:
+        one.leave()
+        return made
+
+    one = handler(make)
+    with pytest.raises(RendezvousGracefulExitError):
+        one.next_rendezvous()
+    assert made.calls == ["leave"]
+
+
 def test_what_was_made_for_it_is_let_go() -> None:
     closed = []
     one = PersistentHandler(Gang().handler, "c10d", "run", 1.0, lambda: closed.append(True))

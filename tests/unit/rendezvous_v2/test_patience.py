@@ -14,6 +14,7 @@ from elasticjob_rendezvous.etcd_v2.core.patience import (
     missing_members,
     moved_on,
     nodes_waiting,
+    spare_nodes,
     takes_part,
     verdict_on_final,
 )
@@ -150,3 +151,21 @@ def test_only_a_participant_can_be_missed() -> None:
     assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_2/rank_2")
     assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_1/rank_1")
     assert not takes_part(None, "/p/run_r/rdzv/v_1/rank_1")
+
+
+@pytest.mark.parametrize(
+    ("greatest", "waiting", "before", "young", "spare"),
+    [
+        (3, 1, 0, True, 1),  # it waited when the version was made
+        (3, 2, 1, False, 1),  # one more came later
+        (3, 0, 1, False, 0),  # it went
+        (4, 1, 0, True, 0),  # there is a place for it
+    ],
+)
+def test_who_waits_for_a_full_version_in_vain(
+    greatest: int, waiting: int, before: int, young: bool, spare: int
+) -> None:
+    state = final(waiting)
+    assert len(state.participants) == 3
+    assert spare_nodes(state, greatest, before, young) == spare
+    assert nodes_waiting(state, "1", KEYS, spare) == waiting - spare

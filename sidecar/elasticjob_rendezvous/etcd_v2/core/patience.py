@@ -100,13 +100,16 @@ def takes_part(text: str | None, keep_alive: str) -> bool:
 
 
 def nodes_waiting(
-    state: State | None, ours: str | None, alive: Collection[str] | None = None
+    state: State | None,
+    ours: str | None,
+    alive: Collection[str] | None = None,
+    spare: int = 0,
 ) -> int:
     """How many members wait for a version after `ours`, which is None before our first.
 
     Where ours was destroyed or overtaken, or a member of it is gone (`alive` holds the keys
     that are there, None: nobody looked), the answer is at least 1, so that who polls it
-    comes back to the rendezvous too.
+    comes back to the rendezvous too. `spare` of those who wait for ours are told of to nobody.
     """
     if state is None or state.status is Status.SETUP:
         return 0 if ours is None else 1
@@ -116,7 +119,18 @@ def nodes_waiting(
         if state.status is Status.FINAL:
             return max(state.waiting, 0 if ours is None else 1)
         return 0 if ours is None else max(1, len(state.participants))
-    return max(state.waiting, int(is_lost(state, alive)))
+    return max(state.waiting - spare, int(is_lost(state, alive)))
+
+
+def spare_nodes(state: State, greatest: int, before: int, young: bool) -> int:
+    """How many of those who wait for a version that is full are there for nothing.
+
+    All members were there when it was made: who waited already, or came while it was `young`,
+    has no place in the next one either. Who comes later may be the successor of one that died.
+    """
+    if len(state.participants) < greatest:
+        return 0
+    return state.waiting if young else min(before, state.waiting)
 
 
 def moved_on(state: State | None, ours: str, alive: Collection[str] | None) -> bool:
