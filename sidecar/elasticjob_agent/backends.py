@@ -66,6 +66,7 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
     if access.tls is not None:
         options["protocol"] = "https"
         options["cacert"] = access.tls.ca_file
+        options["server_name"] = access.tls.server_name
         options["cert"], options["key"] = access.tls.cert_file, access.tls.key_file
     endpoints = ",".join(endpoint.rpartition("://")[2] for endpoint in access.endpoints)
     parameters = RendezvousParameters(

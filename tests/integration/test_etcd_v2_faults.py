@@ -290,7 +290,13 @@ def test_tls_and_client_certificates(
     infos = together([run.ours(2, 2, **files) for _ in range(2)])
     infos[0].store.set("k", "v")
     assert infos[1].store.get("k") == b"v"
-    for missing in ({"protocol": "https"}, {**files, "cert": None}, {}):
+    run.ours(1, 1, **files, server_name="server.test")
+    for missing in (
+        {**files, "server_name": "other.test"},
+        {"protocol": "https"},
+        {**files, "cert": None},
+        {},
+    ):
         with pytest.raises(RendezvousConnectionError):
             run.ours(2, 2, **missing)
 

@@ -46,6 +46,7 @@ class Wire:
         self.closed = False
         self.requests = 0
         self._token = 0
+        self._unanswered = 0
         self._waiting: Request | None = None
         self._held: list[tuple[int, Request, Sent]] = []
         self.watches = WatchLines(world, agent)
@@ -73,7 +74,6 @@ class Wire:
         world.at(REQUEST_TIMEOUT_SECONDS, self._timed_out, token)
         if self._refuses():
             world.at(0.005 + world.network.delay(), self._answer, token, RequestFailed("refused"))
-            world.at(0.005, self.agent.deliver, StoreRefused())
         elif not world.network.reaches_etcd(self.agent.pod.id):
             if world.rng.random() < 0.5:
                 self._held.append((token, effect, sent))
@@ -142,8 +142,10 @@ class Wire:
 
     def keep_alive(self, effect: KeepAlive) -> None:
         world = self.world
-        if self._refuses():
+        # As the driver: the first attempt in vain goes on, only the next ones look at why.
+        if self._unanswered and self._refuses():
             world.at(0.005, self.agent.deliver, StoreRefused())
+        self._unanswered += 1
         if not world.etcd_up or not world.network.reaches_etcd(self.agent.pod.id):
             return
         if not world.roll("lost_request"):
@@ -156,6 +158,7 @@ class Wire:
         ttl = world.etcd.keep_alive(lease, world.now)
         if world.roll("lost_reply"):
             return
+        self._unanswered = 0
         answer: Event = KeptAlive(lease, sent + ttl) if ttl else LeaseGone(lease)
         extra = 3.0 * world.rng.random() if world.roll("late_reply") else 0.0
         world.at(world.network.delay() + extra, self._kept_alive, answer)

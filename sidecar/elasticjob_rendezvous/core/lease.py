@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OVERDUE_SECONDS = 1.0
+"""The longest pause between two attempts once an answer is overdue. Each of them finds out whether
+etcd is down for everybody, and workers without peers run on no longer than that is known for sure
+(`safety`), however long the lease is."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -41,6 +46,7 @@ class Lease:
         return True
 
     def _renew_every(self, now: float) -> float:
-        """A third of the lease; twice as often once an answer is overdue."""
-        overdue = self.deadline - now < self.ttl_seconds / 2
-        return self.ttl_seconds / (6 if overdue else 3)
+        """A third of the lease; twice as often or more once an answer is overdue."""
+        if self.deadline - now < self.ttl_seconds / 2:
+            return min(self.ttl_seconds / 6, OVERDUE_SECONDS)
+        return self.ttl_seconds / 3

@@ -34,11 +34,16 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         RendezvousUnsupportedError: all answer, and none has the v2 API.
     """
 
-    def __init__(self, endpoints: list[tuple[str, int]], **options: Any) -> None:
+    def __init__(
+        self, endpoints: list[tuple[str, int]], server_name: str | None = None, **options: Any
+    ) -> None:
         self._servers: list[str] = []
         host, port = endpoints[0]
         super().__init__(_bracketed(host), port, allow_reconnect=False, **options)
         self.http.connection_pool_kw["retries"] = urllib3.Retry(connect=1, read=False, redirect=3)
+        if server_name:
+            names = {"server_hostname": server_name, "assert_hostname": server_name}
+            self.http.connection_pool_kw.update(names)
         self._servers = [f"{self.protocol}://{_bracketed(h)}:{p}" for h, p in endpoints]
         self._learn_servers()
 
@@ -127,8 +132,8 @@ def _parse_endpoint(part: str) -> tuple[str, int]:
 def create_client(parameters: RendezvousParameters) -> EtcdClient:
     """The client that parameters ask for.
 
-    Settings: `protocol` (http or https), `cacert`, `cert` and `key` (files), `username` and
-    `password`, `read_timeout` in seconds.
+    Settings: `protocol` (http or https), `cacert`, `cert` and `key` (files), `server_name` (that
+    the servers' certificates carry), `username` and `password`, `read_timeout` in seconds.
 
     Raises:
         ValueError: a setting is malformed.
@@ -148,6 +153,7 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
             protocol=protocol,
             cert=(cert, key) if cert and key else cert,
             ca_cert=parameters.get("cacert"),
+            server_name=parameters.get("server_name"),
             username=parameters.get("username"),
             password=parameters.get("password"),
             read_timeout=read_timeout,

@@ -313,6 +313,21 @@ def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
     assert isinstance(node.directive, Run)
 
 
+@pytest.mark.parametrize("lease_seconds", [2.0, 5.0, 30.0, 120.0])
+def test_an_etcd_that_is_down_stops_nobody_however_long_the_lease_is(lease_seconds: float) -> None:
+    """That it is down is found out with each attempt to renew the lease."""
+    bounds = Bounds(1, 1, keep_alive_seconds=lease_seconds)
+    node = Node(SimEtcd(), "a", bounds=bounds, keep_alive_seconds=lease_seconds).start()
+    running(node).held = True
+    attempts, down = len(node.made(KeepAlive)), node.now
+    while node.now < down + 3 * lease_seconds:
+        node.later(0.25)
+        if len(node.made(KeepAlive)) > attempts:
+            attempts = len(node.made(KeepAlive))
+            node.hear(StoreRefused())
+        assert isinstance(node.directive, Run), f"stopped after {node.now - down:g} s"
+
+
 @pytest.mark.parametrize("renewed", [True, False])
 def test_who_outlived_etcd_alone_has_a_moment_to_renew_its_lease(renewed: bool) -> None:
     """The first answer may be that to another request: that proves nobody gone."""
