@@ -18,6 +18,8 @@ from pathlib import Path
 from .boundedlog import BoundedLog
 
 QUEUE_BYTES = 64 * 1024 * 1024
+PIECE_BYTES = 128
+"""What a piece in the queue takes beside its content: a worker may write a few bytes at a time."""
 
 
 class Target:
@@ -85,7 +87,7 @@ class Writer:
 
     def put(self, target: Target, data: bytes) -> None:
         with self._changed:
-            if self._queued_bytes + len(data) > QUEUE_BYTES:
+            if self._queued_bytes + _cost(data) > QUEUE_BYTES:
                 target.lost_bytes += len(data)
                 return
             self._append(target, _note_of_loss(target) + data)
@@ -104,7 +106,7 @@ class Writer:
 
     def _append(self, target: Target, data: bytes | None) -> None:
         self._queue.append((target, data))
-        self._queued_bytes += len(data or b"")
+        self._queued_bytes += _cost(data)
         self._changed.notify_all()
 
     def _write_all(self) -> None:
@@ -120,8 +122,12 @@ class Writer:
             with self._changed:
                 # Only now, so that flush also waits for the piece in hand.
                 self._queue.popleft()
-                self._queued_bytes -= len(data or b"")
+                self._queued_bytes -= _cost(data)
                 self._changed.notify_all()
+
+
+def _cost(data: bytes | None) -> int:
+    return len(data or b"") + PIECE_BYTES
 
 
 def _note_of_loss(target: Target) -> bytes:

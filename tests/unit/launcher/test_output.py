@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from elasticjob_agent.launcher.output import QUEUE_BYTES, Target, Writer
+import pytest
+
+from elasticjob_agent.launcher import output
+from elasticjob_agent.launcher.output import PIECE_BYTES, QUEUE_BYTES, Target, Writer
 
 
 class Gate(Target):
@@ -28,7 +31,7 @@ class Gate(Target):
 
 def test_a_stuck_target_costs_its_own_output_and_the_loss_is_noted() -> None:
     writer, gate = Writer("test", on_trouble=lambda error: None), Gate()
-    piece = bytes(QUEUE_BYTES // 8)
+    piece = bytes(QUEUE_BYTES // 8 - PIECE_BYTES)
     began = time.monotonic()
     for _ in range(10):
         writer.put(gate, piece)
@@ -44,6 +47,20 @@ def test_a_stuck_target_costs_its_own_output_and_the_loss_is_noted() -> None:
     assert gate.written[8].startswith(note)
     assert gate.written[8].endswith(b"later")
     assert gate.closed
+
+
+def test_many_small_pieces_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes far more memory than it has bytes."""
+    monkeypatch.setattr(output, "QUEUE_BYTES", 100 * PIECE_BYTES)
+    writer, gate = Writer("test", on_trouble=lambda error: None), Gate()
+    for _ in range(1000):
+        writer.put(gate, b"x")
+    gate.open.set()
+    writer.close(gate)
+    writer.flush(time.monotonic() + 10)
+    written = b"".join(gate.written)
+    assert len(gate.written) <= 101
+    assert b"bytes left out" in written
 
 
 def test_trouble_is_reported_and_writing_goes_on() -> None:
