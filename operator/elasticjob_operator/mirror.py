@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -114,6 +115,10 @@ class Mirror:
         except TimeoutError:
             return False
         return True
+
+    async def try_to_read(self) -> None:
+        """Ask etcd for a little of what is mirrored. Raises `EtcdError` where it can't be had."""
+        await self._client.range(replace(self._target, limit=1))
 
     async def changes(self) -> AsyncIterator[str]:
         """The prefixes of jobs whose records changed. For one consumer."""

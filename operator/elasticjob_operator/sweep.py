@@ -99,7 +99,10 @@ class Sweep:
                 self._wakeups.wake(memory.key)
         await self._clear_gone(kept, listed, pods)
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
-        for etcd in self._etcds.all():
+        followed = {id(etcd): etcd for etcd in self._etcds.all()}
+        for place in self._mirrors_dead_since.keys() - followed.keys():
+            del self._mirrors_dead_since[place]
+        for etcd in followed.values():
             await self._check_mirror(etcd)
         await self._etcds.guard()
 
@@ -176,9 +179,10 @@ class Sweep:
             self._mirrors_dead_since.pop(place, None)
             return
         try:
-            await etcd.client.status()
+            await etcd.mirror.try_to_read()
         except EXPECTED:
-            self._mirrors_dead_since.pop(place, None)  # etcd is dead: to start again is no help
+            # Etcd is dead, or does not let us see anything: to start again is no help.
+            self._mirrors_dead_since.pop(place, None)
         else:
             self._mirrors_dead_since.setdefault(place, self._clock())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.kube_rig import elasticjob, pod
 from tests.integration.operator_rig import Namespace
+from tests.integration.test_etcd_auth import enable_auth
 
 UID = "00000000-0000-0000-0000-000000000001"
 OTHER_UID = "00000000-0000-0000-0000-000000000002"
@@ -279,6 +281,33 @@ def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
         assert "mirror is dead" in rig.sweep.ailment()
 
     run(api_server, newest_etcd, namespace, scenario)
+
+
+def test_an_etcd_that_lets_its_user_see_little_is_no_reason_to_start_again(
+    api_server: ApiServer, start_etcd: StartEtcd, namespace: str
+) -> None:
+    """Else one job's Secret would have the operator of all jobs restarted, again and again."""
+    own, other = start_etcd("3.6"), start_etcd("3.6", arguments=("--bcrypt-cost=4",))
+    enable_auth(other)
+    text = {"username": b"job", "password": b"pass"}
+    data = {name: base64.b64encode(value).decode() for name, value in text.items()}
+    path = Namespace(api_server, namespace).path("secrets")
+    api_server.request("POST", path, {"metadata": {"name": "mine"}, "data": data})
+    wanted = elasticjob(rendezvous={"endpoints": [other.url], "secretName": "mine"})
+    named = {"metadata": {"name": "job", "namespace": namespace, "uid": UID}}
+
+    async def scenario(rig: Rig) -> None:
+        now = [0.0]
+        rig.sweep._clock = lambda: now[0]
+        found = await rig.etcds.of(parse_manifest(wanted | named))
+        assert isinstance(found, Etcd)
+        assert not found.mirror.known
+        await rig.sweep.sweep()
+        now[0] = 61.0
+        assert rig.sweep.ailment() == ""
+
+    settings = EtcdSettings((own.url,), allowed=frozenset({other.url}))
+    run(api_server, own, namespace, scenario, settings)
 
 
 def cluster_of(server: ApiServer) -> str:
