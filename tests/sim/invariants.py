@@ -241,7 +241,8 @@ class Checker:
         members = [decode(Member, kv.key, kv.value) for kv in there]
         newest = max((member.known for member in members), default=0)
         last = max(self.sealed, default=0)
-        restored = after.state is RoundState.FINAL and newest <= after.number == last
+        # Of several that were sealed, the newest of which those know that came back by then.
+        restored = after.state is RoundState.FINAL and newest <= after.number <= last
         opens = after.state in (RoundState.JOINABLE, RoundState.FROZEN)
         fresh = opens and after.number > newest
         self.highest = after.number

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from elasticjob_rendezvous.core.events import Verdict
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, MISSED_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
@@ -103,8 +103,11 @@ def has_stopped(
         case Verdict.UNKNOWN:
             heard = peers.heard_at(seat.id)
             alone = not seat.launcher_port
+            lease_seconds = bounds.keep_alive_seconds
+            if alone and heard is not None and heard + MISSED_SECONDS < since - lease_seconds:
+                heard = None  # it renewed its lease after that: the link went before its agent
             if heard is None:
-                renewed = bounds.keep_alive_seconds * RENEWED_SHARE
+                renewed = lease_seconds * RENEWED_SHARE
                 heard = since - min(renewed if alone else math.inf, LINK_SILENCE_SECONDS)
             trust = hung_agent_seconds(bounds.keep_alive_seconds) if alone else LINK_SILENCE_SECONDS
             fenced = seat.id in peers.fenced

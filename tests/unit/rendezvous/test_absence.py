@@ -349,11 +349,14 @@ def test_where_nobody_but_a_hung_agent_could_be_asked_its_launcher_has_time_to_n
     assert absent.stopped(0.1)
 
 
+@pytest.mark.parametrize("linked_before", [False, True])
 @pytest.mark.parametrize("keep_alive", [2.0, 3.0, 4.0])
 def test_a_hung_agent_without_a_link_may_have_lived_until_it_was_to_renew_its_lease(
-    keep_alive: float,
+    keep_alive: float, linked_before: bool
 ) -> None:
     absent = Absent(keep_alive_seconds=keep_alive)
+    if linked_before:  # with an earlier session perhaps, or to an earlier coordinator
+        absent.heard(ago=keep_alive + 1.5)
     roster = absent.job.roster(1)
     alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
     absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
