@@ -88,8 +88,8 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
         return
     whom = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
     yield (
-        f"The operator cannot reach {whom}, so what follows is what was known last; workers that "
-        "run go on without it"
+        f"The operator learns nothing new from {whom}, so what follows is what was "
+        "known last; workers that run go on without it"
     )
 
 

@@ -207,9 +207,9 @@ PENDING = {
     ),
     "etcd unreachable": (
         observed(view=UNREADABLE),
-        "The operator cannot reach its etcd, so what follows is what was known last; workers "
-        "that run go on without it. Not training yet: 0 of 5 nodes have come (at least 2 are "
-        "needed); its pods are not created yet.",
+        "The operator learns nothing new from its etcd, so what follows is what was "
+        "known last; workers that run go on without it. Not training yet: 0 of 5 nodes have come "
+        "(at least 2 are needed); its pods are not created yet.",
     ),
     "some have come, some start": (
         observed(
@@ -411,8 +411,9 @@ def test_in_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
 def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
     before = next_status(job(**JOB), observed(*running(5), view=trained()), trained(), NOW)
     assert said(observed(*running(5), view=UNREADABLE), before) == (
-        "The operator cannot reach its etcd, so what follows is what was known last; workers "
-        "that run go on without it. Training on all 5 nodes (round 1, 5 workers)."
+        "The operator learns nothing new from its etcd, so what follows is what was "
+        "known last; workers that run go on without it. Training on all 5 nodes (round 1, 5 "
+        "workers)."
     )
 
 
@@ -421,7 +422,7 @@ def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
 )
 def test_who_cannot_be_reached_depends_on_the_backend(backend: str, whom: str) -> None:
     text = said(observed(*running(5), view=UNREADABLE), BEFORE, rendezvous={"backend": backend})
-    assert text.startswith(f"The operator cannot reach {whom}, so ")
+    assert text.startswith(f"The operator learns nothing new from {whom}, so ")
 
 
 def test_before_the_operator_has_seen_the_job() -> None:
