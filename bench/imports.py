@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from statistics import median
 SCRIPT = "import torch, torch.distributed"
 """What the worker of the recovery benchmark imports."""
 TIMES = 3
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""As both platforms tell their workers; else a pool of threads starts in each."""
 
 
 def imports_seconds(number: int, script: str = SCRIPT) -> float:
@@ -22,8 +25,12 @@ def imports_seconds(number: int, script: str = SCRIPT) -> float:
 
 def _once(number: int, script: str) -> float:
     began = time.monotonic()
-    started = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(number)]
+    started = [_start(script) for _ in range(number)]
     codes = [one.wait() for one in started]
     if any(codes):
         raise RuntimeError(f"`{script}` must end with 0: the exit codes are {codes}")
     return time.monotonic() - began
+
+
+def _start(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **_ENVIRONMENT})

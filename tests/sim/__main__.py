@@ -6,9 +6,11 @@ import argparse
 import sys
 import time
 import traceback
-from collections import Counter
 
 from tests.sim.run import lines, simulate
+
+MOST_SHOWN = 50
+"""Seeds of one kind of violation: each can be replayed."""
 
 
 def main() -> int:
@@ -39,18 +41,20 @@ def _replay(seed: int, trace: bool) -> int:
 
 def _survey(seeds: range) -> int:
     begin = time.perf_counter()
-    found: Counter[str] = Counter()
+    found: dict[str, list[int]] = {}
     example: dict[str, str] = {}
     for seed in seeds:
         result = simulate(seed)
         if result.violation is not None:
             kind = f"{result.plan.profile}: {result.violation.invariant}"
-            found[kind] += 1
+            found.setdefault(kind, []).append(seed)
             example.setdefault(kind, f"seed {seed}: {result.violation}")
     seconds = time.perf_counter() - begin
-    for kind, times in found.most_common():
-        print(f"{times:5} x {kind}\n        {example[kind][:600]}")
-    print(f"{len(seeds)} seeds, {found.total()} violations, {len(seeds) / seconds:.0f} seeds/s")
+    for kind, failed in sorted(found.items(), key=lambda each: -len(each[1])):
+        shown = " ".join(map(str, failed[:MOST_SHOWN]))
+        print(f"{len(failed):5} x {kind}: {shown}\n        {example[kind][:600]}")
+    violations = sum(map(len, found.values()))
+    print(f"{len(seeds)} seeds, {violations} violations, {len(seeds) / seconds:.0f} seeds/s")
     return 1 if found else 0
 
 
