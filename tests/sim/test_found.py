@@ -15,6 +15,7 @@ FOUND = {
     "the watch of the coordinator's key breaks as one takes over": 2503193,
     "an agent without a launcher hangs before it has a link": 2505849,
     "or when its link had gone before": 4201653,
+    "the next coordinator does not know who was fenced": 1911169,
     "etcd loses its data, and who alone knows of the last round comes back late": 5304137,
 }
 

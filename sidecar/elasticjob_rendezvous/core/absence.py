@@ -110,7 +110,7 @@ def has_stopped(
                 renewed = lease_seconds * RENEWED_SHARE
                 heard = since - min(renewed if alone else math.inf, LINK_SILENCE_SECONDS)
             trust = hung_agent_seconds(bounds.keep_alive_seconds) if alone else LINK_SILENCE_SECONDS
-            fenced = seat.id in peers.fenced
+            fenced = view.round is not None and seat.id in view.round.record.fenced
             lapsed = since + (bounds.keep_alive_seconds if fenced else LAPSE_SECONDS)
             return timers.passed(max(heard + trust + KILL_SECONDS, lapsed))
     _wake_to_ask(seat, peers, timers)

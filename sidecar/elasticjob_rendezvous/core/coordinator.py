@@ -277,10 +277,7 @@ class Coordinator:
                 return None
             late = [members[member.id] for member in count.unstopped]
             late = [member for member in late if member.key != own.key]
-            self.peers.fenced |= {member.record.id for member in late}
-            if late:
-                return self._fence(view, own, late, "its workers did not stop in time")
-            return None
+            return self._fence_late(view, own, clock, late) if late else None
         if self._still_writing(view, roster, members, bounds, self.timers.since(opened)):
             return None
         self.timers.since(("stopped", current.number))
@@ -670,6 +667,21 @@ class Coordinator:
         said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
         return self._write(view, own, clock, closed, surplus, said)
 
+    def _fence_late(
+        self, view: View, own: Versioned[Member], clock: Clock, late: list[Versioned[Member]]
+    ) -> Act:
+        """Delete sessions whose workers may still run, and note it: a successor must not take
+        their leases for over."""
+        assert view.round is not None
+        current, late = view.round.record, late[:FENCES_PER_TXN]
+        ids = sorted({*current.fenced, *(member.record.id for member in late)})
+        deletes = tuple(Delete(member.key) for member in late)
+        compares = tuple(Compare(member.key, Target.MOD, member.modified) for member in late)
+        names = ", ".join(member.record.name for member in late)
+        note = f"fenced {names}: its workers did not stop in time"
+        noted = replace(current, fenced=tuple(ids))
+        return self._write(view, own, clock, noted, deletes, note, compares)
+
     def _fence(
         self, view: View, own: Versioned[Member], late: list[Versioned[Member]], why: str
     ) -> Act:
@@ -709,6 +721,7 @@ class Coordinator:
             successor=second.record.id if second else "",
             since_ms=clock.utc_ms,
             save=new.save if new.state is RoundState.FINAL else None,
+            fenced=() if new.state is RoundState.FINAL else new.fenced,
         )
         return Act(
             Txn(
@@ -721,6 +734,7 @@ class Coordinator:
                 (
                     Range(self.keys.round),
                     Range(self.keys.sessions(own.record.id), prefix=True),
+                    *(Range(compare.key) for compare in compares),
                 ),
             ),
             note,

@@ -67,7 +67,6 @@ class Peers:
         led: former coordinators -> when our own link to them was last heard.
         inquiries: members that fell silent, or have no key while their workers may still run.
         inquiry_seconds: how long a silent member is asked that has its key.
-        fenced: members whose key was deleted though they were not proven gone.
         forsaken: sessions whose agent did not come back in time: their launchers end the
             workers, so they are lost, though nothing proves yet that those have stopped.
         symptoms: when the first sign of trouble with a member was seen.
@@ -86,7 +85,6 @@ class Peers:
     last_heard: dict[str, float] = field(default_factory=dict)
     led: dict[str, float] = field(default_factory=dict)
     inquiries: Inquiries = field(default_factory=Inquiries)
-    fenced: set[str] = field(default_factory=set)
     forsaken: set[Session] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
@@ -99,7 +97,6 @@ class Peers:
         self.symptoms.clear()
         self.strays.clear()
         self.astray.clear()
-        self.fenced.clear()
         self.forsaken.clear()
         self.roll_call_at = now + ROLL_CALL_SECONDS
 

@@ -309,6 +309,7 @@ class Round:
         counts: how many rounds ended so far without a charge, and why.
         streak: the charged failures in a row up to now.
         save: while final: what the gang is asked for before this round ends.
+        fenced: until it is final: members whose key was deleted while workers ran there.
     """
 
     number: int
@@ -331,6 +332,7 @@ class Round:
     counts: Counts = Counts()
     streak: Streak = Streak()
     save: Save | None = None
+    fenced: tuple[str, ...] = ()
 
 
 class Seat(NamedTuple):

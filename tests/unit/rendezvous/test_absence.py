@@ -368,8 +368,9 @@ def test_a_hung_agent_without_a_link_may_have_lived_until_it_was_to_renew_its_le
 
 
 def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> None:
+    """Whoever fenced it: the round says so to the next coordinator."""
     absent = Absent()
-    absent.peers.fenced.add(B)
+    absent.job.round(2, previous=1, fenced=(B,))
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(LEASE - 0.1)

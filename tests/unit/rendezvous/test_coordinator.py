@@ -288,6 +288,17 @@ def test_a_coordinator_fences_others_and_never_itself() -> None:
     assert job.act().ids == ids("a")
 
 
+def test_a_round_says_who_was_fenced_until_it_is_final() -> None:
+    """A successor must not take the lease of such a member for over."""
+    job = recovering("a", "b", "c").change("a", state=WAITING).idle().later(15)
+    assert job.act().fenced == ids("bc")
+    for name in "bc":
+        job.idle().answers(name, Verdict.GONE)
+    assert job.act().fenced == ids("bc")
+    confirm(job, "a")
+    assert job.act().fenced == ()
+
+
 def test_a_fence_falls_only_on_what_was_judged() -> None:
     job = recovering("a", "b").change("a", state=WAITING).idle().later(15)
     act = job.look()

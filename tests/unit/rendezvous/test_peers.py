@@ -300,12 +300,10 @@ def test_who_has_a_key_again_is_not_asked() -> None:
 def test_answers_are_not_inherited() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
-    peers.fenced.add(B)
     probed(peers, job, Verdict.UNKNOWN)
     Coordinator(Keys("/"), peers).resign()
     peers.begin((), 6.0)
     assert asked(peers, job, 6.0) is None
-    assert not peers.fenced
 
 
 def test_silence_before_an_answer_was_not_after_it() -> None:
