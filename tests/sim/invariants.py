@@ -58,6 +58,7 @@ class Checker:
     def __init__(self, world: World) -> None:
         self.world = world
         self.sealed: dict[int, Roster] = {}
+        self.begun: set[int] = set()
         self.highest = 0
         self.closed_at: float | None = None
         self.closed: Round | None = None
@@ -184,12 +185,15 @@ class Checker:
     def _sealed_by_strangers(self, roster: Roster) -> bool:
         """Whether etcd lost its data, and this is by newcomers who can't know of the past.
 
-        On a cluster the operator gives them another prefix then.
+        On a cluster the operator gives them another prefix then. Nor is there a past where
+        the number was sealed and lost before anybody began with it.
         """
         known = self.sealed.get(roster.number)
         if known is None or not self.world.truth.robbed:
             return False
-        return not {seat.id for seat in known.seats} & {seat.id for seat in roster.seats}
+        return roster.number not in self.begun or not {seat.id for seat in known.seats} & {
+            seat.id for seat in roster.seats
+        }
 
     # -- the round ------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Running:
         holds = agent is not None and agent.engine.lease.holds(agent.clock())
         need(holds, "starts with a lease", said)
         need(roster.seat(pod.id) is not None, "starts seated", said)
+        self.checker.begun.add(number)
         self.world.note(pod.name, "starts workers of", number)
         for other in self.world.pods:
             if other is pod or not other.workers_alive or other.roster == roster:

@@ -16,6 +16,8 @@ FOUND = {
     "an agent without a launcher hangs before it has a link": 2505849,
     "or when its link had gone before": 4201653,
     "the next coordinator does not know who was fenced": 1911169,
+    "who is told to go cannot say that it goes": 12000692,
+    "etcd loses a round that was sealed, before anybody heard of it": 12005205,
     "etcd loses its data, and who alone knows of the last round comes back late": 5304137,
 }
 

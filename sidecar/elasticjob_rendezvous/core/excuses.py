@@ -30,6 +30,10 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
         elif member.record.state is MemberState.LEAVING:
             left.append(seat)
             reasons[seat.id] = member.record.reason
+        elif (mark := bounds.marked(seat.id)) is not None:
+            # Told to go; its own word of that may have been lost on its way.
+            left.append(seat)
+            reasons[seat.id] = mark.reason
     if lost:
         return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost), ABORTED)
     if not left:

@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     FailureClass,
     History,
+    Mark,
     MemberState,
     OutcomeKind,
     RoundState,
@@ -170,6 +171,14 @@ def test_the_history_of_a_round_is_put_right_when_its_cause_is() -> None:
 def test_an_aborted_collective_is_excused_by_a_leave() -> None:
     current = aborted().change("c", state=MemberState.LEAVING).act()
     assert (current.charged, current.pending) == ((), ())
+
+
+def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
+    """Its own word of that may be lost where its machine is being taken away."""
+    evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
+    current = aborted().bounds(marks=(evicted,)).act()
+    assert (current.charged, current.pending) == ((), ())
+    assert (current.cause.kind, current.cause.members) == (CauseKind.PREEMPTION, ("c",))
 
 
 @pytest.mark.parametrize(
