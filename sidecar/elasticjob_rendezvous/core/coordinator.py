@@ -118,7 +118,7 @@ class Coordinator:
         fences = self._duplicates(view, own) + gone_keys(self.peers, view.members())
         fences = [fence for fence in fences if fence.key != own.key]
         if fences:
-            return self._fence(view, own, fences, "its session is over")
+            return self._fence_over(own, fences)
         if view.round is None:
             return self._first_round(view, own, bounds, clock)
         at = view.round
@@ -673,33 +673,25 @@ class Coordinator:
         """Delete sessions whose workers may still run, and note it: a successor must not take
         their leases for over."""
         assert view.round is not None
-        current, late = view.round.record, late[:FENCES_PER_TXN]
-        ids = sorted({*current.fenced, *(member.record.id for member in late)})
-        deletes = tuple(Delete(member.key) for member in late)
-        compares = tuple(Compare(member.key, Target.MOD, member.modified) for member in late)
-        names = ", ".join(member.record.name for member in late)
-        note = f"fenced {names}: its workers did not stop in time"
+        current, fence = view.round.record, _fence(late)
+        ids = sorted({*current.fenced, *fence.ids})
         noted = replace(current, fenced=tuple(ids))
-        return self._write(view, own, clock, noted, deletes, note, compares)
+        note = f"fenced {fence.names}: its workers did not stop in time"
+        return self._write(view, own, clock, noted, fence.deletes, note, fence.compares)
 
-    def _fence(
-        self, view: View, own: Versioned[Member], late: list[Versioned[Member]], why: str
-    ) -> Act:
-        """Delete sessions on the revision at which they were judged."""
-        late = late[:FENCES_PER_TXN]
-        compares = [Compare(own.key, Target.CREATE, own.created)]
-        compares += [Compare(member.key, Target.MOD, member.modified) for member in late]
-        names = ", ".join(member.record.name for member in late)
+    def _fence_over(self, own: Versioned[Member], over: list[Versioned[Member]]) -> Act:
+        """Delete sessions that are over."""
+        fence = _fence(over)
         return Act(
             Txn(
-                tuple(compares),
-                tuple(Delete(member.key) for member in late),
+                (Compare(own.key, Target.CREATE, own.created), *fence.compares),
+                fence.deletes,
                 (
-                    *(Range(member.key) for member in late),
+                    *(Range(compare.key) for compare in fence.compares),
                     Range(self.keys.sessions(own.record.id), prefix=True),
                 ),
             ),
-            f"fenced {names}: {why}",
+            f"fenced {fence.names}: its session is over",
         )
 
     def _write(
@@ -739,6 +731,27 @@ class Coordinator:
             ),
             note,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """Sessions to delete, each on the revision at which it was judged."""
+
+    ids: tuple[str, ...]
+    names: str
+    compares: tuple[Compare, ...]
+    deletes: tuple[Delete, ...]
+
+
+def _fence(judged: list[Versioned[Member]]) -> _Fence:
+    """As many as one write may hold."""
+    some = judged[:FENCES_PER_TXN]
+    return _Fence(
+        tuple(member.record.id for member in some),
+        ", ".join(member.record.name for member in some),
+        tuple(Compare(member.key, Target.MOD, member.modified) for member in some),
+        tuple(Delete(member.key) for member in some),
+    )
 
 
 def _known(view: View) -> int:
