@@ -58,6 +58,8 @@ class Etcd:
     ca_file: Path | str | None = None
     own: bool = True
     lost_at: float | None = None
+    mirror_dead_since: float | None = None
+    """Since when it answers though its mirror does not know it, as the sweep has seen it."""
     stranger: str = ""
     """The identity of another cluster, when it is that one's."""
     held: dict[str, bytes] = field(default_factory=dict)
@@ -209,7 +211,8 @@ class Etcds:
     def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
         """Follow this etcd instead of what was followed here. That one's client stays open until
         the end: a look may be under way with it."""
-        for task in self._named[place].tasks if place in self._named else ():
+        before = self._named.get(place)
+        for task in () if before is None else before.tasks:
             task.cancel()
             self._running.remove(task)
         self._named[place] = self._start(etcd)

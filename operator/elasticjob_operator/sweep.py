@@ -58,7 +58,6 @@ class Sweep:
         self._now = now
         self._count = 0
         self._gone: set[tuple[str, str]] = set()
-        self._mirrors_dead_since: dict[int, float] = {}
 
     async def run(self) -> None:
         """Sweep until cancelled."""
@@ -76,8 +75,9 @@ class Sweep:
         """What the sweep has found to be dead, for the health probe."""
         found = [f"the watch of {kind} is dead" for kind in self._delivered.dead]
         now = self._clock()
-        for since in self._mirrors_dead_since.values():
-            if now - since > MIRROR_DEAD_SECONDS:
+        for etcd in self._etcds.all():
+            since = etcd.mirror_dead_since
+            if since is not None and now - since > MIRROR_DEAD_SECONDS:
                 found.append("etcd answers, and its mirror is dead")
         return "; ".join(found)
 
@@ -99,10 +99,7 @@ class Sweep:
                 self._wakeups.wake(memory.key)
         await self._clear_gone(kept, listed, pods)
         await self._clear_users(users - {uid for _, uid in kept}, listed, pods)
-        followed = {id(etcd): etcd for etcd in self._etcds.all()}
-        for place in self._mirrors_dead_since.keys() - followed.keys():
-            del self._mirrors_dead_since[place]
-        for etcd in followed.values():
+        for etcd in self._etcds.all():
             await self._check_mirror(etcd)
         await self._etcds.guard()
 
@@ -174,17 +171,17 @@ class Sweep:
             await forget_user(users, uid)
 
     async def _check_mirror(self, etcd: Etcd) -> None:
-        place = id(etcd)
         if etcd.mirror.known:
-            self._mirrors_dead_since.pop(place, None)
+            etcd.mirror_dead_since = None
             return
         try:
             await etcd.mirror.try_to_read()
         except EXPECTED:
             # Etcd is dead, or does not let us see anything: to start again is no help.
-            self._mirrors_dead_since.pop(place, None)
+            etcd.mirror_dead_since = None
         else:
-            self._mirrors_dead_since.setdefault(place, self._clock())
+            if etcd.mirror_dead_since is None:
+                etcd.mirror_dead_since = self._clock()
 
     async def _list(self, kind: Kind, selector: str = "") -> list[Json]:
         found: list[Json] = []
