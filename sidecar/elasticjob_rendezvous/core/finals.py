@@ -25,7 +25,9 @@ from elasticjob_rendezvous.core.view import View
 
 QUIET_PART = 6
 LEAVE_COALESCE_SECONDS = 0.2
-"""Leaves this close to each other share a round."""
+"""Leaves this close to the first one may still share its round."""
+LEAVE_QUIET_SECONDS = 0.06
+"""As long without another leave is enough, unless one is known to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ def look_at_final(
         return FinalLook(cause=Cause(CauseKind.LOSS, names), symptom=symptom)
     if leaving:
         first = timers.since(("leave", number))
-        if not timers.passed(first + LEAVE_COALESCE_SECONDS):
+        staying = [seat for seat in pending if seat.id not in leavers]
+        if not _all_left(leaving, staying, number, bounds, timers):
             return FinalLook()
         # Failures here are aborted collectives: the other peers are stuck in them.
         cause = leave_cause(leaving, leavers, bounds, urgent=bool(failures))
@@ -125,6 +128,18 @@ def _stopped_by_itself(member: Member, view: View, number: int) -> bool:
     """
     waits = member.state is MemberState.WAITING and member.round >= number
     return waits and member.id not in view.failures.get(number, {})
+
+
+def _all_left(
+    leaving: list[Seat], staying: list[Seat], number: int, bounds: Bounds, timers: Timers
+) -> bool:
+    """Whether no other leave is waited for any more."""
+    latest = timers.since(("leave", number)) + LEAVE_COALESCE_SECONDS
+    if any(bounds.marked(seat.id) is not None for seat in staying):
+        return timers.passed(latest)
+    # One for each count of them: every further leave begins the quiet anew.
+    quiet = timers.since(("leave", number, len(leaving))) + LEAVE_QUIET_SECONDS
+    return timers.passed(min(quiet, latest))
 
 
 def _resize(

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
-from elasticjob_rendezvous.core.finals import LEAVE_COALESCE_SECONDS, FinalLook, look_at_final
+from elasticjob_rendezvous.core.finals import (
+    LEAVE_COALESCE_SECONDS,
+    LEAVE_QUIET_SECONDS,
+    FinalLook,
+    look_at_final,
+)
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
@@ -239,13 +244,44 @@ def test_leaves_that_are_close_share_a_round() -> None:
     round = Round()
     round.job.change("b", state=LEAVING, reason="drained")
     assert round.seen() is None
-    assert round.timers.wake == pytest.approx(round.job.now + LEAVE_COALESCE_SECONDS)
+    assert round.timers.wake == pytest.approx(round.job.now + LEAVE_QUIET_SECONDS)
     round.job.change("a", state=LEAVING, reason="scaled down")
-    look = round.look_after(LEAVE_COALESCE_SECONDS)
+    assert round.seen(LEAVE_QUIET_SECONDS - 0.01) is None  # and the quiet begins anew
+    look = round.look_after(LEAVE_QUIET_SECONDS)
     assert look.cause is not None
     assert (look.cause.kind, look.cause.members) == (CauseKind.LEAVE, ("a", "b"))
     assert look.cause.detail == "drained; scaled down"
-    assert look.symptom == pytest.approx(round.job.now - LEAVE_COALESCE_SECONDS)
+    assert look.symptom == pytest.approx(round.job.now - 2 * LEAVE_QUIET_SECONDS + 0.01)
+
+
+def test_leaves_one_after_the_other_are_not_waited_for_without_end() -> None:
+    round = Round("abcdef")
+    for name in "abcd":
+        round.job.change(name, state=LEAVING, reason="drained")
+        assert round.seen(LEAVE_QUIET_SECONDS - 0.005) is None
+    round.job.change("e", state=LEAVING, reason="drained")
+    assert round.seen(LEAVE_QUIET_SECONDS - 0.005) == (CauseKind.LEAVE, tuple("abcde"))
+
+
+def test_a_leave_that_the_operator_told_of_is_waited_for() -> None:
+    round = Round(marks=(Mark(identity("a"), "scaled down"), Mark(identity("b"), "scaled down")))
+    round.job.change("b", state=LEAVING, reason="scaled down")
+    assert round.seen() is None
+    assert round.seen(LEAVE_COALESCE_SECONDS - 0.01) is None
+    round.job.change("a", state=LEAVING, reason="scaled down")
+    assert round.seen() is None
+    look = round.look_after(LEAVE_QUIET_SECONDS)
+    assert look.cause is not None
+    assert look.cause.members == ("a", "b")
+
+
+def test_a_leave_that_does_not_follow_its_mark_is_not_waited_for_without_end() -> None:
+    round = Round(marks=(Mark(identity("a"), "scaled down"),))
+    round.job.change("b", state=LEAVING, reason="drained")
+    assert round.seen() is None
+    look = round.look_after(LEAVE_COALESCE_SECONDS)
+    assert look.cause is not None
+    assert look.cause.members == ("b",)
 
 
 def test_who_said_that_it_leaves_is_never_lost() -> None:
