@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.counts import counted, told_of_preemption
+from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
@@ -292,7 +292,10 @@ class Coordinator:
         if isinstance(choice, census.Wait):
             self.awaited = max(0, bounds.wanted - len(count.waiting))
             return self._join_timeout(view, own, bounds, clock, choice)
-        frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids)
+        done = view.dones_of(current.previous)
+        ended = [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
+        cause = with_later_leaves(current.cause, ended, view.last_word)
+        frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
         note = f"round {current.number} is frozen with {len(choice.ids)} members"
         return self._write(view, own, clock, frozen, (), note)
 

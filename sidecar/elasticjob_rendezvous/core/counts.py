@@ -6,11 +6,19 @@ A final round that did not end with its job is counted once: as a charged failur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Counts, Seat
+from elasticjob_rendezvous.core.records import (
+    Bounds,
+    Cause,
+    CauseKind,
+    Counts,
+    Member,
+    MemberState,
+    Seat,
+)
 
 
 def counted(counts: Counts, kind: CauseKind) -> Counts:
@@ -43,6 +51,31 @@ def leave_cause(
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(seat.name for seat in seats)
     return Cause(kind, names, "; ".join(sorted(said - {""})), urgent)
+
+
+def with_later_leaves(
+    cause: Cause, ended: Iterable[Seat], said: Callable[[str], Member | None]
+) -> Cause:
+    """The cause of a round that a leave opened, with those who left until it froze.
+
+    `ended` are the seats of the round that the leave ended, but for the done; `said` gives
+    the last word of a member. A later leave that was a preemption is `told_of_preemption`'s.
+    """
+    if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
+        return cause
+    seats = tuple(ended)
+    later = {}
+    for seat in seats:
+        last = said(seat.id)
+        if seat.name not in cause.members and last and last.state is MemberState.LEAVING:
+            later[seat.name] = last.reason
+    if not later:
+        return cause
+    names = tuple(seat.name for seat in seats if seat.name in later or seat.name in cause.members)
+    detail = cause.detail
+    if cause.kind is CauseKind.LEAVE:
+        detail = "; ".join(sorted({*cause.detail.split("; "), *later.values()} - {""}))
+    return replace(cause, members=names, detail=detail)
 
 
 def told_of_preemption(

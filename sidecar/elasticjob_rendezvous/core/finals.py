@@ -58,8 +58,7 @@ def look_at_final(
     if all(seat.id in done for seat in roster.seats):
         return FinalLook(succeeded=True)
     for seat in roster.seats:
-        member = view.member(seat.id)
-        last = member.record if member is not None else view.departed.get(seat.id)
+        last = view.last_word(seat.id)
         if last is not None and last.state is MemberState.LEAVING:
             leavers[seat.id] = last.reason
     pending = [seat for seat in roster.seats if seat.id not in done]

@@ -127,6 +127,11 @@ class View:
         """The valid session of a member: of several the one created last."""
         return self._members.get(id)
 
+    def last_word(self, id: str) -> Member | None:
+        """What a member says, or said last before its key went."""
+        member = self.member(id)
+        return self.departed.get(id) if member is None else member.record
+
     def members(self) -> dict[str, Versioned[Member]]:
         """The valid session of each member; not to be changed by the caller."""
         return self._members

@@ -15,6 +15,7 @@ from elasticjob_rendezvous.core.records import (
     History,
     Mark,
     MemberState,
+    Round,
     RoundState,
 )
 from tests.unit.rendezvous.builders import KEYS, Job, identity
@@ -115,6 +116,16 @@ def left() -> Job:
     return job
 
 
+def frozen(job: Job, *staying: str) -> Round:
+    """The open round once these wait in it, and b and c have gone."""
+    for name in staying:
+        job.change(name, state=MemberState.WAITING)
+    job.gone("b", "c", proven=True)
+    current = job.act()
+    assert current.state is RoundState.FROZEN
+    return current
+
+
 def test_a_leave_becomes_a_preemption_when_the_word_comes() -> None:
     current = left().bounds(max_nodes=3, marks=EVICTED).act()
     assert current.counts == Counts(1, 1, 2, 1, 1)
@@ -142,3 +153,47 @@ def test_a_sealed_round_and_its_history_learn_of_it_too() -> None:
 )
 def test_other_marks_change_nothing(mark: Mark) -> None:
     left().bounds(max_nodes=3, marks=(mark,)).idle()
+
+
+# -- who leaves while the next round is open already --------------------------------------
+
+
+def test_who_leaves_before_the_round_freezes_is_named_with_the_first() -> None:
+    job = left().idle()
+    job.change("c", state=MemberState.LEAVING, reason="its node is drained")
+    current = frozen(job, "a")
+    assert current.cause.kind is CauseKind.LEAVE
+    assert current.cause.members == ("b", "c")
+    assert current.cause.detail == "its node is drained; its pod is to end"
+    assert current.counts == Counts(1, 2, 1, 1, 1)
+
+
+def test_a_later_leave_that_was_a_preemption_makes_the_round_one() -> None:
+    job = left().idle()
+    job.change("c", state=MemberState.LEAVING)
+    evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
+    job.bounds(max_nodes=3, marks=(evicted,))
+    open_round = frozen(job, "a")
+    assert open_round.cause.members == ("b", "c")
+    job.sealed("a", "z", number=2, counts=open_round.counts, cause=open_round.cause)
+    after = job.act()
+    assert after.cause == Cause(CauseKind.PREEMPTION, ("b", "c"), "EvictionByEvictionAPI")
+    assert after.counts == Counts(1, 1, 2, 1, 1)
+
+
+def test_a_preemption_names_later_leaves_and_keeps_the_clusters_word() -> None:
+    job = left().bounds(max_nodes=3, marks=EVICTED)
+    assert job.act().cause.kind is CauseKind.PREEMPTION
+    job.change("c", state=MemberState.LEAVING, reason="its pod is to end")
+    cause = frozen(job, "a").cause
+    assert cause == Cause(CauseKind.PREEMPTION, ("b", "c"), "EvictionByEvictionAPI")
+
+
+def test_a_done_member_that_leaves_is_no_cause() -> None:
+    job = left().idle().done("c")
+    job.change("c", state=MemberState.LEAVING)
+    assert frozen(job, "a").cause.members == ("b",)
+
+
+def test_a_loss_meanwhile_is_no_leave() -> None:
+    assert frozen(left().idle(), "a").cause.members == ("b",)
