@@ -24,7 +24,6 @@ from elasticjob_operator.core.rendezvous_view import (
     OutcomeKind,
     OutcomeView,
     RendezvousView,
-    RoundView,
     StopReason,
 )
 from elasticjob_operator.model.enums import Phase, RendezvousState
@@ -50,11 +49,7 @@ def agent_view(
     view = _read(before, pods, found)
     if not view.readable:
         return view
-    view = replace(
-        view,
-        members=(*view.members, *_done(pods, view.members)),
-        rounds=_with_earlier(before.rounds, view),
-    )
+    view = replace(view, members=(*view.members, *_done(pods, view.members)))
     if view.outcome is not None:
         return view
     outcome = _outcome(job, pods, view, now)
@@ -94,12 +89,6 @@ def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberVie
         for pod in pods
         if pod.phase is PodPhase.SUCCEEDED and not pod.terminating and pod.uid not in told
     )
-
-
-def _with_earlier(before: Iterable[RoundView], view: RendezvousView) -> tuple[RoundView, ...]:
-    """The rounds that the agents know, after those that only earlier agents knew."""
-    first = min((found.round for found in view.rounds), default=view.round)
-    return (*(found for found in before if found.round < first), *view.rounds)
 
 
 def _outcome(

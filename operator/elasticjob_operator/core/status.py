@@ -159,7 +159,7 @@ def _member(member: MemberView) -> MemberStatus:
 
 
 def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
-    """Those that can be read, after earlier ones, which nobody tells again once etcd lost them."""
+    """Those that can be read, after earlier ones: etcd may lose them, agents take theirs along."""
     first = min((found.round for found in view.rounds), default=view.round + 1)
     earlier = [found for found in past.rounds if found.round < first]
     found = [_round(found, reasons.get(found.round, "")) for found in view.rounds]

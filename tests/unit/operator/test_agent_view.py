@@ -75,13 +75,24 @@ def test_agents_that_do_not_answer_leave_it_unknown() -> None:
     assert view().state is RendezvousState.JOINABLE
 
 
-def test_rounds_that_only_earlier_agents_knew_are_kept() -> None:
+@pytest.mark.parametrize(
+    ("found", "rounds"),
+    [
+        (records(4), [2, 3, 4]),
+        (replace(records(4), histories={}), [2, 3, 4]),
+        (records(1), [1]),
+        (None, [2, 3, 4]),
+    ],
+    ids=["known", "what the round cost went with an agent", "another gang", "nobody answers"],
+)
+def test_rounds_that_only_earlier_agents_knew_are_kept(
+    found: Records | None, rounds: list[int]
+) -> None:
     before = next_status(c10d(), observed(*running(1)), final_round(2, 4), NOW)
     before = before.model_copy(update={"rounds": _rounds(2, 3, 4)})
-    found = view(*running(1), found=records(4), status=before)
-    assert [one.round for one in found.rounds] == [2, 3, 4]
-    anew = view(*running(1), found=records(1), status=before)
-    assert [one.round for one in anew.rounds] == [1], "another gang counts from the start"
+    seen = view(*running(1), found=found, status=before)
+    after = next_status(c10d(before), observed(*running(1)), seen, NOW)
+    assert [one.round for one in after.rounds] == rounds
 
 
 def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
