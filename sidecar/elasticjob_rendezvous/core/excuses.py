@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, MemberState, Roster
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, MemberState, Roster, Seat
 from elasticjob_rendezvous.core.view import View
 
 ABORTED = "its peers' collectives broke"
@@ -19,7 +19,8 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
     if roster is None:
         return None
     done = view.dones_of(roster.number)
-    lost, left, reasons = [], [], {}
+    lost: list[Seat] = []
+    reasons: dict[str, str] = {}
     for seat in roster.seats:
         if seat.id in done:
             continue
@@ -28,15 +29,14 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
         if member is None or seat.session not in ("", member.record.session.rstrip("~")):
             lost.append(seat)
         elif member.record.state is MemberState.LEAVING:
-            left.append(seat)
             reasons[seat.id] = member.record.reason
         elif (mark := bounds.marked(seat.id)) is not None:
             # Told to go; its own word of that may have been lost on its way.
-            left.append(seat)
             reasons[seat.id] = mark.reason
     if lost:
         return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost), ABORTED)
-    if not left:
+    if not reasons:
         return None
+    left = (seat for seat in roster.seats if seat.id in reasons)
     found = leave_cause(left, reasons, bounds, urgent=True)
     return replace(found, detail=f"{found.detail}; {ABORTED}" if found.detail else ABORTED)
