@@ -15,7 +15,7 @@ from typing import NamedTuple
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.agent_causes import Attendance
 from elasticjob_operator.core.observed import Obstacle, Refusal
-from elasticjob_operator.model import Phase
+from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.core.records import Bounds
 
 RECHECK_SECONDS = 600.0
@@ -52,6 +52,8 @@ class JobMemory:
         changed_at: monotonic time of the oldest change in etcd that no status shows yet.
         written: resourceVersion of the last status written here, so as not to wake for it.
         phase: the one in that status.
+        untold: the status before one that was sent and may have been written: what it says of
+            events is not told yet.
         invalid: resourceVersion at which it could not be understood.
         attendance: who takes part, where the rendezvous is read through its agents.
     """
@@ -73,6 +75,7 @@ class JobMemory:
     changed_at: float | None = None
     written: str = ""
     phase: Phase | None = None
+    untold: Status | None = None
     invalid: str = ""
     attendance: Attendance = field(default_factory=Attendance)
 

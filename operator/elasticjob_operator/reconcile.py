@@ -21,7 +21,15 @@ from elasticjob_operator.dependents import Dependents
 from elasticjob_operator.etcds import SETTLING_SECONDS, Etcd, Etcds, Refused
 from elasticjob_operator.events import Events, Subject
 from elasticjob_operator.jobs import JobKey, JobMemory, Jobs
-from elasticjob_operator.kube import ELASTICJOBS, Conflict, Json, Kube, KubeError, NotFound
+from elasticjob_operator.kube import (
+    ELASTICJOBS,
+    Conflict,
+    Json,
+    Kube,
+    KubeError,
+    NotFound,
+    Unreachable,
+)
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
 from elasticjob_operator.observe import Observer, due_seconds, seen_again
@@ -203,17 +211,21 @@ class Reconciler:
                 self._tell(job, job.status, job.status, applied)  # what was done, was done
                 if isinstance(error, Conflict | NotFound):
                     return None
+                if isinstance(error, Unreachable) and memory.untold is None:
+                    memory.untold = job.status
                 raise
             memory.written = written["metadata"]["resourceVersion"]
             self._parts.metrics.status_writes.inc()
             if changed_at is not None:
                 self._parts.metrics.status_lag.observe(self._parts.clock() - changed_at)
-        self._tell(job, job.status, status, applied)
-        for found in settled_rounds(job.status, status):
+        # What an answer that never came would have told is told now, whether it was written or not.
+        before, memory.untold = memory.untold or job.status, None
+        self._tell(job, before, status, applied)
+        for found in settled_rounds(before, status):
             self._parts.metrics.observe_round(found)
-        for found in stepped_rounds(job.status, status):
+        for found in stepped_rounds(before, status):
             self._parts.metrics.observe_first_step(found)
-        self._parts.metrics.observe_counts(job.status, status)
+        self._parts.metrics.observe_counts(before, status)
         return status
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:

@@ -173,17 +173,21 @@ class ApiServer:
         self.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         return name
 
-    def kubeconfig(self, user: str = ADMIN) -> Path:
-        """A kubeconfig of one context, `test`, as this user."""
-        path = self.folder / f"{user}.kubeconfig"
-        ca, cluster = str(self.certificates.ca_file), {"cluster": "test", "user": user}
+    def kubeconfig(self, user: str = ADMIN, url: str = "") -> Path:
+        """A kubeconfig of one context, `test`, as this user; `url` is of what stands before it."""
+        path = self.folder / f"{user}{url.rpartition(':')[2]}.kubeconfig"
+        cluster = {"cluster": "test", "user": user}
+        ca, url = str(self.certificates.ca_file), url or self.url
         document = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
             "contexts": [{"name": "test", "context": cluster}],
             "clusters": [
-                {"name": "test", "cluster": {"server": self.url, "certificate-authority": ca}}
+                {
+                    "name": "test",
+                    "cluster": {"server": url, "certificate-authority": ca},
+                }
             ],
             "users": [{"name": user, "user": {"token": f"{user}-token"}}],
         }

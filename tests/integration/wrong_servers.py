@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve on a free port of 127.0.0.1 and give its address."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -27,7 +28,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
     host, port = server.sockets[0].getsockname()
     try:
         yield f"{host}:{port}"

@@ -10,13 +10,16 @@ import pytest
 
 from elasticjob_operator.apply import Applied
 from elasticjob_operator.core.actions import CreatePod
+from elasticjob_operator.core.mirrored import Records, rendezvous_view
+from elasticjob_operator.core.status import next_status
 from elasticjob_operator.jobs import JobKey, Jobs
 from elasticjob_operator.kube import Conflict, KubeError, Unreachable
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.observe import Sight
 from elasticjob_operator.reconcile import Parts, Reconciler
 from elasticjob_operator.wakeups import Retry
-from tests.unit.operator.builders import NOW, manifest, observed
+from elasticjob_rendezvous.core.records import Cause, CauseKind, History, Round, RoundState
+from tests.unit.operator.builders import NOW, job, manifest, observed
 
 KEY = JobKey("default", "job")
 MADE = CreatePod(0, "job-0", 1)
@@ -25,20 +28,30 @@ MADE = CreatePod(0, "job-0", 1)
 class Played:
     """Every part of a look; the status cannot be written for the reason given."""
 
-    def __init__(self, error: KubeError) -> None:
-        self.error = error
+    def __init__(self, error: KubeError, found: Records | None = None) -> None:
+        self.error: KubeError | None = error
+        self.found = found
+        self.status: dict[str, Any] = {}
         self.told: list[str] = []
 
     async def get(self, *_: object) -> dict[str, Any]:
         raw = manifest(nodes=4)
         raw["metadata"] |= {"namespace": "default", "resourceVersion": "7"}
-        return raw
+        return raw | {"status": self.status}
 
-    async def patch(self, *_: object, **__: object) -> None:
-        raise self.error
+    async def patch(self, *_: object, **__: object) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return {"metadata": {"resourceVersion": "8"}}
 
-    async def of(self, _: object) -> None:
-        return None
+    async def of(self, _: object) -> Any:
+        return self if self.found else None
+
+    def records(self, *_: object) -> Records | None:
+        return self.found
+
+    def is_settling(self, _: float) -> bool:
+        return False
 
     async def look(self, *_: object) -> Sight:
         return Sight(observed())
@@ -50,6 +63,15 @@ class Played:
         self.told += [said.reason for said in found]
 
 
+def looker(played: Any) -> Reconciler:
+    jobs = Jobs(lambda: 0.0, lambda: 0.0)
+    parts = Parts(
+        played, jobs, played, played, played, SimpleNamespace(), played, Metrics(),  # type: ignore[arg-type]
+        lambda: 0.0, lambda: NOW,
+    )  # fmt: skip
+    return Reconciler(parts)
+
+
 @pytest.mark.parametrize(
     "error",
     [Conflict("patch", "it has changed"), Unreachable("patch", "no answer")],
@@ -57,15 +79,34 @@ class Played:
 )
 def test_what_was_done_is_told_though_the_status_could_not_be_written(error: KubeError) -> None:
     played: Any = Played(error)
-    jobs = Jobs(lambda: 0.0, lambda: 0.0)
-    parts = Parts(
-        played, jobs, played, played, played, SimpleNamespace(), played, Metrics(),  # type: ignore[arg-type]
-        lambda: 0.0, lambda: NOW,
-    )  # fmt: skip
-    look = Reconciler(parts).look(KEY)
+    look = looker(played).look(KEY)
     if isinstance(error, Conflict):
         assert asyncio.run(look) == 0.0, "again, at once"
     else:
         with pytest.raises(Retry):
             asyncio.run(look)
     assert played.told == ["PodsCreated"]
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["was written", "was not"])
+def test_what_a_status_says_is_told_once_though_its_answer_was_lost(written: bool) -> None:
+    start = Cause(CauseKind.START)
+    found = Records(
+        "/elasticjob/default/job-uid/1/",
+        round=Round(1, RoundState.FINAL, start, nodes=2),
+        histories={1: History(1, start, 2)},
+    )
+    status = next_status(job(), observed(), rendezvous_view(found), NOW)
+    document = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    played: Any = Played(Unreachable("patch", "no answer"), found)
+    reconciler = looker(played)
+    for _ in range(2):  # lost, and lost again
+        with pytest.raises(Retry):
+            asyncio.run(reconciler.look(KEY))
+    assert set(played.told) == {"PodsCreated"}
+    played.error = None
+    played.status = document if written else {}
+    for _ in range(2):
+        asyncio.run(reconciler.look(KEY))
+        played.status = document
+    assert [played.told.count(reason) for reason in ("RoundFinal", "Running")] == [1, 1]

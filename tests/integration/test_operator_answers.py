@@ -1,0 +1,69 @@
+"""The operator when the API server's answers are lost: the real one, behind a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob_rendezvous.core.records import Cause, CauseKind
+from tests.integration.apiserver import ApiServer
+from tests.integration.cutting_rig import CuttingProxy
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.mirrored_rig import running
+from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+
+@pytest.fixture
+def proxy(api_server: ApiServer) -> Iterator[CuttingProxy]:
+    with CuttingProxy(api_server).running() as found:
+        yield found
+
+
+@pytest.fixture
+def operator(
+    tmp_path: Path,
+    api_server: ApiServer,
+    newest_etcd: EtcdServer,
+    namespace: str,
+    proxy: CuttingProxy,
+) -> Iterator[Operator]:
+    options = {
+        "ELASTICJOB_NAMESPACES": namespace,
+        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        "KUBECONFIG": str(api_server.kubeconfig(url=proxy.url)),
+    }
+    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as replica:
+        yield replica
+
+
+@pytest.fixture
+def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
+    return Namespace(api_server, namespace)
+
+
+def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
+    here: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
+) -> None:
+    agents = running(here, newest_etcd, 2)
+
+    def tells_of_round_2(line: str, body: bytes) -> bool:
+        return line.startswith("PATCH") and "/status" in line and b'"round":2' in _dense(body)
+
+    proxy.lose(tells_of_round_2)
+    agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+    wait_until(lambda: proxy.lost == 1, "the lost answer", SECONDS)
+    agents.seal(3, Cause(CauseKind.JOIN, ("job-1",)))
+
+    def told(number: int) -> int:
+        return sum(f"round {number} is final" in text for _, text in here.events())
+
+    wait_until(lambda: told(3) == 1, f"round 3, of {here.events()}", SECONDS)
+    assert [told(number) for number in (1, 2, 3)] == [1, 1, 1]
+    assert here.status()["rendezvous"]["round"] == 3
+    assert operator.metric("elasticjob_rounds_total", cause="leave") == 1
+
+
+def _dense(body: bytes) -> bytes:
+    return body.replace(b" ", b"")
