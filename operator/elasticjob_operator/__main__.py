@@ -1,75 +1,33 @@
 """`python -m elasticjob_operator` serves jobs; with `certs …` it makes etcd's certificates.
 
-Owns the process: its log, its signals and its exit code.
+Imports little: the first process of a container ignores SIGTERM for as long as nothing handles it,
+and would go on until its pod's grace is over, with the lease of the one that is to follow it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import os
 import signal
 import sys
-from importlib import import_module
-
-from elasticjob_operator import logs, settings
-from elasticjob_operator.health import Health, answering
-from elasticjob_operator.kube import Kube, KubeError, NoSuchKind
-from elasticjob_operator.leader import LeaseLost, hold_lease
-from elasticjob_operator.metrics import Metrics
-from elasticjob_operator.replica import Active
-from elasticjob_operator.settings import Settings, SettingsError
-
-log = logging.getLogger("elasticjob_operator.main")
 
 CERTS = "certs"
 
 
 def main() -> int:
     """The exit code: 0 when told to end, 1 after a failure, 2 when called wrongly."""
-    if sys.argv[1:2] == [CERTS]:
-        code: int = import_module("elasticjob_operator.certs").main(sys.argv[2:])
-        return code
-    if sys.argv[1:]:
-        print(f"usage: python -m elasticjob_operator [{CERTS} …]", file=sys.stderr)  # noqa: T201
-        return 2
-    try:
-        found = settings.from_environment()
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 2
-    logs.configure(found.log_format, found.log_level)
-    try:
-        asyncio.run(_serve(found))
-    except asyncio.CancelledError:
-        log.info("ended")
-    except NoSuchKind as error:
-        log.critical("the ElasticJob CRD must be installed (helm, or kubectl apply): %s", error)
-        return 1
-    except (KubeError, LeaseLost, OSError) as error:
-        log.critical("cannot go on: %s", error)
-        return 1
-    except Exception:
-        log.exception("a part of the operator failed: it ends, to be started again")
-        return 1
-    return 0
+    match sys.argv[1:]:
+        case []:
+            # Nothing has begun yet that would have to be ended.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            from elasticjob_operator.process import serve
 
+            return serve()
+        case [verb, *arguments] if verb == CERTS:
+            from elasticjob_operator.certs import main as certs
 
-async def _serve(found: Settings) -> None:
-    """Stand by and serve until a signal comes; raises what made it impossible."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, task.cancel)
-    metrics, health = Metrics(), Health()
-    async with (
-        answering(health, metrics.text, found.health_port, found.metrics_port),
-        Kube.connect() as kube,
-    ):
-        health.ready = True
-        async with hold_lease(kube, found.lease):
-            metrics.leader.set(1)
-            await Active(found, kube, metrics, health).run()
+            return certs(arguments)
+    print(f"usage: python -m elasticjob_operator [{CERTS} …]", file=sys.stderr)  # noqa: T201
+    return 2
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ is no agent is a yes.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 USAGE = "usage: python -m elasticjob_agent [leave [REASON] | ready | install-launcher FILE]"
@@ -24,6 +26,9 @@ def main(arguments: list[str]) -> int:
     """Each way imports only what it needs: a probe must not load grpc."""
     match arguments:
         case []:
+            # The first process of a container ignores SIGTERM for as long as nothing handles it,
+            # and importing the rest takes a while in which nothing has begun yet.
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
             from elasticjob_agent.wiring import run_beside_launcher
 
             return run_beside_launcher()

@@ -1,0 +1,60 @@
+"""The operator's process while it serves: its log, its signals and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from elasticjob_operator import logs, settings
+from elasticjob_operator.health import Health, answering
+from elasticjob_operator.kube import Kube, KubeError, NoSuchKind
+from elasticjob_operator.leader import LeaseLost, hold_lease
+from elasticjob_operator.metrics import Metrics
+from elasticjob_operator.replica import Active
+from elasticjob_operator.settings import Settings, SettingsError
+
+log = logging.getLogger("elasticjob_operator.main")
+
+
+def serve() -> int:
+    """The exit code: 0 when told to end, 1 after a failure, 2 with bad settings."""
+    try:
+        found = settings.from_environment()
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    logs.configure(found.log_format, found.log_level)
+    try:
+        asyncio.run(_serve(found))
+    except asyncio.CancelledError:
+        log.info("ended")
+    except NoSuchKind as error:
+        log.critical("the ElasticJob CRD must be installed (helm, or kubectl apply): %s", error)
+        return 1
+    except (KubeError, LeaseLost, OSError) as error:
+        log.critical("cannot go on: %s", error)
+        return 1
+    except Exception:
+        log.exception("a part of the operator failed: it ends, to be started again")
+        return 1
+    return 0
+
+
+async def _serve(found: Settings) -> None:
+    """Stand by and serve until a signal comes; raises what made it impossible."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, task.cancel)
+    metrics, health = Metrics(), Health()
+    async with (
+        answering(health, metrics.text, found.health_port, found.metrics_port),
+        Kube.connect() as kube,
+    ):
+        health.ready = True
+        async with hold_lease(kube, found.lease):
+            metrics.leader.set(1)
+            await Active(found, kube, metrics, health).run()
