@@ -63,11 +63,11 @@ def soak(job: Soaked, faults: int, seed: int, evidence: Path) -> dict[str, Any]:
 
 
 def _disturbed(job: Soaked, number: int, chance: random.Random) -> dict[str, Any]:
-    before = job.told()
+    before = job.standing()
     while not job.may(chosen := disturbance(chance, job.weights, job.wanted, before)):
         pass
     since = time.monotonic()
-    job.do(chosen)
+    job.do(chosen, before)
     after = job.trains(chosen)
     return _row(number, chosen, before, after, job.evicts) | {
         "seconds": round(time.monotonic() - since, 2)

@@ -82,8 +82,9 @@ class Soaked(ABC):
         """Whether this fault would show what it is to show, now."""
         return True
 
-    def do(self, what: Disturbance) -> None:
-        self._before = self.told().number
+    def do(self, what: Disturbance, before: Told) -> None:
+        """Disturb it, which said this before."""
+        self._before = before.number
         if what.kind is Kind.SCALE:
             self.wanted = what.nodes
         self.apply(what)
@@ -99,7 +100,7 @@ class Soaked(ABC):
 
     def finish(self) -> int:
         """Have it end soon, by a last failure after which workers know where; the step."""
-        pod, last = self.told().running[0], max(LEAST_STEPS, self.step() + STEPS_TO_END)
+        pod, last = self.standing().running[0], max(LEAST_STEPS, self.step() + STEPS_TO_END)
         self.let_end(last)
         self.apply(Disturbance(Kind.KILL_WORKER, pod))
         return last
@@ -117,6 +118,15 @@ class Soaked(ABC):
         """Take it away; what is left of it after that."""
 
     # -- waiting
+
+    def standing(self) -> Told:
+        """Its status when it tells of all that run: not while its etcd has just been killed."""
+        deadline = time.monotonic() + self.patience_seconds
+        while len((now := self.told()).running) != self.wanted:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.wanted} nodes are not told of: {now}; {self.log()}")
+            time.sleep(self.poll_seconds)
+        return now
 
     def trains(self, after: Disturbance | None = None) -> Told:
         """Wait until as many nodes run as are wanted, and train on from where they are; the status

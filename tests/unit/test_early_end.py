@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from elasticjob_agent.zipapp_build import PACKAGE, build_zipapp
 
 TOLD_WHILE_IMPORTING = """
 import os, runpy, signal, sys
@@ -17,10 +21,25 @@ class Tells(MetaPathFinder):
             os.kill(os.getpid(), signal.SIGTERM)
 
 sys.meta_path.insert(0, Tells())
-sys.argv = [{package!r}]
-runpy.run_module({package!r}, run_name="__main__", alter_sys=True)
+sys.argv = [{program!r}]
+{run}
 """
 """As a container's first process it would not even die of a signal that nobody handles."""
+
+
+MODULE = "runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
+FILE = "runpy.run_path({program!r}, run_name='__main__')"
+
+
+def ended(program: str, part: str, run: str) -> tuple[int, str]:
+    """Exit status and errors of a program that is told to end as it begins to import `part`."""
+    script = TOLD_WHILE_IMPORTING.format(
+        part=part, program=program, run=run.format(program=program)
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    return found.returncode, found.stderr
 
 
 @pytest.mark.parametrize(
@@ -33,8 +52,9 @@ runpy.run_module({package!r}, run_name="__main__", alter_sys=True)
     ],
 )
 def test_who_is_told_to_end_while_it_imports_ends(package: str, part: str) -> None:
-    script = TOLD_WHILE_IMPORTING.format(package=package, part=part)
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended(package, part, MODULE) == (0, "")
+
+
+def test_a_launcher_that_is_told_to_end_while_it_imports_ends(tmp_path: Path) -> None:
+    launcher = build_zipapp(tmp_path / "launcher.pyz")
+    assert ended(str(launcher), f"{PACKAGE}.app", FILE) == (128 + signal.SIGTERM, "")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
-from .app import Launcher
-from .settings import SettingsError, from_process
-
 EXIT_USAGE = 2
+EXIT_TOLD = 128 + signal.SIGTERM
 
 
 def main() -> None:
     """Never returns: a writer thread stuck on a dead disk must not hold up the end."""
+    # The first process of a container ignores SIGTERM for as long as nothing handles it.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TOLD))
+    from .app import Launcher
+    from .settings import SettingsError, from_process
+
     try:
         exit_code = Launcher(from_process(), os.environ).run()
     except SettingsError as error:
