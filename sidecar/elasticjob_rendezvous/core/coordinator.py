@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, assert_never
 
 from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
+from elasticjob_rendezvous.core.acts import DELETES_PER_TXN, Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
@@ -44,19 +45,10 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
-FENCES_PER_TXN = 50
 CROWD = 16
 CROWD_SECONDS = 0.25
 """How long the members of a large job may take to come before its first round opens."""
 FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """A transaction and the line that explains it in the log."""
-
-    txn: Txn
-    note: str = ""
 
 
 @dataclass(slots=True)
@@ -112,31 +104,30 @@ class Coordinator:
         if not view.malformed.keys().isdisjoint((self.keys.round, self.keys.bounds)):
             return None
         if view.bounds is None:
-            return self._first_bounds(view, own, clock, brought) if brought else None
-        bounds = view.bounds.record
+            return self._first_bounds(Scene(view, own, brought, clock)) if brought else None
+        scene = Scene(view, own, view.bounds.record, clock)
         self.timers.since(absence.TOOK_OVER)
         fences = self._duplicates(view, own) + gone_keys(self.peers, view.members())
         fences = [fence for fence in fences if fence.key != own.key]
         if fences:
             return self._fence_over(own, fences)
         if view.round is None:
-            return self._first_round(view, own, bounds, clock)
+            return self._first_round(scene)
         at = view.round
-        if overtaken := self._overtaken(view, own, clock):
+        if overtaken := self._overtaken(scene):
             return overtaken
         self.timers.since(("state", at.record.number, at.record.state))
         if at.record.state is not RoundState.FROZEN and (
-            act := self._pass_verdicts(view, own, bounds, clock)
-            or self._learn_of_preemption(view, own, bounds, clock)
+            act := self._pass_verdicts(scene) or self._learn_of_preemption(scene)
         ):
             return act
         match at.record.state:
             case RoundState.JOINABLE:
-                return self._joinable(view, own, bounds, clock)
+                return self._joinable(scene)
             case RoundState.FROZEN:
-                return self._frozen(view, own, bounds, clock)
+                return self._frozen(scene)
             case RoundState.FINAL:
-                return self._final(view, own, bounds, clock)
+                return self._final(scene)
             case RoundState.CLOSED:
                 return None
             case _:
@@ -165,23 +156,18 @@ class Coordinator:
 
     # -- joinable -------------------------------------------------------------------
 
-    def _first_bounds(
-        self, view: View, own: Versioned[Member], clock: Clock, brought: Bounds
-    ) -> Act | None:
+    def _first_bounds(self, scene: Scene) -> Act | None:
         """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
-        put = Put(self.keys.bounds, encode(brought))
+        put = Put(self.keys.bounds, encode(scene.bounds))
         none = Compare(self.keys.bounds, Target.CREATE, 0)
-        if view.round is None and _known(view) == 0:
-            return self._open_first(view, own, brought, clock, (put,), (none,))
-        compares = (none, Compare(own.key, Target.CREATE, own.created))
+        if scene.view.round is None and _known(scene.view) == 0:
+            return self._open_first(scene, (put,), (none,))
+        compares = (none, held(scene.own))
         return Act(Txn(compares, (put,), (Range(self.keys.bounds),)), "the bounds are written")
 
     def _open_first(
         self,
-        view: View,
-        own: Versioned[Member],
-        bounds: Bounds,
-        clock: Clock,
+        scene: Scene,
         ops: tuple[Op, ...] = (),
         compares: tuple[Compare, ...] = (),
     ) -> Act | None:
@@ -191,45 +177,42 @@ class Coordinator:
         """
         self.timers.since(("state", 1, RoundState.JOINABLE))
         self.timers.since(("stopped", 1))
-        count = census.take(view.members(), 0, None, bounds, ())
-        choice = census.choose(count, bounds, 0, last_call_over=False)
+        count = census.take(scene.view.members(), 0, None, scene.bounds, ())
+        choice = census.choose(count, scene.bounds, 0, last_call_over=False)
         if isinstance(choice, census.Freeze) and not count.unstopped:
             frozen = replace(FIRST, state=RoundState.FROZEN, ids=choice.ids)
             note = f"round 1 opens, frozen with {len(choice.ids)} members"
-            return self._write(view, own, clock, frozen, ops, note, compares)
-        self.awaited = max(0, bounds.wanted - len(count.waiting))
-        crowd = bounds.min_nodes >= CROWD
+            return write_round(scene, frozen, note, ops, compares)
+        self.awaited = max(0, scene.bounds.wanted - len(count.waiting))
+        crowd = scene.bounds.min_nodes >= CROWD
         if crowd and not self.timers.over("first round", CROWD_SECONDS):
             return None
-        return self._write(view, own, clock, FIRST, ops, "round 1 opens", compares)
+        return write_round(scene, FIRST, "round 1 opens", ops, compares)
 
-    def _first_round(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
-        known = _known(view)
+    def _first_round(self, scene: Scene) -> Act | None:
+        known = _known(scene.view)
         if known == 0:
-            return self._open_first(view, own, bounds, clock)
-        if not self.timers.over("data lost", bounds.keep_alive_seconds):
+            return self._open_first(scene)
+        if not self.timers.over("data lost", scene.bounds.keep_alive_seconds):
             return None  # let the others register again: they may know a higher number
         if self.last and self.last[0].number == known:
             round_, roster = self.last
             sealed = encode(roster)
             ops = (Put(self.keys.roster(known), sealed), Put(self.keys.seats, sealed))
             judged = replace(round_, pending=())  # the failures to judge are lost
-            return self._write(view, own, clock, judged, ops, f"round {known} restored")
+            return write_round(scene, judged, f"round {known} restored", ops)
         cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
         again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
-        return self._write(view, own, clock, again, (), f"round {known + 1} opens: data lost")
+        return write_round(scene, again, f"round {known + 1} opens: data lost")
 
-    def _overtaken(self, view: View, own: Versioned[Member], clock: Clock) -> Act | None:
+    def _overtaken(self, scene: Scene) -> Act | None:
         """After a loss of etcd's data somebody may know this number, or higher ones."""
-        assert view.round is not None
-        current = view.round.record
+        current = scene.current
         if current.state is RoundState.CLOSED:
             return None
-        members = [versioned.record for versioned in view.members().values()]
-        used = [member.round for member in members if self._used_before(view, member)]
-        top = max([_known(view), *used])
+        members = [versioned.record for versioned in scene.view.members().values()]
+        used = [member.round for member in members if self._used_before(scene, member)]
+        top = max([_known(scene.view), *used])
         if top <= current.number and not used:
             return None
         number = max(top, current.number) + 1
@@ -244,60 +227,58 @@ class Coordinator:
             previous=number - 1,
             counts=counted(current.counts, cause.kind) if ended else current.counts,
         )
-        return self._write(view, own, clock, again, (), f"round {number} opens: {cause.detail}")
+        return write_round(scene, again, f"round {number} opens: {cause.detail}")
 
-    def _used_before(self, view: View, member: Member) -> bool:
+    def _used_before(self, scene: Scene, member: Member) -> bool:
         """Whether `member` ran a round of this number that is not the one we know."""
-        assert view.round is not None
-        current = view.round.record
+        current = scene.current
         if member.round < current.number:
             return False
         if current.state in (RoundState.JOINABLE, RoundState.FROZEN):
             return True
-        roster = view.rosters.get(current.number)
+        roster = scene.view.rosters.get(current.number)
         ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
         return ran and roster is not None and roster.seat(member.id) is None
 
-    def _joinable(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
-        assert view.round is not None
-        current = view.round.record
-        roster = view.rosters.get(current.previous)
-        members = view.members()
+    def _joinable(self, scene: Scene) -> Act | None:
+        current = scene.current
+        roster = scene.view.rosters.get(current.previous)
+        members = scene.view.members()
         silent = self._silent_now()
-        count = census.take(members, current.previous, roster, bounds, silent)
-        if silent and legal_size(bounds, len(count.waiting)) == 0:
+        count = census.take(members, current.previous, roster, scene.bounds, silent)
+        if silent and legal_size(scene.bounds, len(count.waiting)) == 0:
             # Without them there is no round at all: then they may be asked again.
-            count = census.take(members, current.previous, roster, bounds, ())
+            count = census.take(members, current.previous, roster, scene.bounds, ())
         opened = ("state", current.number, current.state)
         if count.unstopped:
-            patience = bounds.stop_grace_seconds + bounds.confirm_seconds
+            patience = scene.bounds.stop_grace_seconds + scene.bounds.confirm_seconds
             if not self.timers.over(opened, patience):
                 return None
             late = [members[member.id] for member in count.unstopped]
-            late = [member for member in late if member.key != own.key]
-            return self._fence_late(view, own, clock, late) if late else None
-        if self._still_writing(view, roster, members, bounds, self.timers.since(opened)):
+            late = [member for member in late if member.key != scene.own.key]
+            return self._fence_late(scene, late) if late else None
+        if self._still_writing(
+            scene.view, roster, members, scene.bounds, self.timers.since(opened)
+        ):
             return None
         self.timers.since(("stopped", current.number))
         if self._backs_off(current):
             return None
         call = ("last call", current.number)
-        enough = legal_size(bounds, len(count.waiting)) > 0
+        enough = legal_size(scene.bounds, len(count.waiting)) > 0
         if not enough:
             self.timers.forget(call)
-        called = enough and self.timers.over(call, bounds.last_call_seconds)
-        choice = census.choose(count, bounds, current.previous, called)
+        called = enough and self.timers.over(call, scene.bounds.last_call_seconds)
+        choice = census.choose(count, scene.bounds, current.previous, called)
         if isinstance(choice, census.Wait):
-            self.awaited = max(0, bounds.wanted - len(count.waiting))
-            return self._join_timeout(view, own, bounds, clock, choice)
-        done = view.dones_of(current.previous)
+            self.awaited = max(0, scene.bounds.wanted - len(count.waiting))
+            return self._join_timeout(scene, choice)
+        done = scene.view.dones_of(current.previous)
         ended = [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
-        cause = with_later_leaves(current.cause, ended, view.last_word)
+        cause = with_later_leaves(current.cause, ended, scene.view.last_word)
         frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
         note = f"round {current.number} is frozen with {len(choice.ids)} members"
-        return self._write(view, own, clock, frozen, (), note)
+        return write_round(scene, frozen, note)
 
     def _backs_off(self, current: Round) -> bool:
         """Whether the recovery from a failure is put off, after too many in a row."""
@@ -335,21 +316,18 @@ class Coordinator:
 
     def _join_timeout(
         self,
-        view: View,
-        own: Versioned[Member],
-        bounds: Bounds,
-        clock: Clock,
+        scene: Scene,
         wait: census.Wait,
     ) -> Act | None:
-        assert view.round is not None
-        can_come = bounds.expected is None or bounds.expected >= bounds.min_nodes
+        assert scene.view.round is not None
+        can_come = scene.bounds.expected is None or scene.bounds.expected >= scene.bounds.min_nodes
         if not can_come:
             self.timers.forget("join")
             return None
-        if not self.timers.over("join", bounds.join_timeout_seconds):
+        if not self.timers.over("join", scene.bounds.join_timeout_seconds):
             return None
-        detail = f"no round within {bounds.join_timeout_seconds:g} s: {wait.reason}"
-        return self._close(view, own, clock, Outcome(OutcomeKind.TIMED_OUT, detail))
+        detail = f"no round within {scene.bounds.join_timeout_seconds:g} s: {wait.reason}"
+        return self._close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
     def _silent_now(self) -> set[str]:
         """Members that failed to confirm and do not count yet.
@@ -360,15 +338,13 @@ class Coordinator:
 
     # -- frozen ---------------------------------------------------------------------
 
-    def _frozen(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
-        assert view.round is not None
-        current, revision = view.round.record, view.round.modified
+    def _frozen(self, scene: Scene) -> Act | None:
+        assert scene.view.round is not None
+        current, revision = scene.view.round.record, scene.view.round.modified
         self.timers.forget("join")
         confirmed, silent = [], []
         for id in current.ids:
-            member = view.member(id)
+            member = scene.view.member(id)
             if member is None or member.record.state is not MemberState.WAITING:
                 continue
             if member.record.confirmed == revision:
@@ -376,12 +352,12 @@ class Coordinator:
             else:
                 silent.append(member.record)
         asked = ("state", current.number, current.state)
-        if silent and not self.timers.over(asked, bounds.confirm_seconds):
+        if silent and not self.timers.over(asked, scene.bounds.confirm_seconds):
             self.awaited = len(silent)
             return None
         for late in silent:
-            self._silence(late.id, clock.now)
-        size = legal_size(bounds, len(confirmed))
+            self._silence(late.id, scene.clock.now)
+        size = legal_size(scene.bounds, len(confirmed))
         if size == 0:
             cause = Cause(
                 CauseKind.UNCONFIRMED,
@@ -390,9 +366,9 @@ class Coordinator:
             )
             number = current.number + 1
             again = replace(current, number=number, state=RoundState.JOINABLE, ids=(), cause=cause)
-            return self._write(view, own, clock, again, (), f"round {number} opens: unconfirmed")
-        ceiling = bounds.ceiling_nodes or bounds.max_nodes
-        return self._seal(view, own, clock, confirmed[:size], ceiling)
+            return write_round(scene, again, f"round {number} opens: unconfirmed")
+        ceiling = scene.bounds.ceiling_nodes or scene.bounds.max_nodes
+        return self._seal(scene, confirmed[:size], ceiling)
 
     def _silence(self, id: str, now: float) -> None:
         times = self.silenced.get(id, (0, 0.0))[0]
@@ -400,14 +376,11 @@ class Coordinator:
 
     def _seal(
         self,
-        view: View,
-        own: Versioned[Member],
-        clock: Clock,
+        scene: Scene,
         members: list[Member],
         ceiling_nodes: int,
     ) -> Act:
-        assert view.round is not None
-        current = view.round.record
+        current = scene.current
         number = current.number
         roster = seal(number, members, restarts=len(current.charged), ceiling_nodes=ceiling_nodes)
         sealed = encode(roster)
@@ -425,18 +398,20 @@ class Coordinator:
         ops: list[Op] = [
             Put(self.keys.roster(number), sealed),
             Put(self.keys.seats, sealed),
-            Put(self.keys.history(number), encode(self._history(current, roster, clock))),
+            Put(self.keys.history(number), encode(self._history(current, roster, scene.clock))),
         ]
         stale = number - KEPT_ROUNDS
-        ops += [Delete(self.keys.roster(old)) for old in view.rosters if old <= stale]
-        ops += [Delete(self.keys.history(old)) for old in view.histories if old <= stale]
-        failed = [old for old in view.failures if old <= stale]
+        ops += [Delete(self.keys.roster(old)) for old in scene.view.rosters if old <= stale]
+        ops += [Delete(self.keys.history(old)) for old in scene.view.histories if old <= stale]
+        failed = [old for old in scene.view.failures if old <= stale]
         ops += [Delete(self.keys.failures(old), prefix=True) for old in failed]
-        ops += [Delete(self.keys.dones(old), prefix=True) for old in view.dones if old <= stale]
+        ops += [
+            Delete(self.keys.dones(old), prefix=True) for old in scene.view.dones if old <= stale
+        ]
         only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
         self.leavers.clear()
         note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
-        return self._write(view, own, clock, final, tuple(ops), note, (only_once,))
+        return write_round(scene, final, note, tuple(ops), (only_once,))
 
     def _history(self, current: Round, roster: Roster, clock: Clock) -> History:
         opened = self.timers.known(("state", current.number, RoundState.JOINABLE))
@@ -458,51 +433,55 @@ class Coordinator:
 
     # -- final ----------------------------------------------------------------------
 
-    def _final(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
-        assert view.round is not None
-        current = view.round.record
-        roster = view.rosters.get(current.number)
+    def _final(self, scene: Scene) -> Act | None:
+        current = scene.current
+        roster = scene.view.rosters.get(current.number)
         if roster is None:
             return None
         look = look_at_final(
-            view, roster, bounds, self.peers, self.timers, self.leavers, self._silent_now()
+            scene.view,
+            roster,
+            scene.bounds,
+            self.peers,
+            self.timers,
+            self.leavers,
+            self._silent_now(),
         )
         if look.succeeded:
-            return self._close(view, own, clock, Outcome(OutcomeKind.SUCCEEDED))
-        match saving.before_end(view, roster, current, bounds, look, self.timers):
+            return self._close(scene, Outcome(OutcomeKind.SUCCEEDED))
+        match saving.before_end(scene.view, roster, current, scene.bounds, look, self.timers):
             case Save() as save:
-                self._detected(current.number, look, clock)
-                return self._ask_to_save(view, own, clock, save)
+                self._detected(current.number, look, scene.clock)
+                return self._ask_to_save(scene, save)
             case FinalLook() as end:
-                return self._reopen(view, own, bounds, clock, end)
-        return self._record_start(view, own, roster) or self._clear_surplus(view, own)
+                return self._reopen(scene, end)
+        return self._record_start(scene.view, scene.own, roster) or self._clear_surplus(
+            scene.view, scene.own
+        )
 
     def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
         """Note how long the decision took, once: a checkpoint that follows is no part of it."""
         if look.symptom is not None:
             self.split.setdefault(f"detect {number + 1}", _ms(clock.now - look.symptom))
 
-    def _ask_to_save(self, view: View, own: Versioned[Member], clock: Clock, save: Save) -> Act:
-        assert view.round is not None
-        current = view.round.record
+    def _ask_to_save(self, scene: Scene, save: Save) -> Act:
+        current = scene.current
         what = f"at place {save.point}" if save.point else f"first, within {save.seconds:g} s"
         note = f"round {current.number} is to end ({save.cause.kind}): all save {what}"
-        return self._write(view, own, clock, replace(current, save=save), (), note)
+        return write_round(scene, replace(current, save=save), note)
 
-    def _reopen(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock, look: FinalLook
-    ) -> Act:
-        assert view.round is not None
+    def _reopen(self, scene: Scene, look: FinalLook) -> Act:
+        assert scene.view.round is not None
         assert look.cause is not None
-        current = view.round.record
+        current = scene.view.round.record
         number = current.number
-        failures = view.failures_of(number).values()
+        failures = scene.view.failures_of(number).values()
         retries = 0
         charged, pending, cause = current.charged, current.pending, look.cause
         counts = counted(current.counts, cause.kind)
-        if any(m.record.round == number and m.record.step >= 0 for m in view.members().values()):
+        if any(
+            m.record.round == number and m.record.step >= 0 for m in scene.view.members().values()
+        ):
             self.timers.since(("stepped", number))
         life = self._life(number)
         streak = crashes.after_round(current.streak, life)
@@ -511,13 +490,13 @@ class Coordinator:
         if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
             charged, counts = (*charged, number), current.counts
             streak = crashes.after_failure(current.streak, failures, life)
-            if outcome := _over(charged, streak, failures, bounds):
+            if outcome := _over(charged, streak, failures, scene.bounds):
                 over = replace(current, charged=charged, streak=streak)
-                return self._close(view, own, clock, outcome, over)
+                return self._close(scene, outcome, over)
             cause = crashes.explained(cause, streak)
         elif failures and look.cause.kind is CauseKind.FAILURE:
             pending = (*pending, number)
-        self._detected(number, look, clock)
+        self._detected(number, look, scene.clock)
         again = replace(
             current,
             number=number + 1,
@@ -531,14 +510,14 @@ class Coordinator:
         )
         who = ", ".join(cause.members[:3])
         note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
-        return self._write(view, own, clock, again, (), note)
+        return write_round(scene, again, note)
 
     def _clear_surplus(self, view: View, own: Versioned[Member]) -> Act | None:
         """Delete what failures of earlier rounds are more than are kept, some at a time."""
         surplus = self._surplus(view)
         if not surplus:
             return None
-        compares = (Compare(own.key, Target.CREATE, own.created),)
+        compares = (held(own),)
         note = f"{len(surplus)} failures were deleted that say the same as others"
         return Act(Txn(compares, surplus, ()), note)
 
@@ -548,7 +527,7 @@ class Coordinator:
             for number, failures in view.failures.items()
             for member in verdicts.surplus(failures)
         )
-        return tuple(islice(found, FENCES_PER_TXN))
+        return tuple(islice(found, DELETES_PER_TXN))
 
     def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
         """Once all workers of the round run, note what the start and the first step took."""
@@ -562,7 +541,7 @@ class Coordinator:
         what = "all workers started" if known.first_step_ms is None else "all workers stepped"
         compares = (
             Compare(history.key, Target.MOD, history.modified),
-            Compare(own.key, Target.CREATE, own.created),
+            held(own),
         )
         return Act(
             Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
@@ -571,20 +550,17 @@ class Coordinator:
 
     # -- verdicts -------------------------------------------------------------------
 
-    def _pass_verdicts(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
+    def _pass_verdicts(self, scene: Scene) -> Act | None:
         """Charge or excuse a round whose failure awaits its verdict."""
-        assert view.round is not None
-        current = view.round.record
+        current = scene.current
         if current.state is RoundState.CLOSED:
             return None
         for number in current.pending:
-            failures = view.failures_of(number).values()
+            failures = scene.view.failures_of(number).values()
             rest = tuple(other for other in current.pending if other != number)
             if verdicts.speaks_for_itself(failures):
                 pass
-            elif reason := excuse(view, view.rosters.get(number), bounds):
+            elif reason := excuse(scene.view, scene.view.rosters.get(number), scene.bounds):
                 cause = current.cause
                 if cause.kind is CauseKind.FAILURE and current.number == number + 1:
                     cause = reason
@@ -592,10 +568,10 @@ class Coordinator:
                 excused = replace(current, pending=rest, cause=cause, counts=counts)
                 gone = ", ".join(reason.members[:3])
                 note = f"round {number}: not charged, {gone} was lost or left"
-                history = view.histories.get(current.number)
+                history = scene.view.histories.get(current.number)
                 ops = () if history is None else (_corrected(history, cause),)
-                return self._write(view, own, clock, excused, ops, note)
-            elif not self._verdict_is_due(view, number, bounds):
+                return write_round(scene, excused, note, ops)
+            elif not self._verdict_is_due(scene.view, number, scene.bounds):
                 continue
             streak = crashes.after_failure(current.streak, failures, self._life(number))
             cause = current.cause
@@ -603,9 +579,9 @@ class Coordinator:
                 cause = crashes.explained(cause, streak)
             charges = (*current.charged, number)
             charged = replace(current, pending=rest, charged=charges, streak=streak, cause=cause)
-            if outcome := _over(charges, streak, failures, bounds):
-                return self._close(view, own, clock, outcome, charged)
-            return self._write(view, own, clock, charged, (), f"round {number}: failure charged")
+            if outcome := _over(charges, streak, failures, scene.bounds):
+                return self._close(scene, outcome, charged)
+            return write_round(scene, charged, f"round {number}: failure charged")
         return None
 
     def _verdict_is_due(self, view: View, number: int, bounds: Bounds) -> bool:
@@ -633,61 +609,54 @@ class Coordinator:
         stepped = self.timers.known(("stepped", number)) is not None
         return crashes.Life(0.0 if began is None else end - began, stepped)
 
-    def _learn_of_preemption(
-        self, view: View, own: Versioned[Member], bounds: Bounds, clock: Clock
-    ) -> Act | None:
+    def _learn_of_preemption(self, scene: Scene) -> Act | None:
         """The operator's word on why a member left may come after the member's own."""
-        assert view.round is not None
-        current = view.round.record
-        ended = view.rosters.get(current.number - 1)
+        current = scene.current
+        ended = scene.view.rosters.get(current.number - 1)
         if current.state is RoundState.CLOSED or ended is None:
             return None
-        told = told_of_preemption(current.cause, current.counts, ended.seats, bounds)
+        told = told_of_preemption(current.cause, current.counts, ended.seats, scene.bounds)
         if told is None:
             return None
         cause, counts = told
         known = replace(current, cause=cause, counts=counts)
-        history = view.histories.get(current.number)
+        history = scene.view.histories.get(current.number)
         ops = () if history is None else (_corrected(history, cause),)
         note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
-        return self._write(view, own, clock, known, ops, note)
+        return write_round(scene, known, note, ops)
 
     # -- writing --------------------------------------------------------------------
 
     def _close(
         self,
-        view: View,
-        own: Versioned[Member],
-        clock: Clock,
+        scene: Scene,
         outcome: Outcome,
         base: Round | None = None,
     ) -> Act:
-        assert view.round is not None
+        assert scene.view.round is not None
         closed = replace(
-            base or view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
+            base or scene.view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
         )
-        surplus = self._surplus(view)
+        surplus = self._surplus(scene.view)
         said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
-        return self._write(view, own, clock, closed, surplus, said)
+        return write_round(scene, closed, said, surplus)
 
-    def _fence_late(
-        self, view: View, own: Versioned[Member], clock: Clock, late: list[Versioned[Member]]
-    ) -> Act:
+    def _fence_late(self, scene: Scene, late: list[Versioned[Member]]) -> Act:
         """Delete sessions whose workers may still run, and note it: a successor must not take
         their leases for over."""
-        assert view.round is not None
-        current, fence = view.round.record, _fence(late)
+        assert scene.view.round is not None
+        current, fence = scene.view.round.record, _fence(late)
         ids = sorted({*current.fenced, *fence.ids})
         noted = replace(current, fenced=tuple(ids))
         note = f"fenced {fence.names}: its workers did not stop in time"
-        return self._write(view, own, clock, noted, fence.deletes, note, fence.compares)
+        return write_round(scene, noted, note, fence.deletes, fence.compares)
 
     def _fence_over(self, own: Versioned[Member], over: list[Versioned[Member]]) -> Act:
         """Delete sessions that are over."""
         fence = _fence(over)
         return Act(
             Txn(
-                (Compare(own.key, Target.CREATE, own.created), *fence.compares),
+                (held(own), *fence.compares),
                 fence.deletes,
                 (
                     *(Range(compare.key) for compare in fence.compares),
@@ -695,44 +664,6 @@ class Coordinator:
                 ),
             ),
             f"fenced {fence.names}: its session is over",
-        )
-
-    def _write(
-        self,
-        view: View,
-        own: Versioned[Member],
-        clock: Clock,
-        new: Round,
-        ops: tuple[Op, ...],
-        note: str,
-        compares: tuple[Compare, ...] = (),
-    ) -> Act:
-        revision = view.round.modified if view.round else 0
-        others = [m for m in view.members().values() if m.key != own.key]
-        second = min(others, key=lambda member: member.created, default=None)
-        record = replace(
-            new,
-            coordinator=own.record.id,
-            successor=second.record.id if second else "",
-            since_ms=clock.utc_ms,
-            save=new.save if new.state is RoundState.FINAL else None,
-            fenced=() if new.state is RoundState.FINAL else new.fenced,
-        )
-        return Act(
-            Txn(
-                (
-                    Compare(self.keys.round, Target.MOD, revision),
-                    Compare(own.key, Target.CREATE, own.created),
-                    *compares,
-                ),
-                (Put(self.keys.round, encode(record)), *ops),
-                (
-                    Range(self.keys.round),
-                    Range(self.keys.sessions(own.record.id), prefix=True),
-                    *(Range(compare.key) for compare in compares),
-                ),
-            ),
-            note,
         )
 
 
@@ -748,7 +679,7 @@ class _Fence:
 
 def _fence(judged: list[Versioned[Member]]) -> _Fence:
     """As many as one write may hold."""
-    some = judged[:FENCES_PER_TXN]
+    some = judged[:DELETES_PER_TXN]
     return _Fence(
         tuple(member.record.id for member in some),
         ", ".join(member.record.name for member in some),

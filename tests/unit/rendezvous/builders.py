@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Self
 
+from elasticjob_rendezvous.core.acts import Act
 from elasticjob_rendezvous.core.codec import decode, encode
-from elasticjob_rendezvous.core.coordinator import Act, Coordinator
+from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local, Probed, Verdict
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
