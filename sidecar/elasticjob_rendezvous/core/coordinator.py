@@ -19,6 +19,7 @@ from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.excuses import excuse
+from elasticjob_rendezvous.core.fencing import duplicates, fence_late, fence_over
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Range, Target, Txn
@@ -107,10 +108,10 @@ class Coordinator:
             return self._first_bounds(Scene(view, own, brought, clock)) if brought else None
         scene = Scene(view, own, view.bounds.record, clock)
         self.timers.since(absence.TOOK_OVER)
-        fences = self._duplicates(view, own) + gone_keys(self.peers, view.members())
+        fences = duplicates(view, own) + gone_keys(self.peers, view.members())
         fences = [fence for fence in fences if fence.key != own.key]
         if fences:
-            return self._fence_over(own, fences)
+            return fence_over(view, own, fences)
         if view.round is None:
             return self._first_round(scene)
         at = view.round
@@ -132,27 +133,6 @@ class Coordinator:
                 return None
             case _:
                 assert_never(at.record.state)
-
-    def _duplicates(self, view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
-        """Sessions that a later session of the same member or pod name replaced.
-
-        Of our own the present one counts: a later key is a request of ours that was
-        given up for lost and came true after all.
-        """
-        newest = {own.record.name: own}
-        old: list[Versioned[Member]] = []
-        for sessions in view.sessions.values():
-            for session in sessions.values():
-                if session.key == own.key:
-                    continue
-                rival = newest.get(session.record.name)
-                ours = rival is not None and rival.key == own.key and _same_agent(rival, session)
-                if rival is None or (rival.created < session.created and not ours):
-                    newest[session.record.name] = session
-                    old += [rival] if rival else []
-                else:
-                    old.append(session)
-        return old
 
     # -- joinable -------------------------------------------------------------------
 
@@ -256,7 +236,7 @@ class Coordinator:
                 return None
             late = [members[member.id] for member in count.unstopped]
             late = [member for member in late if member.key != scene.own.key]
-            return self._fence_late(scene, late) if late else None
+            return fence_late(scene, late) if late else None
         if self._still_writing(
             scene.view, roster, members, scene.bounds, self.timers.since(opened)
         ):
@@ -641,62 +621,10 @@ class Coordinator:
         said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
         return write_round(scene, closed, said, surplus)
 
-    def _fence_late(self, scene: Scene, late: list[Versioned[Member]]) -> Act:
-        """Delete sessions whose workers may still run, and note it: a successor must not take
-        their leases for over."""
-        assert scene.view.round is not None
-        current, fence = scene.view.round.record, _fence(late)
-        ids = sorted({*current.fenced, *fence.ids})
-        noted = replace(current, fenced=tuple(ids))
-        note = f"fenced {fence.names}: its workers did not stop in time"
-        return write_round(scene, noted, note, fence.deletes, fence.compares)
-
-    def _fence_over(self, own: Versioned[Member], over: list[Versioned[Member]]) -> Act:
-        """Delete sessions that are over."""
-        fence = _fence(over)
-        return Act(
-            Txn(
-                (held(own), *fence.compares),
-                fence.deletes,
-                (
-                    *(Range(compare.key) for compare in fence.compares),
-                    Range(self.keys.sessions(own.record.id), prefix=True),
-                ),
-            ),
-            f"fenced {fence.names}: its session is over",
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Fence:
-    """Sessions to delete, each on the revision at which it was judged."""
-
-    ids: tuple[str, ...]
-    names: str
-    compares: tuple[Compare, ...]
-    deletes: tuple[Delete, ...]
-
-
-def _fence(judged: list[Versioned[Member]]) -> _Fence:
-    """As many as one write may hold."""
-    some = judged[:DELETES_PER_TXN]
-    return _Fence(
-        tuple(member.record.id for member in some),
-        ", ".join(member.record.name for member in some),
-        tuple(Compare(member.key, Target.MOD, member.modified) for member in some),
-        tuple(Delete(member.key) for member in some),
-    )
-
 
 def _known(view: View) -> int:
     """The highest round number that any member has seen."""
     return max(member.record.known for member in view.members().values())
-
-
-def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
-    """Whether two sessions were begun by one and the same process."""
-    nonce = one.record.session.rpartition("-")[0]
-    return bool(nonce) and nonce == other.record.session.rpartition("-")[0]
 
 
 def _over(

@@ -1,0 +1,90 @@
+"""Which sessions the coordinator deletes, each on the revision at which it was judged. Pure.
+
+A session is fenced when another has replaced it, when a probe proved it gone (see `peers`),
+or when its workers did not stop in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from elasticjob_rendezvous.core.acts import DELETES_PER_TXN, Act, Scene, held, write_round
+from elasticjob_rendezvous.core.kv import Compare, Delete, Range, Target, Txn
+from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.view import Versioned, View
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """Sessions to delete, and what they are deleted on."""
+
+    ids: tuple[str, ...]
+    names: str
+    compares: tuple[Compare, ...]
+    deletes: tuple[Delete, ...]
+
+
+def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
+    """Sessions that a later session of the same member or pod name replaced.
+
+    Of our own the present one counts: a later key is a request of ours that was
+    given up for lost and came true after all.
+    """
+    newest = {own.record.name: own}
+    old: list[Versioned[Member]] = []
+    for sessions in view.sessions.values():
+        for session in sessions.values():
+            if session.key == own.key:
+                continue
+            rival = newest.get(session.record.name)
+            ours = rival is not None and rival.key == own.key and _same_agent(rival, session)
+            if rival is None or (rival.created < session.created and not ours):
+                newest[session.record.name] = session
+                old += [rival] if rival else []
+            else:
+                old.append(session)
+    return old
+
+
+def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
+    """Whether two sessions were begun by one and the same process."""
+    nonce = one.record.session.rpartition("-")[0]
+    return bool(nonce) and nonce == other.record.session.rpartition("-")[0]
+
+
+def fence_late(scene: Scene, late: Sequence[Versioned[Member]]) -> Act:
+    """Delete sessions whose workers may still run, and note it: a successor must not take
+    their leases for over."""
+    fence = _fence(late)
+    ids = sorted({*scene.current.fenced, *fence.ids})
+    noted = replace(scene.current, fenced=tuple(ids))
+    note = f"fenced {fence.names}: its workers did not stop in time"
+    return write_round(scene, noted, note, fence.deletes, fence.compares)
+
+
+def fence_over(view: View, own: Versioned[Member], over: Sequence[Versioned[Member]]) -> Act:
+    """Delete sessions that are over."""
+    fence = _fence(over)
+    return Act(
+        Txn(
+            (held(own), *fence.compares),
+            fence.deletes,
+            (
+                *(Range(compare.key) for compare in fence.compares),
+                Range(view.keys.sessions(own.record.id), prefix=True),
+            ),
+        ),
+        f"fenced {fence.names}: its session is over",
+    )
+
+
+def _fence(judged: Sequence[Versioned[Member]]) -> _Fence:
+    """As many as one write may hold."""
+    some = judged[:DELETES_PER_TXN]
+    return _Fence(
+        tuple(member.record.id for member in some),
+        ", ".join(member.record.name for member in some),
+        tuple(Compare(member.key, Target.MOD, member.modified) for member in some),
+        tuple(Delete(member.key) for member in some),
+    )
