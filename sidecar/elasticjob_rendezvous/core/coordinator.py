@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, assert_never
 
 from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
-from elasticjob_rendezvous.core.acts import DELETES_PER_TXN, Act, Scene, held, write_round
+from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
@@ -22,7 +21,7 @@ from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.fencing import duplicates, fence_late, fence_over
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.keys import Keys
-from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session, gone_keys
 from elasticjob_rendezvous.core.records import (
     Bounds,
@@ -40,11 +39,11 @@ from elasticjob_rendezvous.core.records import (
     Save,
     Streak,
 )
+from elasticjob_rendezvous.core.retention import clear_surplus, outdated, surplus
 from elasticjob_rendezvous.core.roster import legal_size, seal
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import Versioned, View
 
-KEPT_ROUNDS = 10
 FIRST_PENALTY_SECONDS = 15.0
 CROWD = 16
 CROWD_SECONDS = 0.25
@@ -380,14 +379,7 @@ class Coordinator:
             Put(self.keys.seats, sealed),
             Put(self.keys.history(number), encode(self._history(current, roster, scene.clock))),
         ]
-        stale = number - KEPT_ROUNDS
-        ops += [Delete(self.keys.roster(old)) for old in scene.view.rosters if old <= stale]
-        ops += [Delete(self.keys.history(old)) for old in scene.view.histories if old <= stale]
-        failed = [old for old in scene.view.failures if old <= stale]
-        ops += [Delete(self.keys.failures(old), prefix=True) for old in failed]
-        ops += [
-            Delete(self.keys.dones(old), prefix=True) for old in scene.view.dones if old <= stale
-        ]
+        ops += outdated(scene.view, number)
         only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
         self.leavers.clear()
         note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
@@ -435,9 +427,7 @@ class Coordinator:
                 return self._ask_to_save(scene, save)
             case FinalLook() as end:
                 return self._reopen(scene, end)
-        return self._record_start(scene.view, scene.own, roster) or self._clear_surplus(
-            scene.view, scene.own
-        )
+        return self._record_start(scene.view, scene.own, roster) or clear_surplus(scene)
 
     def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
         """Note how long the decision took, once: a checkpoint that follows is no part of it."""
@@ -491,23 +481,6 @@ class Coordinator:
         who = ", ".join(cause.members[:3])
         note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
         return write_round(scene, again, note)
-
-    def _clear_surplus(self, view: View, own: Versioned[Member]) -> Act | None:
-        """Delete what failures of earlier rounds are more than are kept, some at a time."""
-        surplus = self._surplus(view)
-        if not surplus:
-            return None
-        compares = (held(own),)
-        note = f"{len(surplus)} failures were deleted that say the same as others"
-        return Act(Txn(compares, surplus, ()), note)
-
-    def _surplus(self, view: View) -> tuple[Delete, ...]:
-        found = (
-            Delete(self.keys.failure(number, member))
-            for number, failures in view.failures.items()
-            for member in verdicts.surplus(failures)
-        )
-        return tuple(islice(found, DELETES_PER_TXN))
 
     def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
         """Once all workers of the round run, note what the start and the first step took."""
@@ -617,9 +590,8 @@ class Coordinator:
         closed = replace(
             base or scene.view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
         )
-        surplus = self._surplus(scene.view)
         said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
-        return write_round(scene, closed, said, surplus)
+        return write_round(scene, closed, said, surplus(scene.view))
 
 
 def _known(view: View) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.coordinator import CROWD, CROWD_SECONDS, KEPT_ROUNDS
+from elasticjob_rendezvous.core.coordinator import CROWD, CROWD_SECONDS
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
@@ -19,6 +19,7 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
 from elasticjob_rendezvous.core.roster import seal
 from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
 
