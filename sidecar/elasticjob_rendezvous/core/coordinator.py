@@ -7,13 +7,14 @@ coordinator changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
 from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
+from elasticjob_rendezvous.core.closing import close, outcome_of_charge
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
 from elasticjob_rendezvous.core.events import Clock
@@ -27,7 +28,6 @@ from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
-    Failure,
     History,
     Member,
     MemberState,
@@ -37,9 +37,8 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
     Save,
-    Streak,
 )
-from elasticjob_rendezvous.core.retention import clear_surplus, outdated, surplus
+from elasticjob_rendezvous.core.retention import clear_surplus, outdated
 from elasticjob_rendezvous.core.roster import legal_size, seal
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import Versioned, View
@@ -306,7 +305,7 @@ class Coordinator:
         if not self.timers.over("join", scene.bounds.join_timeout_seconds):
             return None
         detail = f"no round within {scene.bounds.join_timeout_seconds:g} s: {wait.reason}"
-        return self._close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
+        return close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
     def _silent_now(self) -> set[str]:
         """Members that failed to confirm and do not count yet.
@@ -420,7 +419,7 @@ class Coordinator:
             self._silent_now(),
         )
         if look.succeeded:
-            return self._close(scene, Outcome(OutcomeKind.SUCCEEDED))
+            return close(scene, Outcome(OutcomeKind.SUCCEEDED))
         match saving.before_end(scene.view, roster, current, scene.bounds, look, self.timers):
             case Save() as save:
                 self._detected(current.number, look, scene.clock)
@@ -460,9 +459,9 @@ class Coordinator:
         if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
             charged, counts = (*charged, number), current.counts
             streak = crashes.after_failure(current.streak, failures, life)
-            if outcome := _over(charged, streak, failures, scene.bounds):
+            if outcome := outcome_of_charge(charged, streak, failures, scene.bounds):
                 over = replace(current, charged=charged, streak=streak)
-                return self._close(scene, outcome, over)
+                return close(scene, outcome, over)
             cause = crashes.explained(cause, streak)
         elif failures and look.cause.kind is CauseKind.FAILURE:
             pending = (*pending, number)
@@ -532,8 +531,8 @@ class Coordinator:
                 cause = crashes.explained(cause, streak)
             charges = (*current.charged, number)
             charged = replace(current, pending=rest, charged=charges, streak=streak, cause=cause)
-            if outcome := _over(charges, streak, failures, scene.bounds):
-                return self._close(scene, outcome, charged)
+            if outcome := outcome_of_charge(charges, streak, failures, scene.bounds):
+                return close(scene, outcome, charged)
             return write_round(scene, charged, f"round {number}: failure charged")
         return None
 
@@ -580,42 +579,10 @@ class Coordinator:
 
     # -- writing --------------------------------------------------------------------
 
-    def _close(
-        self,
-        scene: Scene,
-        outcome: Outcome,
-        base: Round | None = None,
-    ) -> Act:
-        assert scene.view.round is not None
-        closed = replace(
-            base or scene.view.round.record, state=RoundState.CLOSED, ids=(), outcome=outcome
-        )
-        said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
-        return write_round(scene, closed, said, surplus(scene.view))
-
 
 def _known(view: View) -> int:
     """The highest round number that any member has seen."""
     return max(member.record.known for member in view.members().values())
-
-
-def _over(
-    charged: tuple[int, ...], streak: Streak, failures: Collection[Failure], bounds: Bounds
-) -> Outcome | None:
-    """The end of the job, if this charge was one too many."""
-    if verdicts.spent(charged, bounds):
-        return _spent(failures, bounds)
-    if crashes.is_hopeless(streak):
-        return Outcome(OutcomeKind.FAILED, crashes.hopeless(streak, failures))
-    return None
-
-
-def _spent(failures: Any, bounds: Bounds) -> Outcome:
-    first: Failure | None = verdicts.culprit(failures)
-    said = verdicts.describe(first) if first else "a worker failed"
-    most = bounds.max_restarts
-    times = f"after {most} restarts" if most else "no restarts allowed"
-    return Outcome(OutcomeKind.FAILED, f"{said} ({times})")
 
 
 def _corrected(history: Versioned[History], cause: Cause) -> Put:
