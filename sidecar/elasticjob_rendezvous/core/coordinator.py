@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from elasticjob_rendezvous.core import absence, census, costs, crashes, saving, verdicts
+from elasticjob_rendezvous.core import absence, census, crashes, saving, verdicts
 from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.closing import close, outcome_of_charge
@@ -21,6 +21,7 @@ from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.fencing import duplicates, fence_late, fence_over
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
+from elasticjob_rendezvous.core.histories import at_seal, corrected, record_start
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session, gone_keys
@@ -28,7 +29,6 @@ from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
-    History,
     Member,
     MemberState,
     Outcome,
@@ -59,6 +59,7 @@ class Coordinator:
         peers: links and probes.
         last: the newest final round and roster this member has seen, to restore
             them if etcd loses its data.
+        detected_ms: round -> how long it took to see that it was due.
         silenced: member -> (times it failed to confirm, until when it does not count).
         awaited: how many members must still speak before there is anything to do; 0: not known.
     """
@@ -69,7 +70,7 @@ class Coordinator:
     last: tuple[Round, Roster] | None = None
     silenced: dict[str, tuple[int, float]] = field(default_factory=dict)
     leavers: dict[str, str] = field(default_factory=dict)
-    split: dict[str, int] = field(default_factory=dict)
+    detected_ms: dict[int, int] = field(default_factory=dict)
     active: bool = False
     awaited: int = 0
 
@@ -82,7 +83,7 @@ class Coordinator:
         self.timers.begin_step(now)
         self.peers.begin(proven_gone, now)
         self.leavers.clear()
-        self.split.clear()
+        self.detected_ms.clear()
         self.active = True
 
     def resign(self) -> None:
@@ -362,6 +363,8 @@ class Coordinator:
         number = current.number
         roster = seal(number, members, restarts=len(current.charged), ceiling_nodes=ceiling_nodes)
         sealed = encode(roster)
+        detect_ms = self.detected_ms.get(number)
+        history = at_seal(current, roster, self.timers, detect_ms, scene.clock)
         final = replace(
             current,
             state=RoundState.FINAL,
@@ -376,31 +379,13 @@ class Coordinator:
         ops: list[Op] = [
             Put(self.keys.roster(number), sealed),
             Put(self.keys.seats, sealed),
-            Put(self.keys.history(number), encode(self._history(current, roster, scene.clock))),
+            Put(self.keys.history(number), encode(history)),
         ]
         ops += outdated(scene.view, number)
         only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
         self.leavers.clear()
         note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
         return write_round(scene, final, note, tuple(ops), (only_once,))
-
-    def _history(self, current: Round, roster: Roster, clock: Clock) -> History:
-        opened = self.timers.known(("state", current.number, RoundState.JOINABLE))
-        halted = self.timers.known(("stopped", current.number))
-        paused = self.timers.known(("paused", current.number))
-        ready = halted if paused is None else paused
-        frozen = self.timers.known(("state", current.number, RoundState.FROZEN))
-        return History(
-            number=current.number,
-            cause=current.cause,
-            nodes=len(roster.seats),
-            final_ms=clock.utc_ms,
-            detect_ms=self.split.get(f"detect {current.number}"),
-            stop_ms=costs.spent_ms(opened, halted),
-            backoff_ms=costs.spent_ms(halted, paused),
-            join_ms=costs.spent_ms(ready, frozen),
-            confirm_ms=costs.spent_ms(frozen, clock.now),
-        )
 
     # -- final ----------------------------------------------------------------------
 
@@ -426,12 +411,12 @@ class Coordinator:
                 return self._ask_to_save(scene, save)
             case FinalLook() as end:
                 return self._reopen(scene, end)
-        return self._record_start(scene.view, scene.own, roster) or clear_surplus(scene)
+        return record_start(scene, roster) or clear_surplus(scene)
 
     def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
         """Note how long the decision took, once: a checkpoint that follows is no part of it."""
         if look.symptom is not None:
-            self.split.setdefault(f"detect {number + 1}", _ms(clock.now - look.symptom))
+            self.detected_ms.setdefault(number + 1, _ms(clock.now - look.symptom))
 
     def _ask_to_save(self, scene: Scene, save: Save) -> Act:
         current = scene.current
@@ -481,25 +466,6 @@ class Coordinator:
         note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
         return write_round(scene, again, note)
 
-    def _record_start(self, view: View, own: Versioned[Member], roster: Roster) -> Act | None:
-        """Once all workers of the round run, note what the start and the first step took."""
-        history = view.histories.get(roster.number)
-        if history is None or history.record.first_step_ms is not None:
-            return None
-        found = (view.member(seat.id) for seat in roster.seats)
-        known = costs.after_start(history.record, (m.record if m else None for m in found))
-        if known == history.record:
-            return None
-        what = "all workers started" if known.first_step_ms is None else "all workers stepped"
-        compares = (
-            Compare(history.key, Target.MOD, history.modified),
-            held(own),
-        )
-        return Act(
-            Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
-            f"round {roster.number} runs: {what}",
-        )
-
     # -- verdicts -------------------------------------------------------------------
 
     def _pass_verdicts(self, scene: Scene) -> Act | None:
@@ -521,7 +487,7 @@ class Coordinator:
                 gone = ", ".join(reason.members[:3])
                 note = f"round {number}: not charged, {gone} was lost or left"
                 history = scene.view.histories.get(current.number)
-                ops = () if history is None else (_corrected(history, cause),)
+                ops = corrected(history, cause)
                 return write_round(scene, excused, note, ops)
             elif not self._verdict_is_due(scene.view, number, scene.bounds):
                 continue
@@ -573,7 +539,7 @@ class Coordinator:
         cause, counts = told
         known = replace(current, cause=cause, counts=counts)
         history = scene.view.histories.get(current.number)
-        ops = () if history is None else (_corrected(history, cause),)
+        ops = corrected(history, cause)
         note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
         return write_round(scene, known, note, ops)
 
@@ -583,10 +549,6 @@ class Coordinator:
 def _known(view: View) -> int:
     """The highest round number that any member has seen."""
     return max(member.record.known for member in view.members().values())
-
-
-def _corrected(history: Versioned[History], cause: Cause) -> Put:
-    return Put(history.key, encode(replace(history.record, cause=cause)))
 
 
 def _ms(seconds: float) -> int:

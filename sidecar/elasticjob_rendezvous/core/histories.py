@@ -1,0 +1,63 @@
+"""The record of what a round cost: made at its seal, completed and corrected later. Pure.
+
+How each part is measured is `costs`' matter; the coordinator alone writes the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_rendezvous.core import costs
+from elasticjob_rendezvous.core.acts import Act, Scene, held
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.events import Clock
+from elasticjob_rendezvous.core.kv import Compare, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.records import Cause, History, Roster, Round, RoundState
+from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import Versioned
+
+
+def at_seal(
+    current: Round, roster: Roster, timers: Timers, detect_ms: int | None, clock: Clock
+) -> History:
+    """What is known when the frozen round `current` is sealed with this roster."""
+    opened = timers.known(("state", current.number, RoundState.JOINABLE))
+    halted = timers.known(("stopped", current.number))
+    paused = timers.known(("paused", current.number))
+    ready = halted if paused is None else paused
+    frozen = timers.known(("state", current.number, RoundState.FROZEN))
+    return History(
+        number=current.number,
+        cause=current.cause,
+        nodes=len(roster.seats),
+        final_ms=clock.utc_ms,
+        detect_ms=detect_ms,
+        stop_ms=costs.spent_ms(opened, halted),
+        backoff_ms=costs.spent_ms(halted, paused),
+        join_ms=costs.spent_ms(ready, frozen),
+        confirm_ms=costs.spent_ms(frozen, clock.now),
+    )
+
+
+def record_start(scene: Scene, roster: Roster) -> Act | None:
+    """Once all workers of the round run, note what the start and the first step took."""
+    history = scene.view.histories.get(roster.number)
+    if history is None or history.record.first_step_ms is not None:
+        return None
+    found = (scene.view.member(seat.id) for seat in roster.seats)
+    known = costs.after_start(history.record, (m.record if m else None for m in found))
+    if known == history.record:
+        return None
+    what = "all workers started" if known.first_step_ms is None else "all workers stepped"
+    compares = (Compare(history.key, Target.MOD, history.modified), held(scene.own))
+    return Act(
+        Txn(compares, (Put(history.key, encode(known)),), (Range(history.key),)),
+        f"round {roster.number} runs: {what}",
+    )
+
+
+def corrected(history: Versioned[History] | None, cause: Cause) -> tuple[Put, ...]:
+    """Write that the round had this cause; nothing where it has no record yet."""
+    if history is None:
+        return ()
+    return (Put(history.key, encode(replace(history.record, cause=cause))),)
