@@ -40,10 +40,10 @@ from elasticjob_rendezvous.core.records import (
 )
 from elasticjob_rendezvous.core.retention import clear_surplus, outdated
 from elasticjob_rendezvous.core.roster import legal_size, seal
+from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import Versioned, View
 
-FIRST_PENALTY_SECONDS = 15.0
 CROWD = 16
 CROWD_SECONDS = 0.25
 """How long the members of a large job may take to come before its first round opens."""
@@ -60,7 +60,6 @@ class Coordinator:
         last: the newest final round and roster this member has seen, to restore
             them if etcd loses its data.
         detected_ms: round -> how long it took to see that it was due.
-        silenced: member -> (times it failed to confirm, until when it does not count).
         awaited: how many members must still speak before there is anything to do; 0: not known.
     """
 
@@ -68,7 +67,7 @@ class Coordinator:
     peers: Peers = field(default_factory=Peers)
     timers: Timers = field(default_factory=Timers)
     last: tuple[Round, Roster] | None = None
-    silenced: dict[str, tuple[int, float]] = field(default_factory=dict)
+    silenced: Silenced = field(default_factory=Silenced)
     leavers: dict[str, str] = field(default_factory=dict)
     detected_ms: dict[int, int] = field(default_factory=dict)
     active: bool = False
@@ -223,7 +222,7 @@ class Coordinator:
         current = scene.current
         roster = scene.view.rosters.get(current.previous)
         members = scene.view.members()
-        silent = self._silent_now()
+        silent = self.silenced.ids(self.timers)
         count = census.take(members, current.previous, roster, scene.bounds, silent)
         if silent and legal_size(scene.bounds, len(count.waiting)) == 0:
             # Without them there is no round at all: then they may be asked again.
@@ -308,13 +307,6 @@ class Coordinator:
         detail = f"no round within {scene.bounds.join_timeout_seconds:g} s: {wait.reason}"
         return close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
-    def _silent_now(self) -> set[str]:
-        """Members that failed to confirm and do not count yet.
-
-        How often they failed is kept, so that the next silence counts for longer.
-        """
-        return {id for id, (_, until) in self.silenced.items() if not self.timers.passed(until)}
-
     # -- frozen ---------------------------------------------------------------------
 
     def _frozen(self, scene: Scene) -> Act | None:
@@ -335,7 +327,7 @@ class Coordinator:
             self.awaited = len(silent)
             return None
         for late in silent:
-            self._silence(late.id, scene.clock.now)
+            self.silenced.silence(late.id, scene.clock.now)
         size = legal_size(scene.bounds, len(confirmed))
         if size == 0:
             cause = Cause(
@@ -348,10 +340,6 @@ class Coordinator:
             return write_round(scene, again, f"round {number} opens: unconfirmed")
         ceiling = scene.bounds.ceiling_nodes or scene.bounds.max_nodes
         return self._seal(scene, confirmed[:size], ceiling)
-
-    def _silence(self, id: str, now: float) -> None:
-        times = self.silenced.get(id, (0, 0.0))[0]
-        self.silenced[id] = (times + 1, now + FIRST_PENALTY_SECONDS * 2**times)
 
     def _seal(
         self,
@@ -401,7 +389,7 @@ class Coordinator:
             self.peers,
             self.timers,
             self.leavers,
-            self._silent_now(),
+            self.silenced.ids(self.timers),
         )
         if look.succeeded:
             return close(scene, Outcome(OutcomeKind.SUCCEEDED))
