@@ -13,6 +13,7 @@ from elasticjob_rendezvous.core import (
     crashes,
     directing,
     finals,
+    judging,
     newcomers,
     roster,
     saving,
@@ -125,13 +126,7 @@ def budget_off_by_one() -> Iterator[EngineFactory]:
 @bug("churn")
 def excused_round_not_counted() -> Iterator[EngineFactory]:
     """A failure that a loss excuses is counted nowhere."""
-    verdict = coordinator.Coordinator._pass_verdicts
-
-    def planted(*args: Any) -> Any:
-        with patch.object(coordinator, "counted", lambda counts, _: counts):
-            return verdict(*args)
-
-    with patch.object(coordinator.Coordinator, "_pass_verdicts", planted):
+    with patch.object(judging, "counted", lambda counts, _: counts):
         yield Engine
 
 

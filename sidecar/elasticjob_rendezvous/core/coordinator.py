@@ -16,12 +16,12 @@ from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
 from elasticjob_rendezvous.core.closing import close, outcome_of_charge
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.counts import counted, told_of_preemption, with_later_leaves
+from elasticjob_rendezvous.core.counts import counted, with_later_leaves
 from elasticjob_rendezvous.core.events import Clock
-from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.fencing import duplicates, fence_late, fence_over
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
-from elasticjob_rendezvous.core.histories import at_seal, corrected, record_start
+from elasticjob_rendezvous.core.histories import at_seal, record_start
+from elasticjob_rendezvous.core.judging import learn_of_preemption, pass_verdicts
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session, gone_keys
@@ -117,7 +117,7 @@ class Coordinator:
             return overtaken
         self.timers.since(("state", at.record.number, at.record.state))
         if at.record.state is not RoundState.FROZEN and (
-            act := self._pass_verdicts(scene) or self._learn_of_preemption(scene)
+            act := pass_verdicts(scene, self.peers, self.timers) or learn_of_preemption(scene)
         ):
             return act
         match at.record.state:
@@ -425,7 +425,7 @@ class Coordinator:
             m.record.round == number and m.record.step >= 0 for m in scene.view.members().values()
         ):
             self.timers.since(("stepped", number))
-        life = self._life(number)
+        life = crashes.lived(number, self.timers)
         streak = crashes.after_round(current.streak, life)
         if look.cause.kind is CauseKind.MASTER_PORT:
             retries = current.port_retries + 1
@@ -453,85 +453,6 @@ class Coordinator:
         who = ", ".join(cause.members[:3])
         note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
         return write_round(scene, again, note)
-
-    # -- verdicts -------------------------------------------------------------------
-
-    def _pass_verdicts(self, scene: Scene) -> Act | None:
-        """Charge or excuse a round whose failure awaits its verdict."""
-        current = scene.current
-        if current.state is RoundState.CLOSED:
-            return None
-        for number in current.pending:
-            failures = scene.view.failures_of(number).values()
-            rest = tuple(other for other in current.pending if other != number)
-            if verdicts.speaks_for_itself(failures):
-                pass
-            elif reason := excuse(scene.view, scene.view.rosters.get(number), scene.bounds):
-                cause = current.cause
-                if cause.kind is CauseKind.FAILURE and current.number == number + 1:
-                    cause = reason
-                counts = counted(current.counts, reason.kind)
-                excused = replace(current, pending=rest, cause=cause, counts=counts)
-                gone = ", ".join(reason.members[:3])
-                note = f"round {number}: not charged, {gone} was lost or left"
-                history = scene.view.histories.get(current.number)
-                ops = corrected(history, cause)
-                return write_round(scene, excused, note, ops)
-            elif not self._verdict_is_due(scene.view, number, scene.bounds):
-                continue
-            streak = crashes.after_failure(current.streak, failures, self._life(number))
-            cause = current.cause
-            if cause.kind is CauseKind.FAILURE and current.previous == number:
-                cause = crashes.explained(cause, streak)
-            charges = (*current.charged, number)
-            charged = replace(current, pending=rest, charged=charges, streak=streak, cause=cause)
-            if outcome := outcome_of_charge(charges, streak, failures, scene.bounds):
-                return close(scene, outcome, charged)
-            return write_round(scene, charged, f"round {number}: failure charged")
-        return None
-
-    def _verdict_is_due(self, view: View, number: int, bounds: Bounds) -> bool:
-        """Whether nobody can explain a failure any more.
-
-        While a member of that round answers nobody, its lease decides whether it is lost: that
-        is waited for twice as long.
-        """
-        window = verdicts.window_seconds(bounds)
-        if not self.timers.over(("verdict", number), window):
-            return False
-        roster = view.rosters.get(number)
-        silent = [
-            seat
-            for seat in (roster.seats if roster else ())
-            if seat.id in self.peers.silent and not self.peers.alive(seat.id, self.timers.now)
-        ]
-        return not silent or self.timers.over(("verdict", number), 2 * window)
-
-    def _life(self, number: int) -> crashes.Life:
-        """What we saw of a final round; a new coordinator saw less of it."""
-        began = self.timers.known(("state", number, RoundState.FINAL))
-        ended = self.timers.known(("state", number + 1, RoundState.JOINABLE))
-        end = self.timers.now if ended is None else ended
-        stepped = self.timers.known(("stepped", number)) is not None
-        return crashes.Life(0.0 if began is None else end - began, stepped)
-
-    def _learn_of_preemption(self, scene: Scene) -> Act | None:
-        """The operator's word on why a member left may come after the member's own."""
-        current = scene.current
-        ended = scene.view.rosters.get(current.number - 1)
-        if current.state is RoundState.CLOSED or ended is None:
-            return None
-        told = told_of_preemption(current.cause, current.counts, ended.seats, scene.bounds)
-        if told is None:
-            return None
-        cause, counts = told
-        known = replace(current, cause=cause, counts=counts)
-        history = scene.view.histories.get(current.number)
-        ops = corrected(history, cause)
-        note = f"round {current.number}: {', '.join(cause.members[:3])} was preempted"
-        return write_round(scene, known, note, ops)
-
-    # -- writing --------------------------------------------------------------------
 
 
 def _known(view: View) -> int:

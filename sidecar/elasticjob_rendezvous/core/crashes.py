@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core import verdicts
-from elasticjob_rendezvous.core.records import Cause, Failure, Streak
+from elasticjob_rendezvous.core.records import Cause, Failure, RoundState, Streak
+from elasticjob_rendezvous.core.timers import Timers
 
 SOON_SECONDS = 60.0
 """Workers that lived for longer did not fail at their start."""
@@ -31,6 +32,15 @@ class Life:
     @property
     def was_long(self) -> bool:
         return self.stepped or self.seconds >= SOON_SECONDS
+
+
+def lived(number: int, timers: Timers) -> Life:
+    """What the coordinator saw of a final round; a new one saw less of it."""
+    began = timers.known(("state", number, RoundState.FINAL))
+    ended = timers.known(("state", number + 1, RoundState.JOINABLE))
+    end = timers.now if ended is None else ended
+    stepped = timers.known(("stepped", number)) is not None
+    return Life(0.0 if began is None else end - began, stepped)
 
 
 def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> Streak:
