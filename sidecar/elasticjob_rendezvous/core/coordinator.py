@@ -1,15 +1,13 @@
-"""What the coordinator does next: one pure look at the view, at most one transaction.
+"""What a coordinator remembers from one look at the job to the next. Pure.
 
-The coordinator is the member whose session was created first. Every write compares
-the round's mod_revision and that session's create_revision, so a deposed or mistaken
-coordinator changes nothing.
+The coordinator is the member whose session was created first. What it does is `deciding`'s
+matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 from elasticjob_rendezvous.core import absence, census, crashes, saving, verdicts
 from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
@@ -18,13 +16,11 @@ from elasticjob_rendezvous.core.closing import close, outcome_of_charge
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, with_later_leaves
 from elasticjob_rendezvous.core.events import Clock
-from elasticjob_rendezvous.core.fencing import duplicates, fence_late, fence_over
+from elasticjob_rendezvous.core.fencing import fence_late
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.histories import at_seal, record_start
-from elasticjob_rendezvous.core.judging import learn_of_preemption, pass_verdicts
-from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.peers import Peers, Session, gone_keys
+from elasticjob_rendezvous.core.peers import Peers, Session
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
@@ -42,7 +38,7 @@ from elasticjob_rendezvous.core.retention import clear_surplus, outdated
 from elasticjob_rendezvous.core.roster import legal_size, seal
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
-from elasticjob_rendezvous.core.view import Versioned, View
+from elasticjob_rendezvous.core.view import View
 
 CROWD = 16
 CROWD_SECONDS = 0.25
@@ -63,7 +59,6 @@ class Coordinator:
         awaited: how many members must still speak before there is anything to do; 0: not known.
     """
 
-    keys: Keys
     peers: Peers = field(default_factory=Peers)
     timers: Timers = field(default_factory=Timers)
     last: tuple[Round, Roster] | None = None
@@ -89,59 +84,18 @@ class Coordinator:
         self.active = False
         self.peers.inquiries.clear()
 
-    # -- the look -------------------------------------------------------------------
-
-    def decide(
-        self, view: View, own: Versioned[Member], clock: Clock, brought: Bounds | None = None
-    ) -> Act | None:
-        """The next transaction, if one is due; `timers.wake` says when to look again.
-
-        `brought` are the bounds to write where nobody else does.
-        """
-        self.timers.begin_step(clock.now)
-        self.awaited = 0
-        if not view.malformed.keys().isdisjoint((self.keys.round, self.keys.bounds)):
-            return None
-        if view.bounds is None:
-            return self._first_bounds(Scene(view, own, brought, clock)) if brought else None
-        scene = Scene(view, own, view.bounds.record, clock)
-        self.timers.since(absence.TOOK_OVER)
-        fences = duplicates(view, own) + gone_keys(self.peers, view.members())
-        fences = [fence for fence in fences if fence.key != own.key]
-        if fences:
-            return fence_over(view, own, fences)
-        if view.round is None:
-            return self._first_round(scene)
-        at = view.round
-        if overtaken := self._overtaken(scene):
-            return overtaken
-        self.timers.since(("state", at.record.number, at.record.state))
-        if at.record.state is not RoundState.FROZEN and (
-            act := pass_verdicts(scene, self.peers, self.timers) or learn_of_preemption(scene)
-        ):
-            return act
-        match at.record.state:
-            case RoundState.JOINABLE:
-                return self._joinable(scene)
-            case RoundState.FROZEN:
-                return self._frozen(scene)
-            case RoundState.FINAL:
-                return self._final(scene)
-            case RoundState.CLOSED:
-                return None
-            case _:
-                assert_never(at.record.state)
-
     # -- joinable -------------------------------------------------------------------
 
     def _first_bounds(self, scene: Scene) -> Act | None:
         """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
-        put = Put(self.keys.bounds, encode(scene.bounds))
-        none = Compare(self.keys.bounds, Target.CREATE, 0)
+        put = Put(scene.view.keys.bounds, encode(scene.bounds))
+        none = Compare(scene.view.keys.bounds, Target.CREATE, 0)
         if scene.view.round is None and _known(scene.view) == 0:
             return self._open_first(scene, (put,), (none,))
         compares = (none, held(scene.own))
-        return Act(Txn(compares, (put,), (Range(self.keys.bounds),)), "the bounds are written")
+        return Act(
+            Txn(compares, (put,), (Range(scene.view.keys.bounds),)), "the bounds are written"
+        )
 
     def _open_first(
         self,
@@ -176,7 +130,7 @@ class Coordinator:
         if self.last and self.last[0].number == known:
             round_, roster = self.last
             sealed = encode(roster)
-            ops = (Put(self.keys.roster(known), sealed), Put(self.keys.seats, sealed))
+            ops = (Put(scene.view.keys.roster(known), sealed), Put(scene.view.keys.seats, sealed))
             judged = replace(round_, pending=())  # the failures to judge are lost
             return write_round(scene, judged, f"round {known} restored", ops)
         cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
@@ -365,12 +319,12 @@ class Coordinator:
             master_name=roster.seats[0].name,
         )
         ops: list[Op] = [
-            Put(self.keys.roster(number), sealed),
-            Put(self.keys.seats, sealed),
-            Put(self.keys.history(number), encode(history)),
+            Put(scene.view.keys.roster(number), sealed),
+            Put(scene.view.keys.seats, sealed),
+            Put(scene.view.keys.history(number), encode(history)),
         ]
         ops += outdated(scene.view, number)
-        only_once = Compare(self.keys.roster(number), Target.CREATE, 0)
+        only_once = Compare(scene.view.keys.roster(number), Target.CREATE, 0)
         self.leavers.clear()
         note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
         return write_round(scene, final, note, tuple(ops), (only_once,))

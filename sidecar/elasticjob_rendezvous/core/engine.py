@@ -7,16 +7,16 @@ At most one request to etcd is under way; when its outcome is in doubt the engin
 reads again before it decides anew.
 
 This file is the order of things; what they are stands beside it: `own` (our key),
-`lease`, `watching`, `leadership` (the coordinator seen from outside), `coordinator`,
-`safety` and `directing`.
+`lease`, `watching`, `leadership` (the coordinator seen from outside), `deciding` (what
+the coordinator does), `safety` and `directing`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.core import deciding, saving
 from elasticjob_rendezvous.core import own as own_key
-from elasticjob_rendezvous.core import saving
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.directing import Facts, direct
@@ -120,7 +120,7 @@ class Engine:
         self.lease = Lease()
         self.watches = Watches()
         self.leadership = Leadership(config.identity.id, config.jitter)
-        self.coordinator = Coordinator(self.keys)
+        self.coordinator = Coordinator()
         self.coordinator.peers.orphan_seconds = config.orphan_seconds
         self.safety = Safety()
         self._clock = Clock(0.0, 0)
@@ -675,7 +675,9 @@ class Engine:
             self._busy_note = f"the coordinator {name} lost its agent: it is set aside"
             return Write(own_key.set_aside(own, stored, leader))
         if self.lease.holds(now):
-            act = self.coordinator.decide(self.view, stored, self._clock, self.config.bounds)
+            act = deciding.decide(
+                self.coordinator, self.view, stored, self._clock, self.config.bounds
+            )
             if act is not None:
                 self._busy_note = act.note
                 return Write(act.txn)

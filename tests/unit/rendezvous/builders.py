@@ -8,6 +8,7 @@ from typing import Any, Self
 from elasticjob_rendezvous.core.acts import Act
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.coordinator import Coordinator
+from elasticjob_rendezvous.core.deciding import decide
 from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local, Probed, Verdict
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
@@ -72,7 +73,7 @@ class Job:
         self.now = START
         self._view = View(KEYS)
         self.bounds(**bounds)
-        self.coordinator = Coordinator(KEYS)
+        self.coordinator = Coordinator()
         self.leader = names[0] if names else ""
         self.brought: Bounds | None = None  # by the coordinator, where no operator writes bounds
         for name in names:
@@ -170,7 +171,7 @@ class Job:
     def look(self) -> Act | None:
         """What the coordinator would do now."""
         own = self.stored(self.leader)
-        return self.coordinator.decide(self.view(), own, self.clock, self.brought)
+        return decide(self.coordinator, self.view(), own, self.clock, self.brought)
 
     def commit(self, txn: Txn) -> TxnResult:
         return self.etcd.txn(txn)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.coordinator import CROWD, CROWD_SECONDS
+from elasticjob_rendezvous.core.deciding import decide
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
@@ -325,7 +326,7 @@ def test_a_coordinator_does_not_fence_itself_as_a_duplicate() -> None:
     job = Job("a", max_nodes=1).round(1)
     own = job.stored("a")
     job.member("a", session="s2")
-    act = job.coordinator.decide(job.view(), own, job.clock)
+    act = decide(job.coordinator, job.view(), own, job.clock)
     assert act is None or all(getattr(op, "key", "") != own.key for op in act.txn.success)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core import deciding
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
@@ -445,13 +445,13 @@ def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each time that a coordinator looks at all that it knows."""
     looks: list[None] = []
-    decide = Coordinator.decide
+    decide = deciding.decide
 
     def look(*arguments: Any) -> Any:
         looks.append(None)
         return decide(*arguments)
 
-    monkeypatch.setattr(Coordinator, "decide", look)
+    monkeypatch.setattr(deciding, "decide", look)
     return looks
 
 

@@ -20,7 +20,6 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, LONGEST_PROBE_SECONDS
-from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.peers import (
     COUNTS_AS_ALIVE_SECONDS,
     LINK_SILENCE_SECONDS,
@@ -301,7 +300,7 @@ def test_answers_are_not_inherited() -> None:
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     probed(peers, job, Verdict.UNKNOWN)
-    Coordinator(Keys("/"), peers).resign()
+    Coordinator(peers).resign()
     peers.begin((), 6.0)
     assert asked(peers, job, 6.0) is None
 

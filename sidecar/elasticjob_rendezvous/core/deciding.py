@@ -1,0 +1,71 @@
+"""What the coordinator does next: one pure look at the view, at most one transaction.
+
+This file is the order of things; what they are stands beside it: `fencing`, `bootstrap` and
+`dataloss` (no round, or not the newest), `judging` (rounds that ended), and a room for each
+state that a round can be in. `acts` is how all of them write, `coordinator` what is remembered
+from one look to the next.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from elasticjob_rendezvous.core import absence
+from elasticjob_rendezvous.core.acts import Act, Scene
+from elasticjob_rendezvous.core.coordinator import Coordinator
+from elasticjob_rendezvous.core.events import Clock
+from elasticjob_rendezvous.core.fencing import duplicates, fence_over
+from elasticjob_rendezvous.core.judging import learn_of_preemption, pass_verdicts
+from elasticjob_rendezvous.core.peers import gone_keys
+from elasticjob_rendezvous.core.records import Bounds, Member, RoundState
+from elasticjob_rendezvous.core.view import Versioned, View
+
+
+def decide(
+    memory: Coordinator,
+    view: View,
+    own: Versioned[Member],
+    clock: Clock,
+    brought: Bounds | None = None,
+) -> Act | None:
+    """The next transaction, if one is due; `memory.timers.wake` says when to look again.
+
+    `own` is the coordinator's key, `brought` the bounds to write where nobody else does.
+    """
+    timers, keys = memory.timers, view.keys
+    timers.begin_step(clock.now)
+    memory.awaited = 0
+    if not view.malformed.keys().isdisjoint((keys.round, keys.bounds)):
+        return None
+    if view.bounds is None:
+        return memory._first_bounds(Scene(view, own, brought, clock)) if brought else None
+    scene = Scene(view, own, view.bounds.record, clock)
+    timers.since(absence.TOOK_OVER)
+    fences = duplicates(view, own) + gone_keys(memory.peers, view.members())
+    fences = [fence for fence in fences if fence.key != own.key]
+    if fences:
+        return fence_over(view, own, fences)
+    if view.round is None:
+        return memory._first_round(scene)
+    return memory._overtaken(scene) or _in_round(memory, scene)
+
+
+def _in_round(memory: Coordinator, scene: Scene) -> Act | None:
+    """What is due in the round that stands, the newest that anybody knows of."""
+    current, timers = scene.current, memory.timers
+    timers.since(("state", current.number, current.state))
+    if current.state is not RoundState.FROZEN and (
+        act := pass_verdicts(scene, memory.peers, timers) or learn_of_preemption(scene)
+    ):
+        return act
+    match current.state:
+        case RoundState.JOINABLE:
+            return memory._joinable(scene)
+        case RoundState.FROZEN:
+            return memory._frozen(scene)
+        case RoundState.FINAL:
+            return memory._final(scene)
+        case RoundState.CLOSED:
+            return None
+        case _:
+            assert_never(current.state)
