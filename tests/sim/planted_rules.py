@@ -12,6 +12,7 @@ from elasticjob_rendezvous.core import (
     coordinator,
     crashes,
     directing,
+    final,
     finals,
     judging,
     newcomers,
@@ -184,7 +185,7 @@ def done_member_missed() -> Iterator[EngineFactory]:
             return replace(found, cause=Cause(CauseKind.LOSS, missed))
         return found
 
-    with patch.object(coordinator, "look_at_final", planted):
+    with patch.object(final, "look_at_final", planted):
         yield Engine
 
 
@@ -198,7 +199,7 @@ def success_at_first_done() -> Iterator[EngineFactory]:
             return finals.FinalLook(succeeded=True)
         return look(view, seated, *rest)
 
-    with patch.object(coordinator, "look_at_final", planted):
+    with patch.object(final, "look_at_final", planted):
         yield Engine
 
 
@@ -217,7 +218,7 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
             return replace(found, cause=Cause(CauseKind.JOIN, tuple(new)))
         return found
 
-    with patch.object(coordinator, "look_at_final", planted):
+    with patch.object(final, "look_at_final", planted):
         yield Engine
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from elasticjob_rendezvous.core import absence, census, crashes, saving, verdicts
+from elasticjob_rendezvous.core import absence, census, crashes
 from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
 from elasticjob_rendezvous.core.census import Members
-from elasticjob_rendezvous.core.closing import close, outcome_of_charge
+from elasticjob_rendezvous.core.closing import close
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, with_later_leaves
-from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.fencing import fence_late
-from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
-from elasticjob_rendezvous.core.histories import at_seal, record_start
+from elasticjob_rendezvous.core.histories import at_seal
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session
 from elasticjob_rendezvous.core.records import (
@@ -32,9 +30,8 @@ from elasticjob_rendezvous.core.records import (
     Roster,
     Round,
     RoundState,
-    Save,
 )
-from elasticjob_rendezvous.core.retention import clear_surplus, outdated
+from elasticjob_rendezvous.core.retention import outdated
 from elasticjob_rendezvous.core.roster import legal_size, seal
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
@@ -331,88 +328,7 @@ class Coordinator:
 
     # -- final ----------------------------------------------------------------------
 
-    def _final(self, scene: Scene) -> Act | None:
-        current = scene.current
-        roster = scene.view.rosters.get(current.number)
-        if roster is None:
-            return None
-        look = look_at_final(
-            scene.view,
-            roster,
-            scene.bounds,
-            self.peers,
-            self.timers,
-            self.leavers,
-            self.silenced.ids(self.timers),
-        )
-        if look.succeeded:
-            return close(scene, Outcome(OutcomeKind.SUCCEEDED))
-        match saving.before_end(scene.view, roster, current, scene.bounds, look, self.timers):
-            case Save() as save:
-                self._detected(current.number, look, scene.clock)
-                return self._ask_to_save(scene, save)
-            case FinalLook() as end:
-                return self._reopen(scene, end)
-        return record_start(scene, roster) or clear_surplus(scene)
-
-    def _detected(self, number: int, look: FinalLook, clock: Clock) -> None:
-        """Note how long the decision took, once: a checkpoint that follows is no part of it."""
-        if look.symptom is not None:
-            self.detected_ms.setdefault(number + 1, _ms(clock.now - look.symptom))
-
-    def _ask_to_save(self, scene: Scene, save: Save) -> Act:
-        current = scene.current
-        what = f"at place {save.point}" if save.point else f"first, within {save.seconds:g} s"
-        note = f"round {current.number} is to end ({save.cause.kind}): all save {what}"
-        return write_round(scene, replace(current, save=save), note)
-
-    def _reopen(self, scene: Scene, look: FinalLook) -> Act:
-        assert scene.view.round is not None
-        assert look.cause is not None
-        current = scene.view.round.record
-        number = current.number
-        failures = scene.view.failures_of(number).values()
-        retries = 0
-        charged, pending, cause = current.charged, current.pending, look.cause
-        counts = counted(current.counts, cause.kind)
-        if any(
-            m.record.round == number and m.record.step >= 0 for m in scene.view.members().values()
-        ):
-            self.timers.since(("stepped", number))
-        life = crashes.lived(number, self.timers)
-        streak = crashes.after_round(current.streak, life)
-        if look.cause.kind is CauseKind.MASTER_PORT:
-            retries = current.port_retries + 1
-        if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
-            charged, counts = (*charged, number), current.counts
-            streak = crashes.after_failure(current.streak, failures, life)
-            if outcome := outcome_of_charge(charged, streak, failures, scene.bounds):
-                over = replace(current, charged=charged, streak=streak)
-                return close(scene, outcome, over)
-            cause = crashes.explained(cause, streak)
-        elif failures and look.cause.kind is CauseKind.FAILURE:
-            pending = (*pending, number)
-        self._detected(number, look, scene.clock)
-        again = replace(
-            current,
-            number=number + 1,
-            state=RoundState.JOINABLE,
-            cause=cause,
-            charged=charged,
-            pending=pending,
-            port_retries=retries,
-            counts=counts,
-            streak=streak,
-        )
-        who = ", ".join(cause.members[:3])
-        note = f"round {number + 1} opens: {cause.kind} {who}".rstrip()
-        return write_round(scene, again, note)
-
 
 def _known(view: View) -> int:
     """The highest round number that any member has seen."""
     return max(member.record.known for member in view.members().values())
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
