@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 from elasticjob_rendezvous.core import (
     census,
-    coordinator,
     crashes,
     directing,
     final,
     finals,
+    frozen,
     judging,
     newcomers,
     roster,
@@ -78,13 +78,13 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
             return found
         return replace(found, record=replace(found.record, confirmed=at.modified))
 
-    frozen = coordinator.Coordinator._frozen
+    act = frozen.next_act
 
     def planted(*args: Any) -> Any:
         with patch.object(View, "member", lie):
-            return frozen(*args)
+            return act(*args)
 
-    with patch.object(coordinator.Coordinator, "_frozen", planted):
+    with patch.object(frozen, "next_act", planted):
         yield Engine
 
 

@@ -16,7 +16,6 @@ from elasticjob_rendezvous.core.closing import close
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted, with_later_leaves
 from elasticjob_rendezvous.core.fencing import fence_late
-from elasticjob_rendezvous.core.histories import at_seal
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session
 from elasticjob_rendezvous.core.records import (
@@ -31,8 +30,7 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.retention import outdated
-from elasticjob_rendezvous.core.roster import legal_size, seal
+from elasticjob_rendezvous.core.roster import legal_size
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
@@ -259,72 +257,6 @@ class Coordinator:
         return close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
     # -- frozen ---------------------------------------------------------------------
-
-    def _frozen(self, scene: Scene) -> Act | None:
-        assert scene.view.round is not None
-        current, revision = scene.view.round.record, scene.view.round.modified
-        self.timers.forget("join")
-        confirmed, silent = [], []
-        for id in current.ids:
-            member = scene.view.member(id)
-            if member is None or member.record.state is not MemberState.WAITING:
-                continue
-            if member.record.confirmed == revision:
-                confirmed.append(member.record)
-            else:
-                silent.append(member.record)
-        asked = ("state", current.number, current.state)
-        if silent and not self.timers.over(asked, scene.bounds.confirm_seconds):
-            self.awaited = len(silent)
-            return None
-        for late in silent:
-            self.silenced.silence(late.id, scene.clock.now)
-        size = legal_size(scene.bounds, len(confirmed))
-        if size == 0:
-            cause = Cause(
-                CauseKind.UNCONFIRMED,
-                tuple(late.name for late in silent),
-                "too few members confirmed",
-            )
-            number = current.number + 1
-            again = replace(current, number=number, state=RoundState.JOINABLE, ids=(), cause=cause)
-            return write_round(scene, again, f"round {number} opens: unconfirmed")
-        ceiling = scene.bounds.ceiling_nodes or scene.bounds.max_nodes
-        return self._seal(scene, confirmed[:size], ceiling)
-
-    def _seal(
-        self,
-        scene: Scene,
-        members: list[Member],
-        ceiling_nodes: int,
-    ) -> Act:
-        current = scene.current
-        number = current.number
-        roster = seal(number, members, restarts=len(current.charged), ceiling_nodes=ceiling_nodes)
-        sealed = encode(roster)
-        detect_ms = self.detected_ms.get(number)
-        history = at_seal(current, roster, self.timers, detect_ms, scene.clock)
-        final = replace(
-            current,
-            state=RoundState.FINAL,
-            ids=(),
-            previous=number,
-            nodes=len(roster.seats),
-            world_size=roster.world_size,
-            master_address=roster.master_address,
-            master_port=roster.master_port,
-            master_name=roster.seats[0].name,
-        )
-        ops: list[Op] = [
-            Put(scene.view.keys.roster(number), sealed),
-            Put(scene.view.keys.seats, sealed),
-            Put(scene.view.keys.history(number), encode(history)),
-        ]
-        ops += outdated(scene.view, number)
-        only_once = Compare(scene.view.keys.roster(number), Target.CREATE, 0)
-        self.leavers.clear()
-        note = f"round {number} is final: {len(roster.seats)} members, world {roster.world_size}"
-        return write_round(scene, final, note, tuple(ops), (only_once,))
 
     # -- final ----------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from elasticjob_rendezvous.core import absence, final
+from elasticjob_rendezvous.core import absence, final, frozen
 from elasticjob_rendezvous.core.acts import Act, Scene
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock
@@ -62,7 +62,7 @@ def _in_round(memory: Coordinator, scene: Scene) -> Act | None:
         case RoundState.JOINABLE:
             return memory._joinable(scene)
         case RoundState.FROZEN:
-            return memory._frozen(scene)
+            return frozen.next_act(scene, memory)
         case RoundState.FINAL:
             return final.next_act(scene, memory)
         case RoundState.CLOSED:
