@@ -9,28 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from elasticjob_rendezvous.core import absence, census, crashes
+from elasticjob_rendezvous.core import census
 from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
-from elasticjob_rendezvous.core.census import Members
-from elasticjob_rendezvous.core.closing import close
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.counts import counted, with_later_leaves
-from elasticjob_rendezvous.core.fencing import fence_late
+from elasticjob_rendezvous.core.counts import counted
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.peers import Peers, Session
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Member,
     MemberState,
-    Outcome,
-    OutcomeKind,
     Roster,
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.roster import legal_size
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
@@ -166,95 +159,6 @@ class Coordinator:
         roster = scene.view.rosters.get(current.number)
         ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
         return ran and roster is not None and roster.seat(member.id) is None
-
-    def _joinable(self, scene: Scene) -> Act | None:
-        current = scene.current
-        roster = scene.view.rosters.get(current.previous)
-        members = scene.view.members()
-        silent = self.silenced.ids(self.timers)
-        count = census.take(members, current.previous, roster, scene.bounds, silent)
-        if silent and legal_size(scene.bounds, len(count.waiting)) == 0:
-            # Without them there is no round at all: then they may be asked again.
-            count = census.take(members, current.previous, roster, scene.bounds, ())
-        opened = ("state", current.number, current.state)
-        if count.unstopped:
-            patience = scene.bounds.stop_grace_seconds + scene.bounds.confirm_seconds
-            if not self.timers.over(opened, patience):
-                return None
-            late = [members[member.id] for member in count.unstopped]
-            late = [member for member in late if member.key != scene.own.key]
-            return fence_late(scene, late) if late else None
-        if self._still_writing(
-            scene.view, roster, members, scene.bounds, self.timers.since(opened)
-        ):
-            return None
-        self.timers.since(("stopped", current.number))
-        if self._backs_off(current):
-            return None
-        call = ("last call", current.number)
-        enough = legal_size(scene.bounds, len(count.waiting)) > 0
-        if not enough:
-            self.timers.forget(call)
-        called = enough and self.timers.over(call, scene.bounds.last_call_seconds)
-        choice = census.choose(count, scene.bounds, current.previous, called)
-        if isinstance(choice, census.Wait):
-            self.awaited = max(0, scene.bounds.wanted - len(count.waiting))
-            return self._join_timeout(scene, choice)
-        done = scene.view.dones_of(current.previous)
-        ended = [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
-        cause = with_later_leaves(current.cause, ended, scene.view.last_word)
-        frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
-        note = f"round {current.number} is frozen with {len(choice.ids)} members"
-        return write_round(scene, frozen, note)
-
-    def _backs_off(self, current: Round) -> bool:
-        """Whether the recovery from a failure is put off, after too many in a row."""
-        if current.previous not in current.charged:
-            return False
-        pause = crashes.pause_seconds(current.streak)
-        over = self.timers.over(("pause", current.previous), pause)
-        if over and pause:
-            self.timers.since(("paused", current.number))
-        return not over
-
-    def _still_writing(
-        self,
-        view: View,
-        roster: Roster | None,
-        members: Members,
-        bounds: Bounds,
-        opened: float,
-    ) -> bool:
-        """Whether workers of the last roster may run though their member's key is gone."""
-        if self.peers.orphans:
-            return True
-        done = view.dones_of(roster.number) if roster else {}
-        absent = [
-            seat
-            for seat in (roster.seats if roster else ())
-            if seat.id not in members and seat.id not in done
-        ]
-        # All are asked, not only the first: each sets its own alarm.
-        stopped = [
-            absence.has_stopped(seat, view, bounds, self.peers, self.timers, opened)
-            for seat in absent
-        ]
-        return not all(stopped)
-
-    def _join_timeout(
-        self,
-        scene: Scene,
-        wait: census.Wait,
-    ) -> Act | None:
-        assert scene.view.round is not None
-        can_come = scene.bounds.expected is None or scene.bounds.expected >= scene.bounds.min_nodes
-        if not can_come:
-            self.timers.forget("join")
-            return None
-        if not self.timers.over("join", scene.bounds.join_timeout_seconds):
-            return None
-        detail = f"no round within {scene.bounds.join_timeout_seconds:g} s: {wait.reason}"
-        return close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
     # -- frozen ---------------------------------------------------------------------
 

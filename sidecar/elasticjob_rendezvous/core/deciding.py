@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from elasticjob_rendezvous.core import absence, final, frozen
+from elasticjob_rendezvous.core import absence, final, frozen, joinable
 from elasticjob_rendezvous.core.acts import Act, Scene
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock
@@ -60,7 +60,7 @@ def _in_round(memory: Coordinator, scene: Scene) -> Act | None:
         return act
     match current.state:
         case RoundState.JOINABLE:
-            return memory._joinable(scene)
+            return joinable.next_act(scene, memory)
         case RoundState.FROZEN:
             return frozen.next_act(scene, memory)
         case RoundState.FINAL:
