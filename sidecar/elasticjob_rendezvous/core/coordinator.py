@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from elasticjob_rendezvous.core import census
-from elasticjob_rendezvous.core.acts import Act, Scene, held, write_round
+from elasticjob_rendezvous.core.acts import Act, Scene, write_round
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted
-from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.kv import Put
 from elasticjob_rendezvous.core.peers import Peers, Session
 from elasticjob_rendezvous.core.records import (
     Cause,
@@ -26,12 +25,6 @@ from elasticjob_rendezvous.core.records import (
 )
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
-from elasticjob_rendezvous.core.view import View
-
-CROWD = 16
-CROWD_SECONDS = 0.25
-"""How long the members of a large job may take to come before its first round opens."""
-FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
 
 
 @dataclass(slots=True)
@@ -74,45 +67,8 @@ class Coordinator:
 
     # -- joinable -------------------------------------------------------------------
 
-    def _first_bounds(self, scene: Scene) -> Act | None:
-        """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
-        put = Put(scene.view.keys.bounds, encode(scene.bounds))
-        none = Compare(scene.view.keys.bounds, Target.CREATE, 0)
-        if scene.view.round is None and _known(scene.view) == 0:
-            return self._open_first(scene, (put,), (none,))
-        compares = (none, held(scene.own))
-        return Act(
-            Txn(compares, (put,), (Range(scene.view.keys.bounds),)), "the bounds are written"
-        )
-
-    def _open_first(
-        self,
-        scene: Scene,
-        ops: tuple[Op, ...] = (),
-        compares: tuple[Compare, ...] = (),
-    ) -> Act | None:
-        """Round 1: with the question to its members, if enough are waiting already.
-
-        Whatever is written wakes every member. So a crowd is given a moment to be all there.
-        """
-        self.timers.since(("state", 1, RoundState.JOINABLE))
-        self.timers.since(("stopped", 1))
-        count = census.take(scene.view.members(), 0, None, scene.bounds, ())
-        choice = census.choose(count, scene.bounds, 0, last_call_over=False)
-        if isinstance(choice, census.Freeze) and not count.unstopped:
-            frozen = replace(FIRST, state=RoundState.FROZEN, ids=choice.ids)
-            note = f"round 1 opens, frozen with {len(choice.ids)} members"
-            return write_round(scene, frozen, note, ops, compares)
-        self.awaited = max(0, scene.bounds.wanted - len(count.waiting))
-        crowd = scene.bounds.min_nodes >= CROWD
-        if crowd and not self.timers.over("first round", CROWD_SECONDS):
-            return None
-        return write_round(scene, FIRST, "round 1 opens", ops, compares)
-
     def _first_round(self, scene: Scene) -> Act | None:
-        known = _known(scene.view)
-        if known == 0:
-            return self._open_first(scene)
+        known = scene.view.known()
         if not self.timers.over("data lost", scene.bounds.keep_alive_seconds):
             return None  # let the others register again: they may know a higher number
         if self.last and self.last[0].number == known:
@@ -132,7 +88,7 @@ class Coordinator:
             return None
         members = [versioned.record for versioned in scene.view.members().values()]
         used = [member.round for member in members if self._used_before(scene, member)]
-        top = max([_known(scene.view), *used])
+        top = max([scene.view.known(), *used])
         if top <= current.number and not used:
             return None
         number = max(top, current.number) + 1
@@ -163,8 +119,3 @@ class Coordinator:
     # -- frozen ---------------------------------------------------------------------
 
     # -- final ----------------------------------------------------------------------
-
-
-def _known(view: View) -> int:
-    """The highest round number that any member has seen."""
-    return max(member.record.known for member in view.members().values())

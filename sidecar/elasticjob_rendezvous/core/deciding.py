@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from elasticjob_rendezvous.core import absence, final, frozen, joinable
+from elasticjob_rendezvous.core import absence, bootstrap, final, frozen, joinable
 from elasticjob_rendezvous.core.acts import Act, Scene
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock
@@ -38,7 +38,7 @@ def decide(
     if not view.malformed.keys().isdisjoint((keys.round, keys.bounds)):
         return None
     if view.bounds is None:
-        return memory._first_bounds(Scene(view, own, brought, clock)) if brought else None
+        return bootstrap.write_bounds(Scene(view, own, brought, clock), memory) if brought else None
     scene = Scene(view, own, view.bounds.record, clock)
     timers.since(absence.TOOK_OVER)
     fences = duplicates(view, own) + gone_keys(memory.peers, view.members())
@@ -46,6 +46,8 @@ def decide(
     if fences:
         return fence_over(view, own, fences)
     if view.round is None:
+        if view.known() == 0:
+            return bootstrap.open_first(scene, memory)
         return memory._first_round(scene)
     return memory._overtaken(scene) or _in_round(memory, scene)
 

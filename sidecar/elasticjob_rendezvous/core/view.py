@@ -161,6 +161,10 @@ class View:
         known = [s for sessions in self.sessions.values() for s in sessions.values()]
         return min(known, key=lambda session: session.created, default=None)
 
+    def known(self) -> int:
+        """The highest round number that any member has seen."""
+        return max(member.record.known for member in self.members().values())
+
     # -- one key --------------------------------------------------------------------
 
     def _created(self, key: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.coordinator import CROWD, CROWD_SECONDS
+from elasticjob_rendezvous.core.bootstrap import CROWD, CROWD_SECONDS
 from elasticjob_rendezvous.core.deciding import decide
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
