@@ -7,22 +7,10 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from elasticjob_rendezvous.core.acts import Act, Scene, write_round
-from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.counts import counted
-from elasticjob_rendezvous.core.kv import Put
 from elasticjob_rendezvous.core.peers import Peers, Session
-from elasticjob_rendezvous.core.records import (
-    Cause,
-    CauseKind,
-    Member,
-    MemberState,
-    Roster,
-    Round,
-    RoundState,
-)
+from elasticjob_rendezvous.core.records import Roster, Round
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
 
@@ -36,7 +24,8 @@ class Coordinator:
         peers: links and probes.
         last: the newest final round and roster this member has seen, to restore
             them if etcd loses its data.
-        detected_ms: round -> how long it took to see that it was due.
+        leavers: member of the final round -> why it said that it leaves.
+        detected_ms: round -> how long it took from the first symptom to open it.
         awaited: how many members must still speak before there is anything to do; 0: not known.
     """
 
@@ -64,58 +53,3 @@ class Coordinator:
     def resign(self) -> None:
         self.active = False
         self.peers.inquiries.clear()
-
-    # -- joinable -------------------------------------------------------------------
-
-    def _first_round(self, scene: Scene) -> Act | None:
-        known = scene.view.known()
-        if not self.timers.over("data lost", scene.bounds.keep_alive_seconds):
-            return None  # let the others register again: they may know a higher number
-        if self.last and self.last[0].number == known:
-            round_, roster = self.last
-            sealed = encode(roster)
-            ops = (Put(scene.view.keys.roster(known), sealed), Put(scene.view.keys.seats, sealed))
-            judged = replace(round_, pending=())  # the failures to judge are lost
-            return write_round(scene, judged, f"round {known} restored", ops)
-        cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
-        again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
-        return write_round(scene, again, f"round {known + 1} opens: data lost")
-
-    def _overtaken(self, scene: Scene) -> Act | None:
-        """After a loss of etcd's data somebody may know this number, or higher ones."""
-        current = scene.current
-        if current.state is RoundState.CLOSED:
-            return None
-        members = [versioned.record for versioned in scene.view.members().values()]
-        used = [member.round for member in members if self._used_before(scene, member)]
-        top = max([scene.view.known(), *used])
-        if top <= current.number and not used:
-            return None
-        number = max(top, current.number) + 1
-        cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
-        ended = current.state is RoundState.FINAL
-        again = replace(
-            current,
-            number=number,
-            state=RoundState.JOINABLE,
-            ids=(),
-            cause=cause,
-            previous=number - 1,
-            counts=counted(current.counts, cause.kind) if ended else current.counts,
-        )
-        return write_round(scene, again, f"round {number} opens: {cause.detail}")
-
-    def _used_before(self, scene: Scene, member: Member) -> bool:
-        """Whether `member` ran a round of this number that is not the one we know."""
-        current = scene.current
-        if member.round < current.number:
-            return False
-        if current.state in (RoundState.JOINABLE, RoundState.FROZEN):
-            return True
-        roster = scene.view.rosters.get(current.number)
-        ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
-        return ran and roster is not None and roster.seat(member.id) is None
-
-    # -- frozen ---------------------------------------------------------------------
-
-    # -- final ----------------------------------------------------------------------

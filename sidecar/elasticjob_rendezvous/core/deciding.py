@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from elasticjob_rendezvous.core import absence, bootstrap, final, frozen, joinable
+from elasticjob_rendezvous.core import absence, bootstrap, dataloss, final, frozen, joinable
 from elasticjob_rendezvous.core.acts import Act, Scene
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock
@@ -48,8 +48,8 @@ def decide(
     if view.round is None:
         if view.known() == 0:
             return bootstrap.open_first(scene, memory)
-        return memory._first_round(scene)
-    return memory._overtaken(scene) or _in_round(memory, scene)
+        return dataloss.restore(scene, memory.timers, memory.last)
+    return dataloss.overtake(scene) or _in_round(memory, scene)
 
 
 def _in_round(memory: Coordinator, scene: Scene) -> Act | None:

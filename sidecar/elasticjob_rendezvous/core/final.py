@@ -14,13 +14,7 @@ from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.counts import counted
 from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
 from elasticjob_rendezvous.core.histories import record_start
-from elasticjob_rendezvous.core.records import (
-    CauseKind,
-    Outcome,
-    OutcomeKind,
-    RoundState,
-    Save,
-)
+from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind, RoundState, Save
 from elasticjob_rendezvous.core.retention import clear_surplus
 
 

@@ -1,0 +1,77 @@
+"""How the coordinator goes on after etcd lost its data: no round number is used twice. Pure.
+
+The round is restored where we know that nobody knows more; else a new number is taken that
+is higher than any which a member has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elasticjob_rendezvous.core.acts import Act, Scene, write_round
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.counts import counted
+from elasticjob_rendezvous.core.kv import Put
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Member,
+    MemberState,
+    Roster,
+    Round,
+    RoundState,
+)
+from elasticjob_rendezvous.core.timers import Timers
+
+
+def restore(scene: Scene, timers: Timers, last: tuple[Round, Roster] | None) -> Act | None:
+    """The round that is lost, from our memory (`last`) of it; a newer one where that is older."""
+    known = scene.view.known()
+    if not timers.over("data lost", scene.bounds.keep_alive_seconds):
+        return None  # let the others register again: they may know a higher number
+    if last and last[0].number == known:
+        round_, roster = last
+        sealed = encode(roster)
+        ops = (Put(scene.view.keys.roster(known), sealed), Put(scene.view.keys.seats, sealed))
+        judged = replace(round_, pending=())  # the failures to judge are lost
+        return write_round(scene, judged, f"round {known} restored", ops)
+    cause = Cause(CauseKind.DATA_LOST, (), "etcd lost its data")
+    again = Round(known + 1, RoundState.JOINABLE, cause, previous=known)
+    return write_round(scene, again, f"round {known + 1} opens: data lost")
+
+
+def overtake(scene: Scene) -> Act | None:
+    """A number above all that are known, where somebody knows this number or higher ones."""
+    current = scene.current
+    if current.state is RoundState.CLOSED:
+        return None
+    members = [versioned.record for versioned in scene.view.members().values()]
+    used = [member.round for member in members if _used_before(scene, member)]
+    top = max([scene.view.known(), *used])
+    if top <= current.number and not used:
+        return None
+    number = max(top, current.number) + 1
+    cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
+    ended = current.state is RoundState.FINAL
+    again = replace(
+        current,
+        number=number,
+        state=RoundState.JOINABLE,
+        ids=(),
+        cause=cause,
+        previous=number - 1,
+        counts=counted(current.counts, cause.kind) if ended else current.counts,
+    )
+    return write_round(scene, again, f"round {number} opens: {cause.detail}")
+
+
+def _used_before(scene: Scene, member: Member) -> bool:
+    """Whether `member` ran a round of this number that is not the one we know."""
+    current = scene.current
+    if member.round < current.number:
+        return False
+    if current.state in (RoundState.JOINABLE, RoundState.FROZEN):
+        return True
+    roster = scene.view.rosters.get(current.number)
+    ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
+    return ran and roster is not None and roster.seat(member.id) is None
