@@ -11,8 +11,8 @@ from elasticjob_rendezvous.core import (
     census,
     crashes,
     directing,
+    ending,
     final,
-    finals,
     frozen,
     judging,
     newcomers,
@@ -173,9 +173,9 @@ def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
 @bug("finishing")
 def done_member_missed() -> Iterator[EngineFactory]:
     """A member that was done and went counts as lost."""
-    look = finals.look_at_final
+    look = ending.look_at_final
 
-    def planted(view: Any, seated: Roster, *rest: Any) -> finals.FinalLook:
+    def planted(view: Any, seated: Roster, *rest: Any) -> ending.FinalLook:
         found = look(view, seated, *rest)
         done = view.dones.get(seated.number, {})
         missed = tuple(
@@ -192,11 +192,11 @@ def done_member_missed() -> Iterator[EngineFactory]:
 @bug("finishing")
 def success_at_first_done() -> Iterator[EngineFactory]:
     """The job succeeds with the first member that is done."""
-    look = finals.look_at_final
+    look = ending.look_at_final
 
-    def planted(view: Any, seated: Roster, *rest: Any) -> finals.FinalLook:
+    def planted(view: Any, seated: Roster, *rest: Any) -> ending.FinalLook:
         if view.dones.get(seated.number):
-            return finals.FinalLook(succeeded=True)
+            return ending.FinalLook(succeeded=True)
         return look(view, seated, *rest)
 
     with patch.object(final, "look_at_final", planted):
@@ -206,9 +206,9 @@ def success_at_first_done() -> Iterator[EngineFactory]:
 @bug("finishing")
 def newcomers_after_done() -> Iterator[EngineFactory]:
     """Newcomers open a round although a member is done already."""
-    look = finals.look_at_final
+    look = ending.look_at_final
 
-    def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> finals.FinalLook:
+    def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> ending.FinalLook:
         found = look(view, seated, bounds, *rest)
         ids = {seat.id for seat in seated.seats}
         new = [m.record.name for id, m in view.members().items() if id not in ids]
@@ -225,14 +225,14 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
 @bug("scale")
 def surplus_opens_rounds() -> Iterator[EngineFactory]:
     """A member that has no place opens a round all the same."""
-    with patch.object(finals, "legal_size", lambda bounds, available: available):
+    with patch.object(ending, "legal_size", lambda bounds, available: available):
         yield Engine
 
 
 @bug("scale")
 def newcomers_do_not_wait() -> Iterator[EngineFactory]:
     """Newcomers interrupt a round whatever it has saved."""
-    with patch.object(finals, "must_wait", lambda *_: False):
+    with patch.object(ending, "must_wait", lambda *_: False):
         yield Engine
 
 
@@ -258,8 +258,8 @@ def place_without_all_answers() -> Iterator[EngineFactory]:
 def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
     """A planned end comes at once."""
 
-    def planted(*args: Any) -> finals.FinalLook | None:
-        look: finals.FinalLook = args[4]
+    def planted(*args: Any) -> ending.FinalLook | None:
+        look: ending.FinalLook = args[4]
         return look if look.cause is not None else None
 
     with patch.object(saving, "before_end", planted):
@@ -274,7 +274,7 @@ def any_checkpoint_will_do() -> Iterator[EngineFactory]:
         saved = newcomers._checkpoint(view, seated) >= 0
         return not saved and newcomers.must_wait(view, seated, bounds, *rest)
 
-    with patch.object(finals, "must_wait", planted):
+    with patch.object(ending, "must_wait", planted):
         yield Engine
 
 

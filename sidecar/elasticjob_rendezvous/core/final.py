@@ -1,6 +1,6 @@
 """What the coordinator does while a round is final: close, ask to save, end it, or note its start.
 
-What it sees there is `finals`' matter, what comes before a planned end `saving`'s. Pure.
+What it sees there is `ending`' matter, what comes before a planned end `saving`'s. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from elasticjob_rendezvous.core.acts import Act, Scene, write_round
 from elasticjob_rendezvous.core.closing import close, outcome_of_charge
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.counts import counted
-from elasticjob_rendezvous.core.finals import FinalLook, look_at_final
+from elasticjob_rendezvous.core.ending import FinalLook, look_at_final
 from elasticjob_rendezvous.core.histories import record_start
 from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind, RoundState, Save
 from elasticjob_rendezvous.core.retention import clear_surplus

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from elasticjob_rendezvous.core.finals import FinalLook
+from elasticjob_rendezvous.core.ending import FinalLook
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.finals import FinalLook
+from elasticjob_rendezvous.core.ending import FinalLook
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,

@@ -1,4 +1,4 @@
-"""What a coordinator sees in a final round: success, a reason for the next, or nothing. Pure."""
+"""Whether a final round ends: success, a reason for the next round, or nothing yet. Pure."""
 
 from __future__ import annotations
 

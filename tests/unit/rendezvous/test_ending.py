@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
-from elasticjob_rendezvous.core.finals import (
+from elasticjob_rendezvous.core.ending import (
     LEAVE_COALESCE_SECONDS,
     LEAVE_QUIET_SECONDS,
     FinalLook,
     look_at_final,
 )
+from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
