@@ -155,4 +155,4 @@ async def _run(plain: PlainAgent) -> Ending:
         await explain(settings, ending)
         return ending
     hands = LocalHands(plain.command, hung_agent_seconds=plain.hung_agent_seconds)
-    return await run_agent(settings, hands, session_nonce(), handler)
+    return await run_agent(settings, hands, session_nonce(), handler, to_the_end=True)

@@ -120,7 +120,8 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
             sys.stderr.close()  # output that is left in a buffer would be tried once more
         sys.exit(int(ExitCode.FAILED))
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends is no traceback
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends is no traceback
 
 
 def _told(error: OSError) -> str:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -57,6 +55,7 @@ from elasticjob_agent.logs import RunLogs
 from elasticjob_agent.ports import PortHolder
 from elasticjob_agent.progress import SEEN_SECONDS, ProgressFiles, follow
 from elasticjob_agent.settings import LogSettings, WarmStart
+from elasticjob_agent.signals import Signals
 from elasticjob_rendezvous.core.events import Directive, Local
 
 log = logging.getLogger("elasticjob.agent")
@@ -169,9 +168,7 @@ class Agent:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._rendezvous: Rendezvous | None = None
         self._asked = asyncio.Event()
-        self._interrupted = False
-        self.signalled: signal.Signals | None = None
-        """The last signal that asked this agent to end."""
+        self.signals = Signals(self.leave)
         facts = Facts(
             member=settings.member,
             name=settings.name,
@@ -200,17 +197,18 @@ class Agent:
     async def run(self) -> Ending:
         """Until the end. A fault of the agent itself is an ending too: it is logged and told."""
         try:
-            async with AsyncExitStack() as stack:
-                stack.callback(self._ports.close)
-                stack.callback(self._files.close)
-                stack.push_async_callback(self._hands.aclose)
-                return await self._run(stack)
+            # Until all is closed: a second SIGTERM must not keep the rendezvous from being left.
+            with self.signals.heeded():
+                return await self._lived()
         except Exception as error:
             log.exception("%s: the agent failed", self._settings.name)
             return Ending(ExitCode.INTERNAL, ExitCode.INTERNAL, _fault(self._settings, error))
 
-    async def _run(self, stack: AsyncExitStack) -> Ending:
-        with self._signals():
+    async def _lived(self) -> Ending:
+        async with AsyncExitStack() as stack:
+            stack.callback(self._ports.close)
+            stack.callback(self._files.close)
+            stack.push_async_callback(self._hands.aclose)
             async with asyncio.TaskGroup() as tasks:
                 pumps = [
                     tasks.create_task(self._hear_hands()),
@@ -224,11 +222,10 @@ class Agent:
                     ),
                 ]
                 try:
-                    ending = await self._steps(stack, tasks, pumps)
+                    return await self._steps(stack, tasks, pumps)
                 finally:
                     for pump in pumps:
                         pump.cancel()
-        return ending
 
     async def _steps(
         self,
@@ -399,30 +396,6 @@ class Agent:
     async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():
             self._events.put_nowait(Directed(directive))
-
-    # -- signals --------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals are the main thread's; whoever runs an agent elsewhere ends it
-            return
-        loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        for signum in handled:
-            loop.add_signal_handler(signum, self._signalled, signum)
-        try:
-            yield
-        finally:
-            for signum in handled:
-                loop.remove_signal_handler(signum)
-
-    def _signalled(self, signum: signal.Signals) -> None:
-        """SIGTERM may come twice from a kubelet; a second Ctrl-C is a person's impatience."""
-        self.signalled = signum
-        hurry = signum == signal.SIGINT and self._interrupted
-        self._interrupted = self._interrupted or signum == signal.SIGINT
-        self.leave(signum.name, hurry)
 
 
 def _fault(settings: NodeSettings, error: Exception) -> str:

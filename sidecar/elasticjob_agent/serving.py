@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.recorded import Recorded, recorded, records
@@ -24,20 +22,6 @@ STAY_SECONDS = 10.0
 """How long the end waits to be read, where somebody has been reading."""
 READING_SECONDS = 30.0
 """Who asked so lately will ask again."""
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A kubelet's SIGTERM, which follows the trainer's end, does not cut the last words short."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, lambda: None)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 class Witness:
@@ -92,7 +76,7 @@ class Witness:
         reading = time.monotonic() - self._asked_at < READING_SECONDS
         if self._known.state is not RoundState.CLOSED or not reading:
             return
-        with contextlib.suppress(TimeoutError), _undisturbed():
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STAY_SECONDS):
                 await self._end_read.wait()
 

@@ -46,7 +46,7 @@ def run_beside_launcher() -> int:
         return ExitCode.USAGE
     session = session_nonce()
     hands = launcher_hands(settings, session)
-    ending = asyncio.run(run_agent(settings, hands, session, handler))
+    ending = asyncio.run(run_agent(settings, hands, session, handler, to_the_end=True))
     level = logging.INFO if ending.code is ExitCode.OK else logging.ERROR
     log.log(level, "%s: %s", settings.name, ending.message)
     return ending.code
@@ -157,27 +157,39 @@ async def run_agent(
     hands: Hands,
     session: str,
     handler: RendezvousHandler | None = None,
+    to_the_end: bool = False,
 ) -> Ending:
     """Run an agent to its end, answer probes meanwhile, and leave the message that explains it.
 
     `handler` is another rendezvous than the job's own over etcd v3; it is shut down at the end.
+    `to_the_end`: after it the process only ends, and no signal changes how.
     """
     _name_the_rendezvous(settings)
     witness = None if handler is None else witness_of(settings, session, handler)
     elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session), witness)
+    # A kubelet's SIGTERM, which follows the trainer's end, does not cut the last words short.
+    with elastic.shell.signals.heeded(to_the_end):
+        ending = await _lived(settings, elastic, witness)
+        if handler is not None:
+            await _let_go(handler, ending, elastic.alone)
+        await explain(settings, ending)
+    return ending
+
+
+async def _lived(
+    settings: AgentSettings, elastic: NodeElasticAgent, witness: Witness | None
+) -> Ending:
+    """The agent's life, with its probes answered."""
+    address, port = settings.bind_address, settings.health_port
     try:
-        address, port = settings.bind_address, settings.health_port
         async with answering(elastic.shell, address, port, settings.control, witness):
             ending = await elastic.lived()
             if witness is not None:
                 await witness.end_read()
+            return ending
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"
-        ending = Ending(ExitCode.USAGE, ExitCode.USAGE, text)
-    if handler is not None:
-        await _let_go(handler, ending, elastic.alone)
-    await explain(settings, ending)
-    return ending
+        return Ending(ExitCode.USAGE, ExitCode.USAGE, text)
 
 
 async def _let_go(handler: RendezvousHandler, ending: Ending, alone: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -90,6 +91,17 @@ def test_who_leaves_closes_for_nobody(settings: AgentSettings) -> None:
     ending = asyncio.run(bounded())
     assert (ending.code, ending.launcher_code) == (ExitCode.OK, LEFT_CODE)
     assert handler.calls == ["next_rendezvous", "leave"]
+
+
+def test_a_signal_does_not_cut_the_leave_short(settings: AgentSettings) -> None:
+    class Leaving(MemoryHandler):
+        def leave(self) -> None:
+            heeded.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+            super().leave()
+
+    heeded: list[bool] = []
+    assert run(settings, Leaving(Gang()), "pass").code is ExitCode.OK
+    assert heeded == [True]
 
 
 def test_its_own_rendezvous_is_v3s(settings: AgentSettings) -> None:

@@ -154,6 +154,19 @@ def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_pa
     assert agent.wait() == 0, agent.output()
 
 
+def test_signals_until_its_end_change_nothing(gang: Gang) -> None:
+    agent = gang.agent("1:1")
+    gang.started(1, 1)
+
+    def ended() -> bool:
+        agent.signal(signal.SIGTERM)
+        return agent.process.poll() is not None
+
+    until(ended, "its end")
+    assert agent.process.returncode == 0, agent.output()
+    assert agent.output().endswith("node-0 left (SIGTERM)\n")
+
+
 def test_an_etcd_that_dies_before_the_round_is_waited_for(gang: Gang, start_etcd) -> None:
     etcd: EtcdServer = start_etcd()
     gang.etcd = etcd

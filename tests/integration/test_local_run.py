@@ -187,6 +187,21 @@ def test_an_interrupted_job_drains_and_ends_cleanly(rig: LocalRig, signum: signa
     rig.nothing_left()
 
 
+def test_signals_until_its_end_do_not_keep_it_from_saying_how_it_ended(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+
+    def ended() -> bool:
+        runner.send_signal(signal.SIGTERM)
+        return runner.poll() is not None
+
+    until(ended, "its end")
+    assert runner.returncode == 130
+    assert runner.stdout is not None
+    assert "job: Suspended after" in runner.stdout.read()
+    rig.nothing_left()
+
+
 def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
     """As with `| head -1`, or when Ctrl-C ends the `tee` behind the pipe first."""
     runner = rig.start(rig.manifest(), "--plain")

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from elasticjob_agent import signals
 from elasticjob_cli import settings
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local import control, etcd
@@ -41,7 +42,6 @@ from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.enums import Backend
 from elasticjob_rendezvous.etcd.client import Client
 
-SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 OUTPUT_SECONDS = 0.1
 REQUEST_SECONDS = 2.0
 
@@ -78,19 +78,24 @@ class LocalRun:
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(run_dir, lock)
             try:
-                with self._warnings(), settings.kept(run_dir):
-                    await self._in_cluster(run_dir)
+                with contextlib.ExitStack() as heeded:  # signals, until all is taken apart
+                    await self._until_all_ended(run_dir, heeded)
             except ExceptionGroup as group:
                 raise _first_command_error(group) from group
-            finally:
-                await self._processes.aclose()
-                # The warden has done so, unless it was killed.
-                shutil.rmtree(run_dir, ignore_errors=True)
         finally:
             self._folder.release()
         return Ended(self._stored.job, self._book.rounds(), self._exit_code(), self._elapsed())
 
-    async def _in_cluster(self, run_dir: Path) -> None:
+    async def _until_all_ended(self, run_dir: Path, heeded: contextlib.ExitStack) -> None:
+        try:
+            with self._warnings(), settings.kept(run_dir):
+                await self._in_cluster(run_dir, heeded)
+        finally:
+            await self._processes.aclose()
+            # The warden has done so, unless it was killed.
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+    async def _in_cluster(self, run_dir: Path, heeded: contextlib.ExitStack) -> None:
         """With etcd, the mirror, the pods and the control socket around it."""
         self._stored.save()
         endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
@@ -124,8 +129,8 @@ class LocalRun:
             server = await control.serve(run_dir / control.SOCKET, verbs.act)
             self._announce(run_dir)
             try:
-                with self._signals():
-                    await loop.run()
+                heeded.enter_context(signals.heeded(self._interrupt, to_the_end=True))
+                await loop.run()
                 self._show_output()  # the last words
             finally:
                 for tail in self._tails.values():
@@ -169,8 +174,11 @@ class LocalRun:
             self._troubles.add(message)
             self._note(f"cannot be written, the job goes on without: {message}")
 
-    def _interrupt(self, reason: str) -> None:
-        """Drain and end, as a suspension does; told twice, kill."""
+    def _interrupt(self, signum: signal.Signals) -> None:
+        self._drain("Ctrl-C" if signum == signal.SIGINT else signum.name)
+
+    def _drain(self, reason: str) -> None:
+        """And end, as a suspension does; told twice, kill."""
         if not self._interrupted:
             self._interrupted = True
             self._note(f"{reason}: draining; once more kills")
@@ -203,18 +211,6 @@ class LocalRun:
                 self._view.output(pod, line)
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM and a closed terminal drain the job."""
-        loop = asyncio.get_running_loop()
-        for signum, name in SIGNALS.items():
-            loop.add_signal_handler(signum, self._interrupt, name)
-        try:
-            yield
-        finally:
-            for signum in SIGNALS:
-                loop.remove_signal_handler(signum)
-
-    @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
         """What the operator's parts warn of is shown with the rest, not over it."""
         handler = _NoteHandler(self)
@@ -244,7 +240,7 @@ class LocalRun:
         progress = read_progress(self._folder.logs)
         self._view.show(Snapshot(self._stored.job, self._elapsed(), rows, progress))
         if self._view.gone and not self._interrupted:
-            self._interrupt("nobody reads the output")  # as when a terminal is closed
+            self._drain("nobody reads the output")  # as when a terminal is closed
 
 
 class _NoteHandler(logging.Handler):

@@ -177,8 +177,8 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._record_worker_events(result)
             return result
         finally:
-            if self._shell is not None and self._shell.signalled is not None:
-                death_sig = self._shell.signalled
+            if self._shell is not None and self._shell.signals.last is not None:
+                death_sig = self._shell.signals.last
             self._shutdown(death_sig)
             self._total_execution_time = int(time.monotonic() - began)
 

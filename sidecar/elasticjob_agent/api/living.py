@@ -82,8 +82,9 @@ def result_of(
     if ending.code is ExitCode.INTERNAL:
         group.state = WorkerState.UNKNOWN
         raise RuntimeError(ending.message)
-    if shell.signalled is not None and not isinstance(directive, Finish):
-        raise SignalException(f"the agent got {shell.signalled.name}", shell.signalled)
+    signalled = shell.signals.last
+    if signalled is not None and not isinstance(directive, Finish):
+        raise SignalException(f"the agent got {signalled.name}", signalled)
     match directive:
         case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
             if crew is None:  # there was no rendezvous for this node

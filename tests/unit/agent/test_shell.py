@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -201,6 +203,24 @@ def test_a_fault_of_the_agent_is_explained_and_lets_go(
     assert "ZeroDivisionError: a defect" in ending.message
     assert hands.closed
     assert not hands.released, "a launcher keeps its workers for the next agent"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_does_not_keep_it_from_leaving(
+    settings: AgentSettings, signum: signal.Signals
+) -> None:
+    class Slow(Rendezvous):
+        async def __aexit__(self, *_: object) -> None:
+            default = (signal.SIG_DFL, signal.default_int_handler)
+            assert signal.getsignal(signum) not in default, "it would end this process"
+            os.kill(os.getpid(), signum)
+            await asyncio.sleep(0)
+            await super().__aexit__()
+
+    rendezvous, before = Slow(), signal.getsignal(signum)
+    assert run(settings, Hands(), rendezvous).code is ExitCode.OK
+    assert rendezvous.left
+    assert signal.getsignal(signum) == before
 
 
 def test_probes_and_the_leave(settings: AgentSettings) -> None:
