@@ -1,6 +1,8 @@
 """`python -m elasticjob_cli` is `elasticjob`."""
 
-from elasticjob_cli.main import main
-
 if __name__ == "__main__":
+    try:
+        from elasticjob_cli.entry import main
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     main()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
 
 if TYPE_CHECKING:  # loaded in `main`, where Ctrl-C is no traceback any more
@@ -105,7 +106,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         if isinstance(stream, TextIOWrapper):  # what a locale lacks must not end a command
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()(prog_name=name)
+        _loaded(app)(prog_name=name)
     except CommandError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
@@ -122,6 +123,15 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends is no traceback
+
+
+def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
+    """The command line; from here on Ctrl-C is the command's own to handle."""
+    entry.heed_ctrl_c()
+    command = app()
+    if signal.getsignal(signal.SIGINT) is entry.interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return command
 
 
 def _told(error: OSError) -> str:

@@ -1,4 +1,4 @@
-"""The signals by which a terminal, or whoever stops a container, asks a process to come to its end."""
+"""The signals by which a terminal, or whoever stops a container, asks a process to end."""
 
 from __future__ import annotations
 

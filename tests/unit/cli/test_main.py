@@ -22,23 +22,34 @@ metadata: {name: job}
 spec: {maxNodes: 1, template: {spec: {containers: [{name: trainer, command: ["true"]}]}}}
 """
 INTERRUPTED_IMPORT = """
-import sys
+import os, sys
+from elasticjob_cli import entry
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
-        if name == "typer":
-            raise KeyboardInterrupt
+        if name == sys.argv[1]:
+            del sys.argv[1]
+            try:
+                os.kill(os.getpid(), 2)
+            except KeyboardInterrupt:
+                if {swallows}:
+                    return
+                raise
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["elasticjob", "get"]
-from elasticjob_cli.main import main
-main()
+entry.main()
 """
 
 
-def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
-    )
-    assert (ran.returncode, ran.stderr) == (ExitCode.INTERRUPTED, "")
+@pytest.mark.parametrize("module", ["signal", "elasticjob_cli.main", "typer", "pydantic", "yaml"])
+def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(module: str) -> None:
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=False), module, "get"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
+def test_ctrl_c_is_not_lost_in_an_import_that_swallows_it() -> None:
+    words = [sys.executable, "-c", INTERRUPTED_IMPORT.format(swallows=True), "pydantic", "--help"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
 def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
