@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from bench.etcd_proc import EtcdFailed, EtcdServer
 from bench.forked import CaseFailed, Live, Say, forked
 from bench.machine import machine_facts
 from bench.rendezvous_case import AFTERMATH_SECONDS, Report, verify
+from bench.results import keep
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, ProgramMissing, etcd_binary, fresh_id
 from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.core.events import Local, Run
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "results": [asdict(cost) for cost in costs],
         "failures": failures,
     }
-    (options.output / "crowd.json").write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / "crowd.json", content)
     print(f"written: {options.output / 'crowd.json'}")
     dear = [cost for cost in costs if cost.requests_per_member > MOST_REQUESTS]
     return int(bool(failures or dear))

@@ -8,7 +8,6 @@ came of each change goes to build/bench/interop.json. Exit status 1 where a chan
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from bench.mixed.backends import BACKENDS, MixedBackend
 from bench.mixed.gang import MixedGang, NotTraining, mixed_gang
 from bench.mixed.plan import Change, Mix, Side, changes
 from bench.mixed.worlds import Disagreement, worlds
+from bench.results import keep
 from bench.settings import OUTPUT
 
 MIXES = ("1:1", "1:3", "3:1")
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     content = {"benchmark": "interop", "machine": machine_facts(), "results": results}
     path = options.output / "interop.json"
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    keep(path, content)
     print(f"written: {path}")
     return int(not all(result["survived"] for result in results))
 

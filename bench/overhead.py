@@ -23,6 +23,7 @@ from statistics import median
 from bench.machine import machine_facts
 from bench.numbers import median_or_none
 from bench.pod import Pod, pod
+from bench.results import keep
 from bench.settings import OUTPUT
 
 STEPPER = Path(__file__).parent / "peers" / "stepper.py"
@@ -160,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "step_seconds": median([turn.alone for turn in turns]) if turns else None,
         "turns": [asdict(turn) for turn in turns],
     }
-    (options.output / "overhead.json").write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / "overhead.json", content)
     told = "no whole turn" if share is None else f"{100 * share:+.2f} % of a step"
     print(f"{told}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a processor")
     print(f"written: {options.output / 'overhead.json'}")

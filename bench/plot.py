@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.results import keep_picture
 
 Row = Mapping[str, Any]
 
@@ -30,7 +33,7 @@ def plot_rendezvous(rows: Sequence[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    _keep(figure, path)
     pyplot.close(figure)
 
 
@@ -46,8 +49,14 @@ def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None
     )
     for gang, axes in zip(gangs, all_axes[:, 0], strict=True):
         _plot_gang([row for row in rows if row["gang"] == gang], gang, limit_seconds, axes)
-    figure.savefig(path, dpi=120)
+    _keep(figure, path)
     pyplot.close(figure)
+
+
+def _keep(figure: Any, path: Path) -> None:
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    keep_picture(path, drawn.getvalue())
 
 
 def _plot_gang(rows: Sequence[Row], gang: int, limit_seconds: float, axes: Any) -> None:

@@ -12,7 +12,6 @@ ten minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from bench.machine import machine_facts
 from bench.numbers import median_or_none, ratio
 from bench.peers.commands import OURS, Peer, peers
 from bench.plot import plot_recovery
+from bench.results import keep
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, PEERS_ETCD_VERSION
 
 GANGS = (4, 16)
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ratios": ratios(table),
         "results": rows,
     }
-    (options.output / "recovery.json").write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / "recovery.json", content)
     plot_recovery(rows, options.limit_seconds, options.output / "recovery.png")
     print(f"written: {options.output / 'recovery.json'} and recovery.png")
     return int(any(cell.seconds() is None for cell in table.values() if cell.peer.ours))

@@ -7,7 +7,6 @@ build/bench/rendezvous.json and .png.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from bench.machine import machine_facts
 from bench.numbers import median_or_none, ratio
 from bench.plot import plot_rendezvous
 from bench.rendezvous_case import CaseFailed, CaseResult, run_case
+from bench.results import keep
 from bench.settings import OUTPUT, ProgramMissing
 
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     timed = "making the handler and next_rendezvous" if with_making else "next_rendezvous"
     content = {"benchmark": "rendezvous", "timed": timed, "machine": facts, **summary(table)}
-    (options.output / "rendezvous.json").write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / "rendezvous.json", content)
     plot_rendezvous([cell.to_json() for cell in table.values()], options.output / "rendezvous.png")
     print(f"written: {options.output / 'rendezvous.json'} and rendezvous.png")
     return int(any(cell.error for (backend, _), cell in table.items() if backend in ours))

@@ -26,6 +26,7 @@ from typing import Any
 
 from bench.disturbances import Disturbance, Told, disturbance, judged
 from bench.machine import machine_facts
+from bench.results import keep
 from bench.settings import OUTPUT, REPOSITORY, child_environment
 from bench.soaked import NAME, Soaked
 from bench.soaked_here import SoakedHere
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "undisturbed_accuracy": alone,
         **found,
     }
-    (options.output / "soak.json").write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / "soak.json", content)
     return _summed_up(content)
 
 

@@ -24,6 +24,7 @@ from bench.pods.api import Lives, api
 from bench.pods.gang import NAMESPACE, Gang, manifests
 from bench.pods.hands import Hands
 from bench.pods.runs import Fault, Runs
+from bench.results import keep
 from bench.settings import OUTPUT
 from tests.cluster import images, lifecycle
 from tests.cluster.cluster import Cluster
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "mode": "warm" if options.warm else "cold",
         "results": runs.to_json(),
     }
-    (options.output / name).write_text(json.dumps(content, indent=2) + "\n")
+    keep(options.output / name, content)
     print(runs.table())
     print(f"written: {options.output / name}")
     return int(bool(runs.errors()))

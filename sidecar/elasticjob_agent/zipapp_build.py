@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import tempfile
 import zipfile
 from pathlib import Path
@@ -64,9 +63,14 @@ def build_zipapp(target: Path) -> Path:
 def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:
     """In one step: whoever looks sees all of it or what was there before."""
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unfinished:
-        unfinished.write(content)
-    Path(unfinished.name).chmod(mode)
-    os.replace(unfinished.name, target)  # noqa: PTH105
+        draft = Path(unfinished.name)
+    try:
+        draft.write_bytes(content)
+        draft.chmod(mode)
+        draft.replace(target)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _write_zip(file: io.BytesIO, files: dict[str, bytes]) -> None:

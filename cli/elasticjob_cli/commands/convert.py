@@ -13,6 +13,7 @@ from elasticjob_cli.commands.options import as_yaml
 from elasticjob_cli.convert.documents import convert_document
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_cli.errors import BadInput, CommandError, ExitCode
+from elasticjob_cli.wholefile import replace_file
 from elasticjob_operator.model.manifest import (
     STANDARD_INPUT,
     FileProblem,
@@ -72,6 +73,8 @@ def convert(
             continue
         if path.resolve() == Path(file).resolve():
             raise BadInput(f"{path} is the file that is converted: keep it for the way back")
+    if autoscaler is not None and output is not None and _same_file(output, autoscaler):
+        raise BadInput(f"-o and --autoscaler must be two files: both are {output}")
     found = _converted(shown(file), _read(file), autoscaler)
     if not found.problems and not found.jobs:
         raise BadInput(f"{shown(file)} holds no PyTorchJob of kubeflow.org/v1")
@@ -86,6 +89,11 @@ def convert(
         _write(autoscaler, found.autoscalers)
 
 
+def _same_file(one: Path, other: Path) -> bool:
+    """Where one would replace the other; a pipe or a terminal takes both."""
+    return one.resolve() == other.resolve() and (one.is_file() or not one.exists())
+
+
 def _write(path: Path | None, objects: list[Json]) -> None:
     """To the file, or else to standard output."""
     text = "---\n".join(as_yaml(one) + "\n" for one in objects)
@@ -93,7 +101,7 @@ def _write(path: Path | None, objects: list[Json]) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text.encode())
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror}") from error
 

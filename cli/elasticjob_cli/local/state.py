@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from pydantic import ValidationError
 
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.settings import state_root
+from elasticjob_cli.wholefile import swap
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.problems import field_path
 
@@ -175,9 +175,7 @@ class JobFolder:
 
 def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
     """Replace a file by a JSON document: a reader sees the old one or the new one, whole."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(document, indent=2) + "\n")
-    draft.replace(path)
+    swap(path, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def jobs(namespace: str | None) -> list[JobFolder]:

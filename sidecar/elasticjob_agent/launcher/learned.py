@@ -51,7 +51,10 @@ class Learned:
             "excluded": sorted(self.excluded),
         }
         # A full or read-only disk costs the next launcher some time and nothing else.
-        with contextlib.suppress(OSError):
-            draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
             draft.write_text(json.dumps(kept))
             os.replace(draft, self._path)  # noqa: PTH105
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink()

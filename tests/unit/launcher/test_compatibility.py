@@ -16,6 +16,7 @@ import pytest
 import elasticjob
 from elasticjob_agent import launcher
 from elasticjob_agent.zipapp_build import MAIN, build_zipapp
+from tests.unit.disk import room
 
 SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
 LIBRARY = sorted(Path(elasticjob.__file__).parent.glob("*.py"))
@@ -120,6 +121,12 @@ def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
     with zipfile.ZipFile(first) as archive:
         modules = {f"elasticjob_launcher/{path.name}" for path in SOURCES}
         assert set(archive.namelist()) == modules | {"__main__.py"}
+
+
+def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File too large"), room(1000):
+        build_zipapp(tmp_path / "launcher.pyz")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_older_python_is_told_what_is_wrong() -> None:

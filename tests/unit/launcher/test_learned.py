@@ -8,6 +8,7 @@ from elasticjob_agent.core.ranks import Run, WorkerFiles, shared_environment, wo
 from elasticjob_agent.launcher.learned import Learned
 from elasticjob_agent.launcher.ranks import shared
 from tests.unit.agent.builders import ME, roster
+from tests.unit.disk import room
 
 
 def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> None:
@@ -31,6 +32,16 @@ def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:
     other = Learned(path)
     other.read("other.py")
     assert (other.learned, other.excluded) == ([], set())
+
+
+def test_a_disk_that_fills_up_leaves_the_old_memory(tmp_path: Path) -> None:
+    path = tmp_path / "preload.json"
+    memory = Learned(path)
+    memory.learn(["torch"])
+    before = path.read_bytes()
+    with room(len(before)):
+        memory.learn(["numpy"])
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (before, [path])
 
 
 def test_a_memory_that_cannot_be_read_or_written_costs_nothing(tmp_path: Path) -> None:
