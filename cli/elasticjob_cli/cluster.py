@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from elasticjob_cli.errors import CommandError
+from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.explain import explanation
+from elasticjob_operator.core.labels import index_of, lost_labels
 from elasticjob_operator.core.names import uid_selector
 from elasticjob_operator.core.nodeview import Node, node_of
 from elasticjob_operator.core.podview import observed_pod
@@ -51,7 +53,16 @@ class Cluster:
         document = self._get(RESOURCE, name)
         job = _job(document)
         pods = self._items("pods", "--selector", uid_selector(job.metadata.uid))
+        pods += self._unlisted(job, pods)
         return Told(cluster_explanation(job, pods, self._nodes(pods)), self._events(job))
+
+    def _unlisted(self, job: ElasticJob, pods: list[Json]) -> list[Json]:
+        """Pods of members that have lost the label that they are listed by."""
+        there = {pod["metadata"]["name"] for pod in pods}
+        members = {member.pod for member in job.status.members if member.state != "done"}
+        names = sorted(name for name in members - there if index_of(job, name) is not None)
+        found = self._items("pods", *names, "--ignore-not-found") if names else []
+        return [raw for raw in found if is_owned(job, raw)]
 
     def _nodes(self, pods: list[Json]) -> dict[str, Node] | None:
         """Those under the pods, by name; None for who may not read them."""
@@ -92,8 +103,9 @@ def cluster_explanation(
     job: ElasticJob, pods: list[Json], nodes: Mapping[str, Node] | None
 ) -> tuple[str, ...]:
     """What the operator says of the same job, pods and nodes."""
-    found = (observed_pod(raw, job.trainer().name, nodes) for raw in pods)
-    return explanation(job, [pod for pod in found if pod is not None])
+    found = ((raw, observed_pod(raw, job.trainer().name, nodes)) for raw in pods)
+    known = [replace(pod, lost_labels=lost_labels(job, raw)) for raw, pod in found if pod]
+    return explanation(job, known)
 
 
 def event_line(event: Mapping[str, Any]) -> str:

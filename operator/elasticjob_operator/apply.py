@@ -265,7 +265,8 @@ class Applier:
         except NotFound:
             return  # gone already
         if is_owned(task.job, raw):
-            # Made by a request of ours that got no answer, or its labels were taken off.
+            # Made by a request of ours that got no answer, or its label was taken off.
+            task.memory.unlisted.add(action.name)
             raise Retry(f"pod {action.name} is there, but was not listed")
         task.memory.foreign.add(action.index)
 

@@ -44,18 +44,25 @@ class Handlers:
 
     async def pod(self, event: Any, **_: Any) -> None:
         raw = self._took(PODS, event)
-        metadata = raw["metadata"]
-        name = metadata["labels"].get(JOB_LABEL)
-        if name and not (event["type"] == "ADDED" and _says_nothing(raw)):
+        key = self._job_of(raw["metadata"])
+        if key is not None and not (event["type"] == "ADDED" and _says_nothing(raw)):
             calm = event["type"] == "MODIFIED" and _starts(raw)
             seconds = PATIENT_SECONDS if calm else COALESCE_SECONDS
-            self._wakeups.wake(JobKey(metadata["namespace"], name), seconds)
+            self._wakeups.wake(key, seconds)
 
     async def node(self, event: Any, **_: Any) -> None:
         raw: Json = event["object"]
         if self._nodes.take(raw, event["type"] == "DELETED"):
             for memory in self._jobs.on_node(raw["metadata"]["name"]):
                 self._wakeups.wake(memory.key, COALESCE_SECONDS)
+
+    def _job_of(self, pod: Json) -> JobKey | None:
+        """Whose a pod is, by its metadata: one of the two labels may have been taken off."""
+        labels = pod["labels"]
+        known, name = self._jobs.find_uid(labels.get(UID_LABEL, "")), labels.get(JOB_LABEL)
+        if known is not None:
+            return known.key
+        return JobKey(pod["namespace"], name) if name else None
 
     def _took(self, kind: Kind, event: Any) -> Json:
         raw: Json = event["object"]

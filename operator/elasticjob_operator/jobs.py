@@ -42,6 +42,8 @@ class JobMemory:
         bounds: what was written last, which the mirror may not show yet.
         refusal: why pods cannot be created, and since when.
         foreign: indices of pods of the right name that are not this job's.
+        unlisted: names of pods of this job that a LIST does not show, for want of their label.
+        unlabelled: uids of pods whose lost labels were told of.
         access: what its Secret holds, once that was read or made.
         seen_at: monotonic time when it was seen first.
         checked_at: monotonic time when Service and Secret were read last.
@@ -65,6 +67,8 @@ class JobMemory:
     bounds: Bounds | None = None
     refusal: Refusal | None = None
     foreign: set[int] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)
+    unlabelled: frozenset[str] = frozenset()
     access: Access | None = None
     seen_at: float = 0.0
     checked_at: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -11,9 +11,9 @@ from elasticjob_operator.core.access import access_of
 from elasticjob_operator.core.agent_causes import Attendance, with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
+from elasticjob_operator.core.labels import incarnation_of, index_of, lost_labels
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.names import (
-    INCARNATION_LABEL,
     pod_name,
     secret_name,
     uid_selector,
@@ -28,6 +28,8 @@ from elasticjob_operator.kube import PODS, SECRETS, Json, Kube, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.nodes import Nodes
 from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.records import MemberState
+from elasticjob_rendezvous.core.roster import natural_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Observer:
         mirrored = etcd.newest(namespace, uid) if etcd else None
         newest = max(mirrored or 0, memory.incarnation or 0)
         found = etcd.records(namespace, uid, newest) if etcd and newest else None
-        own = await self._own_pods(job)
-        labelled = max((_incarnation(raw) for raw in own), default=0)
+        own = await self._own_pods(job, memory)
+        labelled = max((incarnation_of(raw) for raw in own), default=0)
         if labelled > newest or newest == 0:
             # Etcd has lost the job's records, or never had any: the pods know better.
             newest = max(labelled, 1)
@@ -70,6 +72,11 @@ class Observer:
         known = readable or _has_pods(own, newest) or memory.goes_on
         if known:
             memory.incarnation = newest
+        if found is not None:
+            # Of a member that no LIST shows the pod may still be there.
+            more = await self._unlisted(job, own, _without_pods(job, found, own))
+            memory.unlisted |= {raw["metadata"]["name"] for raw in more}
+            own += more
         pods = await self._pods(job, memory, own)
         seen = observed(memory, newest, found, pods)
         if seen.rendezvous.readable:
@@ -81,8 +88,8 @@ class Observer:
     ) -> Sight:
         """No record tells the incarnation: it is that of the pods. Where there is none it is the
         job's generation, which grows with every suspension and resumption."""
-        own = await self._own_pods(job)
-        labelled = max((_incarnation(raw) for raw in own), default=0)
+        own = await self._own_pods(job, memory)
+        labelled = max((incarnation_of(raw) for raw in own), default=0)
         newest = max(labelled or job.metadata.generation, 1)
         if memory.incarnation not in (None, newest):
             memory.attendance = Attendance()  # of another gang
@@ -90,7 +97,7 @@ class Observer:
         pods = await self._pods(job, memory, own)
         if own and (job_key := await self._job_key(job, memory)):
             prefix = job_prefix(job.metadata.namespace, job.metadata.uid, memory.incarnation)
-            there = (raw for raw in own if _incarnation(raw) == memory.incarnation)
+            there = (raw for raw in own if incarnation_of(raw) == memory.incarnation)
             agents.follow(Asked(prefix, job_key, agents_of(there)))
         return Sight(observed_through_agents(job, memory, agents, pods, self._now()))
 
@@ -105,10 +112,26 @@ class Observer:
         held = access_of(raw) if is_owned(job, raw) else None
         return held.job_key if held else None
 
-    async def _own_pods(self, job: ElasticJob) -> list[Json]:
+    async def _own_pods(self, job: ElasticJob, memory: JobMemory) -> list[Json]:
         metadata = job.metadata
         listed = await self._kube.list(PODS, metadata.namespace, uid_selector(metadata.uid))
-        return [raw for raw in listed if is_owned(job, raw)]
+        own = [raw for raw in listed if is_owned(job, raw)]
+        more = await self._unlisted(job, own, memory.unlisted)
+        memory.unlisted = {raw["metadata"]["name"] for raw in more}
+        return own + more
+
+    async def _unlisted(self, job: ElasticJob, own: list[Json], names: Set[str]) -> list[Json]:
+        """Those of these names that are the job's all the same: their label was taken off."""
+        found: list[Json] = []
+        there = {raw["metadata"]["name"] for raw in own}
+        for name in sorted(names - there, key=natural_order):
+            try:
+                raw = await self._kube.get(PODS, job.metadata.namespace, name)
+            except NotFound:
+                continue
+            if is_owned(job, raw):
+                found.append(raw)
+        return found
 
     async def _pods(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         await self._check_foreign(job, memory)
@@ -119,7 +142,9 @@ class Observer:
 
     def pod(self, job: ElasticJob, raw: Json) -> Pod | None:
         """A Pod object as the plan sees it."""
-        return observed_pod(raw, job.trainer().name, self._nodes.known)
+        found = observed_pod(raw, job.trainer().name, self._nodes.known)
+        lost = lost_labels(job, raw)
+        return replace(found, lost_labels=lost) if found and lost else found
 
     async def _check_foreign(self, job: ElasticJob, memory: JobMemory) -> None:
         """A stranger's pod that has gone gives its name free again."""
@@ -202,9 +227,17 @@ def due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
 def _has_pods(own: list[Json], incarnation: int) -> bool:
     """Whether pods of this incarnation are there to stay."""
     there = (raw for raw in own if "deletionTimestamp" not in raw["metadata"])
-    return any(_incarnation(raw) == incarnation for raw in there)
+    return any(incarnation_of(raw) == incarnation for raw in there)
 
 
-def _incarnation(raw: Json) -> int:
-    text = (raw["metadata"].get("labels") or {}).get(INCARNATION_LABEL, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:
+    """The names of members that take part and are none of these pods. Anybody may have written
+    what etcd holds: only what could be the name of a pod of the job is asked for."""
+    uids = {raw["metadata"]["uid"] for raw in own}
+    return frozenset(
+        member.name
+        for member in found.members
+        if member.id not in uids
+        and member.state is not MemberState.DONE
+        and index_of(job, member.name) is not None
+    )

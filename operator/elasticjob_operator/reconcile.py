@@ -10,7 +10,13 @@ from datetime import datetime
 from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
 from elasticjob_operator.core.actions import WriteNodes
-from elasticjob_operator.core.happenings import happenings, invalid, settled_rounds, stepped_rounds
+from elasticjob_operator.core.happenings import (
+    happenings,
+    invalid,
+    settled_rounds,
+    stepped_rounds,
+    unlabelled,
+)
 from elasticjob_operator.core.lifecycle import FINISHED, deadline
 from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.core.observed import Observed
@@ -38,6 +44,8 @@ from elasticjob_operator.wakeups import Retry
 log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.0
+UNLISTED_SECONDS = 10.0
+"""How often a job is looked at of which a pod has lost the label that it is watched by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class Reconciler:
         changed_at, memory.changed_at = memory.changed_at, None
         etcd = await self._etcd(job, memory)
         sight = await self._parts.observer.look(job, memory, etcd)
+        self._tell_of_labels(job, memory, sight.observed)
         planned = plan(job, sight.observed, self._parts.now())
         first = planned.actions[:1]
         if first and isinstance(first[0], WriteNodes):
@@ -137,7 +146,8 @@ class Reconciler:
             raise Retry(message, kind=memory.refusal.obstacle.value)
         if memory.phase in FINISHED and any(pod.active for pod in seen.pods):
             await self._parts.dependents.drop_budget(job, memory)
-        return due_seconds(planned.wake_at, self._parts.now())
+        again = UNLISTED_SECONDS if memory.unlisted else None
+        return _soonest(due_seconds(planned.wake_at, self._parts.now()), again)
 
     def _due_by(self, job: ElasticJob, status: Status) -> float | None:
         """When the status that was just written has something due that the plan did not know of:
@@ -227,6 +237,13 @@ class Reconciler:
             self._parts.metrics.observe_first_step(found)
         self._parts.metrics.observe_counts(before, status)
         return status
+
+    def _tell_of_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
+        """Once for each pod: where it stays so, the status says it."""
+        lost = [pod for pod in seen.pods if pod.lost_labels]
+        told = tuple(unlabelled(pod) for pod in lost if pod.uid not in memory.unlabelled)
+        memory.unlabelled = frozenset(pod.uid for pod in lost)
+        self._parts.events.tell(Subject.of_job(job), told)
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:
         found = happenings(before, after, applied.actions)

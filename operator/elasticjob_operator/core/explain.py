@@ -20,6 +20,7 @@ from elasticjob_operator.core.words import (
     because,
     clock,
     counted,
+    label_words,
     listed,
     moment,
     named,
@@ -49,7 +50,12 @@ _OF_ETCD = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD)
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
     known = sorted(pods, key=lambda pod: pod.index)
-    said = [*_standing(job, known), *interruptions(job.status), *latest_failure(job)]
+    said = [
+        *_standing(job, known),
+        *_unlabelled(job, known),
+        *interruptions(job.status),
+        *latest_failure(job),
+    ]
     return tuple(sentence(text) for text in said)
 
 
@@ -78,6 +84,11 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
         case Phase.FAILED:
             yield _failed(job)
+
+
+def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
+    ends = job.status.phase in ENDED or job.metadata.deletion_timestamp is not None
+    return label_words(() if ends else (pod for pod in pods if pod.active))
 
 
 def _unreadable(job: ElasticJob) -> Iterator[str]:

@@ -19,8 +19,16 @@ from elasticjob_operator.core.actions import (
 )
 from elasticjob_operator.core.costs import cold_text, costs_text, recovery_ms, seconds_text
 from elasticjob_operator.core.lifecycle import FINISHED
+from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, cause_of
+from elasticjob_operator.core.words import (
+    CLASSES,
+    DELETED,
+    UNCHARGED,
+    because,
+    cause_of,
+    label_words,
+)
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     Condition,
@@ -66,6 +74,11 @@ def invalid(problems: str) -> Happening:
     """A job that the API server took and this operator does not understand."""
     message = f"this operator does not understand the job and leaves it alone: {problems}"
     return Happening(EventType.WARNING, "InvalidJob", message)
+
+
+def unlabelled(pod: Pod) -> Happening:
+    """A pod whose labels somebody took off or changed."""
+    return Happening(EventType.WARNING, "LabelsLost", "; ".join(label_words([pod])))
 
 
 def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:

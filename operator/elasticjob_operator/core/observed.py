@@ -77,6 +77,7 @@ class Pod:
         ended_at, end_message: when and how its trainer ended; UTC.
         exit_code: of its trainer; None while it runs, or where nobody knows.
         end: what took it, or is about to, when that is known.
+        lost_labels: of ours, `key=value`, that somebody took off or changed.
     """
 
     index: int
@@ -99,6 +100,7 @@ class Pod:
     end_message: str = ""
     exit_code: int | None = None
     end: PodEnd | None = None
+    lost_labels: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

@@ -22,7 +22,8 @@ from elasticjob_operator.core.containers import (
     statuses,
     waiting_trouble,
 )
-from elasticjob_operator.core.names import AGENT_CONTAINER, INDEX_LABEL
+from elasticjob_operator.core.labels import index_in
+from elasticjob_operator.core.names import AGENT_CONTAINER
 from elasticjob_operator.core.nodeview import Node, state_under
 from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodEnd, PodPhase
 
@@ -32,7 +33,7 @@ DISRUPTED = "DisruptionTarget"
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
-    """The pod, as far as its job is concerned; None when it has no index.
+    """The pod, as far as its job is concerned; None when its name has no index.
 
     Args:
         raw: the Pod object.
@@ -40,8 +41,8 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
         nodes: every node of the cluster by name; None when nodes cannot be read.
     """
     metadata, status = raw["metadata"], raw.get("status") or {}
-    index = (metadata.get("labels") or {}).get(INDEX_LABEL, "")
-    if not (index.isascii() and index.isdigit()):
+    index = index_in(metadata["name"])
+    if index is None:
         return None
     found = statuses(raw, "containerStatuses").get(trainer)
     phase = _phase(status, found)
@@ -53,7 +54,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     started = running(found)
     trouble = None if has_ended or started else _trouble(raw, found)
     return Pod(
-        index=int(index),
+        index=index,
         name=metadata["name"],
         uid=metadata["uid"],
         created_at=_time(metadata["creationTimestamp"]),

@@ -16,11 +16,13 @@ from elasticjob_cli.commands.explain import ABANDONED, INTERRUPTED, JUST_BEGUN
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.state import JobFolder, write_json
 from elasticjob_cli.main import application, plugin
+from elasticjob_operator.core.children import owner_reference
 from elasticjob_operator.core.nodeview import node_of
 from elasticjob_operator.core.podview import observed_pod
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.status import MemberStatus, Status
 from tests.unit.operator.builders import NOW, final_round, job, observed
 from tests.unit.operator.raw_pods import RawPod, node
 
@@ -94,6 +96,30 @@ def whole(folder: Path) -> list[str]:
 
 def calls(folder: Path) -> list[list[str]]:
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_pods_that_lost_their_label_are_asked_for_by_name(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("job-0", "job-1", "job-3", "--all", "another-1")
+    members = [MemberStatus(pod=name, state="running") for name in names]
+    a_job = job(Status(phase=Phase.RUNNING, members=members))
+    served(kubectl, elasticjobs=a_job.manifest())
+    lost, stranger = RawPod(1).ready().raw, RawPod(3).ready().raw
+    lost["metadata"] |= {"labels": {}, "ownerReferences": [owner_reference(a_job)]}
+    asked: list[tuple[str, ...]] = []
+
+    def items(_: Cluster, *arguments: str) -> list[Json]:
+        asked.append(arguments)
+        if arguments[0] != "pods":
+            return []
+        return [RawPod(0).ready().raw] if arguments[1] == "--selector" else [lost, stranger]
+
+    monkeypatch.setattr(Cluster, "_items", items)
+    told = Cluster().explain("job").sentences
+    assert ("pods", "job-1", "job-3", "--ignore-not-found") in asked
+    [said] = [said for said in told if " lost the labels " in said]
+    assert said.startswith("job-1 has lost")
 
 
 def test_a_clusters_job_is_told_in_the_operators_words(kubectl: Path) -> None:

@@ -6,8 +6,8 @@ import copy
 from datetime import datetime
 from typing import Any, Self
 
-from elasticjob_operator.core.names import INDEX_LABEL
-from tests.unit.operator.builders import ago
+from elasticjob_operator.core.names import pod_labels
+from tests.unit.operator.builders import ago, job
 
 Json = dict[str, Any]
 
@@ -87,7 +87,7 @@ class RawPod:
                 "namespace": "ns",
                 "uid": f"uid-{index}-{generation}",
                 "creationTimestamp": when(CREATED),
-                "labels": {INDEX_LABEL: str(index)},
+                "labels": pod_labels(job(), index, 1),
             },
             "spec": {
                 "containers": [

@@ -67,17 +67,22 @@ def test_a_trainer_that_runs_beside_a_container_that_does_not_is_a_running_pod()
     assert (found.phase, found.obstacle) == (PodPhase.RUNNING, None)
 
 
-@pytest.mark.parametrize("label", [None, "", "x", "-1", "1.5", "²"])
-def test_a_pod_without_an_index_is_none_of_the_job(label: str | None) -> None:
+@pytest.mark.parametrize("name", ["job", "job-", "job-x", "job-1.5", "job-²", "job-" + "9" * 60])
+def test_a_pod_without_an_index_is_none_of_the_job(name: str) -> None:
     pod = RawPod()
-    pod.raw["metadata"]["labels"] = {} if label is None else {INDEX_LABEL: label}
+    pod.raw["metadata"]["name"] = name
     assert observed_pod(pod.raw, "trainer", GOOD) is None
 
 
-def test_a_pod_without_labels_is_none_of_the_job() -> None:
+@pytest.mark.parametrize("labels", [{}, {INDEX_LABEL: "7"}, None])
+def test_a_pod_keeps_its_index_whatever_is_done_to_its_labels(
+    labels: dict[str, str] | None,
+) -> None:
     pod = RawPod()
-    del pod.raw["metadata"]["labels"]
-    assert observed_pod(pod.raw, "trainer", GOOD) is None
+    pod.raw["metadata"]["labels"] = labels
+    found = observed_pod(pod.raw, "trainer", GOOD)
+    assert found is not None
+    assert found.index == 2
 
 
 # --- what stands in its way

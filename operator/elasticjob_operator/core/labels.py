@@ -1,0 +1,58 @@
+"""The labels of a job's pods, and those that somebody took off or changed.
+
+Such a pod is still the job's, as its owner says, and its workers train on. What its labels said is
+read from what nobody can change: its name and its agent's environment.
+"""
+
+from __future__ import annotations
+
+from elasticjob_operator.core.clashes import OWN_VARIABLES
+from elasticjob_operator.core.json import Json
+from elasticjob_operator.core.mirrored import job_of
+from elasticjob_operator.core.names import (
+    AGENT_CONTAINER,
+    INCARNATION_LABEL,
+    pod_labels,
+    pod_name,
+)
+from elasticjob_operator.model.job import ElasticJob
+
+PREFIX_VARIABLE = f"{OWN_VARIABLES}PREFIX"
+
+
+def index_in(name: str) -> int | None:
+    """The index that a pod's name ends with; None when it ends with none."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
+
+
+def index_of(job: ElasticJob, name: str) -> int | None:
+    """The place in the job of the pod with this name; None for a name that no pod of it has."""
+    index = index_in(name)
+    named = index is not None and name == pod_name(job.metadata.name, index)
+    return index if named else None
+
+
+def incarnation_of(raw: Json) -> int:
+    """The incarnation that a pod's agent takes part in; 0 when nothing says it."""
+    for container in raw["spec"].get("initContainers") or ():
+        if container["name"] == AGENT_CONTAINER:
+            for variable in container.get("env") or ():
+                if variable["name"] == PREFIX_VARIABLE:
+                    found = job_of(variable.get("value") or "")
+                    return found[2] if found else 0
+    text = (raw["metadata"].get("labels") or {}).get(INCARNATION_LABEL, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
+    """What the pod's labels should say and do not, each as `key=value`."""
+    metadata = raw["metadata"]
+    labels, index = metadata.get("labels") or {}, index_of(job, metadata["name"])
+    if index is None:
+        return ()
+    incarnation = incarnation_of(raw)
+    wanted = pod_labels(job, index, incarnation)
+    if not incarnation:
+        del wanted[INCARNATION_LABEL]
+    return tuple(f"{key}={value}" for key, value in wanted.items() if labels.get(key) != value)
