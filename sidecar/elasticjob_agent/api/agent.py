@@ -25,12 +25,13 @@ from elasticjob_agent.api import places
 from elasticjob_agent.api.budget import Budget
 from elasticjob_agent.api.directed import DirectedHandler
 from elasticjob_agent.api.events import EventSource
-from elasticjob_agent.api.following import HandlerRendezvous, Place
+from elasticjob_agent.api.following import HandlerRendezvous
 from elasticjob_agent.api.living import Watching, live, result_of
 from elasticjob_agent.api.methods import MethodHands
 from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
 from elasticjob_agent.api.placing import Placing
+from elasticjob_agent.api.seeking import Place
 from elasticjob_agent.api.spec import (
     DEFAULT_ROLE,
     RunResult,
@@ -253,7 +254,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         return handler if isinstance(handler, DirectedHandler) else None
 
     def seek(self, charge: bool, restarts: int, least: int) -> Place:
-        """See `following.Seeker`."""
+        """See `seeking.Seeker`."""
         group = self._worker_group
         self._budget = Budget(restarts, charge)
         self._rendezvous(group)

@@ -1,0 +1,66 @@
+"""A place in a round: how it is sought, and what is told of a round that was closed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elasticjob_agent.api.calling import CALL_SECONDS, in_thread
+from elasticjob_agent.api.finishing import SEEK_SECONDS
+from elasticjob_agent.api.looking import ENDED_NOTE, noted, trouble_of
+from elasticjob_agent.core.following import Join, Trouble
+from elasticjob_rendezvous.api import RendezvousTimeoutError
+from elasticjob_rendezvous.core.records import Roster
+
+log = logging.getLogger("elasticjob.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a round: the roster that seats us, and the round's store if it has one."""
+
+    roster: Roster
+    store: Any
+
+
+class Seeker(Protocol):
+    """Gets a place; `SimpleElasticAgent` is one. Called in a thread."""
+
+    def seek(self, charge: bool, restarts: int, least: int) -> Place:
+        """Block until there is one, in a round numbered above `least`."""
+        ...
+
+
+async def sought(handler: Any, seeker: Seeker, order: Join, least: int) -> Place:
+    """A place, sought again where the handler outlives a loss of what keeps it.
+
+    Raises whatever the handler raises, which is a user's choice.
+    """
+    began, limit_seconds = time.monotonic(), getattr(handler, "join_seconds", 0.0)
+    while True:
+        try:
+            return await in_thread(lambda: seeker.seek(order.charge, order.restarts, least))
+        except Exception as error:
+            waited = time.monotonic() - began
+            persists = getattr(handler, "persists", False)
+            # Its store went, or whoever was to come to it did: the next round is another.
+            if not persists or trouble_of(error) is not Trouble.ERROR:
+                raise
+            if waited > limit_seconds:
+                raise RendezvousTimeoutError(str(error)) from error
+            log.warning("a place in a round was lost again: %r", error)
+        await asyncio.sleep(SEEK_SECONDS)
+
+
+async def why_ended(place: Place | None) -> str:
+    """The note in our last round's store that the job failed; empty without one."""
+    if place is None or place.store is None:
+        return ""
+    try:
+        return await in_thread(lambda: noted(place.store, ENDED_NOTE), CALL_SECONDS)
+    except Exception as error:
+        log.warning("why the rendezvous was closed is not known: %r", error)
+        return ""

@@ -1,0 +1,108 @@
+"""The member behind a blocking handler: an event loop of its own, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from elasticjob_rendezvous.api import RendezvousConnectionError
+from elasticjob_rendezvous.core.events import Directive, Local
+from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
+
+log = logging.getLogger(__name__)
+
+CONNECT_PATIENCE_SECONDS = 2.0
+"""How long a start waits for etcd; after that `next_rendezvous` says what is wrong."""
+CONNECT_SECONDS = 10.0
+T = TypeVar("T")
+
+
+class Background:
+    """Runs the member from `start` to `stop`, and may be started again."""
+
+    def __init__(self, settings: MemberSettings) -> None:
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stop: asyncio.Event | None = None
+        self.member: RendezvousMember | None = None
+        """The newest; None before the first start."""
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start, connected if etcd answers soon. Raises RendezvousConnectionError."""
+        ready = threading.Event()
+        failed: list[BaseException] = []
+
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            async with RendezvousMember(self._settings) as member:
+                self.member = member
+                ready.set()
+                await self._stop.wait()
+
+        def run() -> None:
+            try:
+                asyncio.run(serve())
+            except BaseException as error:
+                failed.append(error)
+                log.exception("the rendezvous thread died")
+            finally:
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="elasticjob-rendezvous", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if failed:
+            self._thread = None
+            raise RendezvousConnectionError(f"could not start: {failed[0]}") from failed[0]
+        self.call(self._await_connected, CONNECT_SECONDS)
+
+    def stop(self, seconds: float) -> bool:
+        """End the thread; whether it did within that time."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._loop is None or self._stop is None:
+            return True
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stop.set)
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    def call(self, work: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """Run a coroutine in the loop and wait for it. Raises TimeoutError, and what it raises."""
+        assert self._loop is not None
+
+        async def wrapped() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(wrapped(), self._loop).result(seconds)
+
+    def tell(self, local: Local) -> None:
+        """Tell the member, without waiting; from any thread."""
+        if self._loop is not None and self.member is not None:
+            self._loop.call_soon_threadsafe(self.member.tell, local)
+
+    async def directive(self, enough: Callable[[Directive], bool], seconds: float) -> Directive:
+        """In the loop: the first directive that is enough. Raises TimeoutError."""
+        assert self.member is not None
+        async with asyncio.timeout(seconds):
+            async for directive in self.member.directives():
+                if enough(directive):
+                    return directive
+        raise RendezvousConnectionError("the rendezvous ended unexpectedly")
+
+    async def _await_connected(self) -> None:
+        assert self.member is not None
+        await self.member.wait_connected(CONNECT_PATIENCE_SECONDS)
