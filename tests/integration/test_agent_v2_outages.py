@@ -8,6 +8,7 @@ import pytest
 
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.conftest import StartEtcd
+from tests.integration.each_rig import EACH, finish, rounds
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import mark
 
@@ -16,14 +17,6 @@ __all__ = ["gang", "mark"]
 SECONDS = 60.0
 KEYS_LIVE_SECONDS = 10.0
 UNTOLD = "the others cannot be told yet"
-EACH = """
-import json, os, pathlib, sys, time
-folder, rank, number = pathlib.Path(sys.argv[1]), os.environ["RANK"], os.environ["ELASTICJOB_ROUND"]
-(folder / f".started-{number}-{rank}").write_text(json.dumps({"pid": os.getpid(), **os.environ}))
-(folder / f".started-{number}-{rank}").rename(folder / f"started-{number}-{rank}")
-while not (folder / f"finish-{rank}").exists():
-    time.sleep(0.02)
-"""
 
 
 @pytest.fixture(params=["3.4", "3.5.35"])
@@ -31,14 +24,6 @@ def etcd(request: pytest.FixtureRequest, start_etcd: StartEtcd, gang: Gang) -> E
     gang.etcd = start_etcd(request.param, arguments=("--enable-v2",))
     gang.script.write_text(EACH)
     return gang.etcd
-
-
-def finish(gang: Gang, rank: int) -> None:
-    (gang.folder / f"finish-{rank}").touch()
-
-
-def rounds(gang: Gang) -> set[str]:
-    return {path.name.split("-")[1] for path in gang.folder.glob("started-*")}
 
 
 def both(gang: Gang) -> None:

@@ -26,6 +26,7 @@ from elasticjob_rendezvous.api import (
     RendezvousUnsupportedError,
 )
 from elasticjob_rendezvous.etcd_v2 import create_rdzv_handler
+from elasticjob_rendezvous.etcd_v2.uptime import leader_seconds
 from tests.integration.certificates import Certificates
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
@@ -335,3 +336,43 @@ def test_the_next_of_several_servers_is_used_when_one_is_gone(
     handler = create_rdzv_handler(parameters)
     assert handler.next_rendezvous().world_size == 1
     assert handler.shutdown()
+
+
+@pytest.mark.parametrize("version", ["3.4", "3.5.35"])
+def test_who_comes_just_after_an_outage_lets_the_members_come_back(
+    start_etcd: StartEtcd, start_v2_run: StartRun, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their keys have run out, and a member may take seconds to see that etcd is back."""
+    monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.lease._soon", lambda *_: 4.0)
+    server = start_etcd(version, arguments=ENABLE_V2)
+    run = start_v2_run(server)
+    members = [run.ours(2, 3, last_call_timeout=0.5) for _ in range(2)]
+    together(members)
+    server.kill()
+    away = time.monotonic()
+    wait_until(lambda: time.monotonic() > away + 11, "the keys to run out", SECONDS)
+    server.start()
+    back = time.monotonic()
+    keys = [run.path(f"/rdzv/v_1/rank_{rank}") for rank in range(2)]
+    wait_until(lambda: not any(key in run.client for key in keys), "the keys to be gone", SECONDS)
+    newcomer = run.ours(2, 2, last_call_timeout=0.5).enter()
+    run.await_text('"num_workers_waiting": 1')
+    wait_until(lambda: all(key in run.client for key in keys), "the members", SECONDS)
+    wait_until(lambda: time.monotonic() > back + 12, "the newcomer's patience to end", SECONDS)
+    text = run.text()
+    assert text is not None
+    assert '"version": "1"' in text
+    assert newcomer.entering
+
+
+def test_who_replaces_a_lost_member_is_not_patient_with_an_old_leader(run: Run) -> None:
+    wait_until(lambda: leader_seconds(run.client) > 11, "a leader of some age", SECONDS)
+    members = [run.ours(2, 3, last_call_timeout=0.5) for _ in range(2)]
+    together(members)
+    members[1].rendezvous.close()  # as if it was killed
+    run.client.delete(run.path("/rdzv/v_1/rank_1"))
+    began = time.monotonic()
+    newcomer = run.ours(2, 3, last_call_timeout=0.5).enter()
+    run.await_text('"version": "2"')
+    agreed([members[0].enter().done(), newcomer.done()])
+    assert newcomer.rendezvous._failed_at < began - 10

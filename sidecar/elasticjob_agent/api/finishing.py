@@ -7,13 +7,14 @@ as soon as its key has run out, and they would begin anew without it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from elasticjob_agent.api.calling import CALL_SECONDS, in_thread
-from elasticjob_agent.api.looking import done_note, kept_by_etcd
+from elasticjob_agent.api.looking import FIRST_DONE, done_note, kept_by_etcd
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive, last_member
 
 log = logging.getLogger("elasticjob.agent")
@@ -55,6 +56,18 @@ class ExitBarrier:
     async def arrived(self) -> str:
         """Come to it; the key that stands once all have. Raises what the store raises.
 
+        Who was counted is missed by nobody any more, and lets the handler say so.
+        """
+        last = await self._counted()
+        stay = getattr(self._handler, "stay", None)
+        if stay is not None:
+            with contextlib.suppress(TimeoutError):
+                await in_thread(stay, CALL_SECONDS)
+        return last
+
+    async def _counted(self) -> str:
+        """Be counted.
+
         Before that, who misses us is to know that we were done. A count whose answer was lost
         may have been taken: it is not sent again, but all are there once each has left its note.
         """
@@ -67,6 +80,7 @@ class ExitBarrier:
             await self._insisted(lambda: store.check([last]))
             return await in_thread(count, CALL_SECONDS)
         own = [done_note(rank) for rank, is_ours in enumerate(self._ours) if is_ours]
+        own.append(FIRST_DONE)
         await self._insisted(lambda: [store.set(note, b"1") for note in own])
         try:
             return await in_thread(count, CALL_SECONDS)

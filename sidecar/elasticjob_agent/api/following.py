@@ -238,5 +238,7 @@ class HandlerRendezvous:
 
     def _seen(self) -> Seen:
         place, done = self._place, self._done
+        if place is None:
+            return look(self._handler, None, "")
         met_at = "" if done is None else done.met_at
-        return look(self._handler, None if place is None else place.store, met_at)
+        return look(self._handler, place.store, met_at, len(place.roster.seats))

@@ -9,6 +9,7 @@ from elasticjob_agent.core.following import Seen, Trouble
 FAILED_NOTE = "elasticjob/failed"
 ENDED_NOTE = "elasticjob/ended"
 LEFT_NOTE = "elasticjob/left"
+FIRST_DONE = "elasticjob/done"
 
 
 def kept_by_etcd(handler: Any) -> bool:
@@ -21,35 +22,56 @@ def done_note(rank: int) -> str:
     return f"elasticjob/done/{rank}"
 
 
-def look(handler: Any, store: Any, met_at: str) -> Seen:
+def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
     """One look. Blocks; raises what they raise.
 
     Args:
         met_at: the key that stands once all have come to the exit barrier; "" before we have.
+        nodes: how many the round has.
     """
     waiting, closed = handler.num_nodes_waiting(), handler.is_closed()
     if store is None:
         return Seen(waiting, closed)
-    news = waiting > 0 or closed
-    done = bool(met_at)
+    failed = noted(store, FAILED_NOTE) if waiting > 0 or closed else ""
+    moved_on = waiting > 0 and not closed and _moved_on(handler, store)
+    # From the first that is done no round begins for newcomers, nor for who was done and ended.
+    if waiting > 0 and not failed and not moved_on and _some_are_done(handler, store):
+        waiting = 0
     return Seen(
         waiting,
         closed,
-        failed=noted(store, FAILED_NOTE) if news else "",
+        failed=failed,
         ended=noted(store, ENDED_NOTE) if closed else "",
-        met=done and bool(store.check([met_at])),
+        met=bool(met_at) and _met(handler, store, met_at, nodes),
         lost=waiting > 0 and told(handler, "lost"),
         left=noted(store, LEFT_NOTE) if waiting > 0 else "",
-        moved_on=done and waiting > 0 and not closed and _moved_on(handler, store),
+        moved_on=bool(met_at) and moved_on,
     )
 
 
 def _moved_on(handler: Any, store: Any) -> bool:
     """Whether others went on to a newer round, or one is gone that was not done."""
-    gone = getattr(handler, "gone", frozenset)
     return told(handler, "moved_on") or any(
-        not store.check([done_note(rank)]) for rank in sorted(gone())
+        not store.check([done_note(rank)]) for rank in _gone(handler)
     )
+
+
+def _some_are_done(handler: Any, store: Any) -> bool:
+    """Whether a node of the round is done; only where we would learn that others want another."""
+    knows = hasattr(handler, "moved_on") and hasattr(handler, "gone")
+    return knows and bool(store.check([FIRST_DONE]))
+
+
+def _met(handler: Any, store: Any, met_at: str, nodes: int) -> bool:
+    """Whether all have come: who ended just before it was counted had left its note."""
+    if store.check([met_at]):
+        return True
+    notes = [done_note(rank) for rank in range(nodes)]
+    return bool(notes) and bool(_gone(handler)) and bool(store.check(notes))
+
+
+def _gone(handler: Any) -> list[int]:
+    return sorted(getattr(handler, "gone", frozenset)())
 
 
 def told(handler: Any, fact: str) -> bool:

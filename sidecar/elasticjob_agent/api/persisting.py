@@ -105,6 +105,12 @@ class PersistentHandler(RendezvousHandler):
         gone = getattr(self._handler, "gone", frozenset)
         return frozenset(gone())
 
+    def stay(self) -> None:
+        """We are done with our round: who ends now is not missed, where the handler can say so."""
+        stay = getattr(self._handler, "stay", None)
+        if stay is not None:
+            stay()
+
     def setting_up(self) -> bool:
         """Whether there is no rendezvous yet: its keeper was not reached, or it is being made."""
         if self._handler is None:

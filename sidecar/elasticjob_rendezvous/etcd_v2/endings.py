@@ -70,7 +70,12 @@ class Endings(Steps):
             if write is not None and not self._change(state, write):
                 return False
             self._announced = None
-        elif place is not None and place.version == state.version and state.waiting:
+        elif (
+            place is not None
+            and place.version == state.version
+            and state.waiting
+            and not place.stays
+        ):
             place.vacate(place.index())  # they need not wait until it runs out
         return True
 

@@ -105,6 +105,13 @@ class EtcdRendezvousHandler(RendezvousHandler):
             return self._rdzv_impl.gone()
         return frozenset()
 
+    def stay(self) -> None:
+        """Be no loss to our version any more: we are done with it; see `EtcdRendezvous.stay`."""
+        try:
+            self._rdzv_impl.stay()
+        except etcd.EtcdException as error:
+            log.info("%s: our key will be made to stay later: %r", self.get_run_id(), error)
+
     def setting_up(self) -> bool:
         """Whether somebody is just making a version; asks nobody."""
         with contextlib.suppress(RendezvousError):

@@ -21,22 +21,24 @@ def renew(
     first_after_seconds: float = 0.0,
     lost: Callable[[], bool] = lambda: False,
     failed: Callable[[], None] = lambda: None,
+    refresh: Callable[[], object] | None = None,
 ) -> threading.Event:
     """Refresh `path` every half of its time to live, until the returned event is set.
 
     torch's thread dies of any error but one. This one tries again, soon, whatever went
     wrong: while etcd is away nothing runs out, and nobody else can say that it has. Only
     where etcd no longer knows the path does `lost` decide whether to go on. `failed` is
-    called, by the thread, whenever it went wrong.
+    called, by the thread, whenever it went wrong. `refresh` is another way to do it.
     """
     stop = threading.Event()
-    arguments = (client, path, ttl_seconds, first_after_seconds, lost, failed, stop)
+    how = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
+    arguments = (how, path, ttl_seconds, first_after_seconds, lost, failed, stop)
     threading.Thread(target=_keep, args=arguments, name=f"renew {path}", daemon=True).start()
     return stop
 
 
 def _keep(
-    client: Any,
+    refresh: Callable[[], object],
     path: str,
     ttl_seconds: float,
     pause_seconds: float,
@@ -47,7 +49,7 @@ def _keep(
     while not stop.wait(pause_seconds):
         pause_seconds = ttl_seconds / 2
         try:
-            client.refresh(path, ttl=ttl_seconds)
+            refresh()
         except etcd.EtcdKeyNotFound:
             failed()
             if not _goes_on(lost):

@@ -31,6 +31,10 @@ class Place:
         self.key = paths.keep_alive(version, rank)
         self._stop: threading.Event | None = None
         self._final: str | None = None
+        self._lock = threading.Lock()  # a renewal must not come after `stay`
+        self._lasts = False
+        self.stays = False
+        """Whether the key is to outlive us: our part in the version is done."""
         self.failed_at = float("-inf")
         """When the key could not be renewed last, in monotonic seconds."""
 
@@ -48,11 +52,19 @@ class Place:
             first_after_seconds=KEEPALIVE_TTL_SECONDS / 2,
             lost=self._restored,
             failed=self._failed,
+            refresh=self._refresh,
         )
         return self._stop
 
+    def stay(self) -> None:
+        """Let the key stand from now on, whatever becomes of us. Raises etcd.EtcdException; then
+        it is tried again with the next renewal.
+        """
+        self.stays = True
+        self._refresh()
+
     def release(self) -> None:
-        """Keep the key no more; it runs out by itself."""
+        """Keep the key no more; it runs out by itself, unless it is to stay."""
         if self._stop is not None:
             self._stop.set()
 
@@ -68,6 +80,16 @@ class Place:
         with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
             if index is not None:
                 self._client.delete(self.key, prevIndex=index)
+
+    def _refresh(self) -> None:
+        with self._lock:
+            if not self.stays:
+                self._client.refresh(self.key, ttl=KEEPALIVE_TTL_SECONDS)
+            elif self._lasts:
+                self._client.get(self.key)
+            else:
+                self._client.write(self.key, None, prevExist=True)
+                self._lasts = True
 
     def _failed(self) -> None:
         self.failed_at = time.monotonic()
@@ -88,5 +110,5 @@ class Place:
         else:
             if state.version != self.version or state.status is Status.CLOSED:
                 return False
-        client.set(self.key, None, ttl=KEEPALIVE_TTL_SECONDS)
+        client.set(self.key, None, ttl=None if self.stays else KEEPALIVE_TTL_SECONDS)
         return True

@@ -310,6 +310,14 @@ class EtcdRendezvous(Endings):
             return False
         return patience.moved_on(state, ours, self._looked[1])
 
+    def stay(self) -> None:
+        """Be no loss to our version any more, whatever becomes of us: we are done with it.
+
+        Raises etcd.EtcdException where etcd does not answer; it is tried again.
+        """
+        if self._place is not None and self._place.version == self._completed:
+            self._place.stay()
+
     def setting_up(self) -> bool:
         """Whether somebody is just making a version, as far as a barrier of ours has seen."""
         text = self._feed.seen.text if self._waiting.active else None

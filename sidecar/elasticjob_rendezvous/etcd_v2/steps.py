@@ -32,6 +32,7 @@ from elasticjob_rendezvous.etcd_v2.errors import (
 from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
 from elasticjob_rendezvous.etcd_v2.layout import lay_out
 from elasticjob_rendezvous.etcd_v2.place import Place
+from elasticjob_rendezvous.etcd_v2.uptime import leader_seconds
 from elasticjob_rendezvous.etcd_v2.waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Steps:
         """Wait until a final version is over, and end it where a member of it is gone."""
         since = self._announced[1] if self._announced else time.monotonic()
         own = self._place.key if self._place and self._place.version == expected_version else None
-        seen, listed, reading = self._waiting.look(), set[str](), -1
+        seen, listed, reading, asked = self._waiting.look(), set[str](), -1, False
         while seen.text is not None:
             state = parsed(seen.text)
             if not state.has(Status.FINAL, expected_version):
@@ -192,6 +193,10 @@ class Steps:
                 if seen.reading != reading:
                     listed, reading = self._keep_alives(expected_version), seen.reading
                 alive = listed - seen.gone
+                if not asked and patience.is_lost(state, alive):
+                    asked = True
+                    self._recall_outage()
+                    continue
             waited = time.monotonic() - since
             match patience.verdict_on_final(state, alive, own, waited, self._notice_seconds):
                 case patience.Free(reason):
@@ -210,6 +215,11 @@ class Steps:
         if self._place is not None:
             failed_at = max(failed_at, self._place.failed_at)
         return max(0.0, failed_at + KEEPALIVE_TTL_SECONDS - time.monotonic())
+
+    def _recall_outage(self) -> None:
+        """Who has just come was not there when etcd was away: its leader's age tells."""
+        began_at = time.monotonic() - leader_seconds(self.client)
+        self._failed_at = max(self._failed_at, began_at)
 
     def handle_join_last_call(self, expected_version: str, deadline: float) -> None:
         """Wait until `deadline` (as `time.time()` counts) for more to join, then let nobody in.

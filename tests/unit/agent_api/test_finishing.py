@@ -9,7 +9,7 @@ import pytest
 
 from elasticjob_agent.api import finishing
 from elasticjob_agent.api.finishing import ExitBarrier
-from elasticjob_agent.api.looking import done_note
+from elasticjob_agent.api.looking import FIRST_DONE, done_note
 from tests.unit.agent_api.memory import MemoryStore
 
 NUMBER, LAST = (
@@ -64,7 +64,7 @@ def barrier(store: MemoryStore, backend: str = "etcd-v2", away: float = 60.0, **
 def test_the_note_comes_before_the_count() -> None:
     store = MemoryStore()
     assert asyncio.run(barrier(store).arrived()) == LAST
-    assert store.keys() == {done_note(0), NUMBER}
+    assert store.keys() == {done_note(0), FIRST_DONE, NUMBER}
 
 
 def test_an_etcd_that_is_away_is_waited_for_and_counts_once(

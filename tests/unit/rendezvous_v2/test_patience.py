@@ -64,7 +64,9 @@ def test_the_lowest_rank_confirms_at_once() -> None:
         (1, KEYS[:2], None, 0.2, Stay(0.8)),  # a member died; the others must see that we wait
         (1, KEYS[:2], None, 1.0, Free(f"{KEYS[2]} is not renewed")),
         (2, KEYS[:2], None, 0.0, Free(f"{KEYS[2]} is not renewed")),  # nobody is left to tell
-        (1, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),
+        (1, [], None, 0.2, Stay(0.8)),  # all may just be coming back
+        (1, [], None, 1.0, Free(f"{KEYS[0]} is not renewed")),
+        (3, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),  # so many have
         (1, KEYS, KEYS[1], 0.0, Stay(1.0)),  # we were a member
         (1, KEYS, KEYS[1], 1.5, Free(f"{KEYS[1]} has come back")),
         (3, KEYS, KEYS[1], 0.0, Free(f"{KEYS[1]} has come back")),

@@ -238,8 +238,8 @@ def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings)
 
 
 def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
-    """Whether the round that we hold did not end well for another: it wants a newer one, or
-    somebody does in place of one that is gone.
+    """Whether the round that we hold did not end well for another: it wants a newer one, or,
+    where `gone` cannot be told, somebody does in place of one that is gone.
 
     Who is done stays in the round that it was done with, also a node of torch's.
     """
@@ -249,7 +249,9 @@ def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
     if state.round != held.round:
         here, newer = frozenset(), newer | here
     gone = held.roster.keys() - here - {node}
-    return bool(gone) and bool(newer)
+    if state.round != held.round or any(map(is_torchs, state.participants)):
+        return bool(gone) and bool(newer)
+    return bool(gone & newer)
 
 
 def gone(state: State, held: Seat, node: NodeDesc) -> frozenset[int]:

@@ -62,7 +62,8 @@ def verdict_on_final(
 
     It is over when a member's key is missing, and when we were a member (`own` is our key)
     and are here. The members that still work look at `num_workers_waiting` in it, and so it
-    stays for a notice before it goes, unless all that are alive are waiting anyway.
+    stays for a notice before it goes, unless all that are alive are waiting anyway. Where
+    nobody seems to be, all may just be coming back to an etcd that they could not reach.
     """
     keys = keys_of(state)
     missing = [key for key in keys if key not in alive]
@@ -72,7 +73,7 @@ def verdict_on_final(
         reason = f"{missing[0]} is not renewed"
     else:
         return Stay()
-    if state.waiting >= len(keys) - len(missing):
+    if state.waiting >= (len(keys) - len(missing) or len(keys)):
         return Free(reason)
     left = notice_seconds - announced_seconds
     return Free(reason) if left <= 0 else Stay(left)
