@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import hmac
 import json
+import resource
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,8 @@ from tests.integration.launcher_rig import (
 __all__ = ["launcher_file", "mark", "start_launcher"]
 
 NONCE = "00ff" * 8
+OBSERVED_SECONDS = 1.5
+NO_CONNECTION = "no connection can be taken: Too many open files; those that come wait"
 
 
 async def raw_probe(port: int, line: bytes) -> bytes:
@@ -72,6 +76,43 @@ def test_the_answer_is_signed_and_says_who_and_how(start_launcher: StartLauncher
         await until(events, Stopped)
         stopped = await probe(hello.probe_port)
         assert (stopped["session"], stopped["round"], stopped["workers"]) == ("s2", None, 0)
+        await hands.aclose()
+
+    asyncio.run(scenario())
+
+
+def descriptors(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def cpu_ticks(pid: int) -> int:
+    """What it has used of a processor, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_without_descriptors_who_comes_waits_and_nothing_spins(
+    start_launcher: StartLauncher,
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher()
+        hands, _events, hello = await attached(launcher)
+        pid = launcher.process.pid
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors(pid), most))
+        before = cpu_ticks(pid)
+        probing = asyncio.create_task(probe(hello.probe_port))
+        coming = asyncio.create_task(attached(launcher, session="s2"))
+        await soon(lambda: launcher.stderr.read_text().count(NO_CONNECTION) == 2)
+        await asyncio.sleep(OBSERVED_SECONDS)
+        assert cpu_ticks(pid) - before < 100 * OBSERVED_SECONDS / 4, "it turned all the time"
+        assert not probing.done()
+        assert not coming.done()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        assert (await probing)["member"] == "pod-0"
+        newer, _, _ = await coming
+        assert launcher.stderr.read_text().count(NO_CONNECTION) == 2, "each listener says it once"
+        await newer.aclose()
         await hands.aclose()
 
     asyncio.run(scenario())

@@ -93,16 +93,16 @@ class Launcher:
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
         self._follow_lifeline()
         if self._settings.probe_port is not None:
-            self._probe = ProbeServer(
-                self._loop, self._settings.probe_address, self._settings.probe_port, self._probed
-            )
+            address, port = self._settings.probe_address, self._settings.probe_port
+            self._probe = ProbeServer(self._loop, address, port, self._probed, self._output.say)
         self._listen()
         self._loop.run()
         return self._finish()
 
     def _listen(self) -> None:
         if self._settings.agent_fd is None:
-            self._server = AgentServer(self._loop, self._settings.socket_path, self._connected)
+            path = self._settings.socket_path
+            self._server = AgentServer(self._loop, path, self._connected, self._output.say)
         else:
             sock = socket.socket(fileno=self._settings.agent_fd)
             self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import Connection
+from .listening import Listener
 from .loop import Loop
 from .settings import PROBE_ADDRESS, PROBE_PORT, SettingsError
 from .wire import canonical
@@ -61,23 +62,19 @@ class ProbeServer:
         address: str,
         port: int,
         answer_to: Callable[[dict[str, Any]], dict[str, Any]],
+        say: Callable[[str], object],
     ) -> None:
         self._loop = loop
         self._answer_to = answer_to
-        self._sock = _listening_socket(address, port)
         self._open = 0
-        self.port: int = self._sock.getsockname()[1]
-        loop.watch(self._sock.fileno(), self._accept)
+        listening = _listening_socket(address, port)
+        self.port: int = listening.getsockname()[1]
+        self._listener = Listener(loop, listening, self._accepted, say)
 
     def close(self) -> None:
-        self._loop.unwatch(self._sock.fileno())
-        self._sock.close()
+        self._listener.close()
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return
+    def _accepted(self, sock: socket.socket) -> None:
         if self._open >= MAX_PROBERS:
             sock.close()
             return

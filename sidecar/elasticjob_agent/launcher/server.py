@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .connection import Connection
+from .listening import Listener
 from .loop import Loop
 from .settings import SOCKET, SettingsError
 from .wire import MAX_MESSAGE_BYTES
@@ -21,24 +22,24 @@ from .wire import MAX_MESSAGE_BYTES
 class AgentServer:
     """Accepts connections at `path`; `on_connected` gets each before it is read."""
 
-    def __init__(self, loop: Loop, path: str, on_connected: Callable[[Connection], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        path: str,
+        on_connected: Callable[[Connection], None],
+        say: Callable[[str], object],
+    ) -> None:
         self._loop = loop
         self._path = path
         self._on_connected = on_connected
-        self._sock = listening_socket(path)
-        loop.watch(self._sock.fileno(), self._accept)
+        self._listener = Listener(loop, listening_socket(path), self._accepted, say)
 
     def close(self) -> None:
-        self._loop.unwatch(self._sock.fileno())
-        self._sock.close()
+        self._listener.close()
         with contextlib.suppress(OSError):
             Path(self._path).unlink()
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError:
-            return
+    def _accepted(self, sock: socket.socket) -> None:
         self._on_connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
 
 
