@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ log = logging.getLogger("elasticjob.agent")
 _LOCKED = "elasticjob-agent-"
 """What is called so was locked before it got its name."""
 _UNLOCKED = "elasticjob-new-"
+NAMED_SECONDS = 3600.0
+"""What is still called so after this time has nobody who would lock it."""
 
 
 class ScratchFolder:
@@ -47,15 +50,20 @@ class ScratchFolder:
 
 def clear(parent: Path) -> None:
     """Remove what dead processes of this user have left there."""
-    for path in _abandoned(parent):
+    for path in _abandoned(parent, _LOCKED):
         log.info("removing %s, whose process was killed", path)
         shutil.rmtree(path, ignore_errors=True)
+    # Of who was killed before it had locked it; where there are no locks others have content.
+    for path in _abandoned(parent, _UNLOCKED):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > NAMED_SECONDS:
+                path.rmdir()
 
 
-def _abandoned(parent: Path) -> Iterator[Path]:
+def _abandoned(parent: Path, prefix: str) -> Iterator[Path]:
     """Each is locked by us until the next is asked for."""
     with contextlib.suppress(OSError):
-        for path in sorted(parent.glob(f"{_LOCKED}*")):
+        for path in sorted(parent.glob(f"{prefix}*")):
             with contextlib.suppress(OSError):
                 held = _opened(path)
                 try:

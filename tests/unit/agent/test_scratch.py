@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elasticjob_agent.scratch import ScratchFolder
+from elasticjob_agent.scratch import NAMED_SECONDS, ScratchFolder
 
 HOLDER = """
 import sys
@@ -65,6 +66,18 @@ def test_a_killed_process_leaves_nothing_to_the_next_but_one(
     assert sorted(tmp_path.iterdir()) == sorted([living.path, third.path])
     living.close()
     third.close()
+
+
+def test_a_process_killed_before_it_had_locked_one_leaves_it_for_an_hour(tmp_path: Path) -> None:
+    old, used, new = (tmp_path / f"elasticjob-new-{name}" for name in ("old", "used", "new"))
+    for folder in (old, used, new):
+        folder.mkdir()
+    (used / "round_1").mkdir()  # as on a file system without locks
+    long_ago = time.time() - NAMED_SECONDS - 60
+    for folder in (old, used):
+        os.utime(folder, (long_ago, long_ago))
+    ScratchFolder("test").close()
+    assert sorted(tmp_path.iterdir()) == sorted([new, used])
 
 
 def test_what_is_another_users_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
