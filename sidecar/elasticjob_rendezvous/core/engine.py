@@ -18,6 +18,7 @@ from dataclasses import replace
 from elasticjob_rendezvous.core import deciding, saving
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.backoff import Backoff
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -83,8 +84,6 @@ from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View
 from elasticjob_rendezvous.core.watching import Watches
 
-FIRST_BACKOFF_SECONDS = 0.1
-LAST_BACKOFF_SECONDS = 2.0
 ATTEND_SECONDS = 1.0
 WATCH_LEADER_SECONDS = 0.2
 """About how long after the round's end, or a change of coordinator, its key is watched: each
@@ -136,8 +135,7 @@ class Engine:
         self._looked_at = 0.0
         self._leader_found_at = 0.0
         self._sealed_at = 0.0
-        self._retry_at = 0.0
-        self._backoff = FIRST_BACKOFF_SECONDS
+        self._backoff = Backoff(config.jitter)
         # this member's life
         self._started_at = 0.0
         self._backed_until = 0.0
@@ -226,10 +224,10 @@ class Engine:
             case TxnAmbiguous():
                 self._busy = None
                 self._doubt = True
-                self._back_off()
+                self._backoff.failed(self._clock.now)
             case RequestFailed(error, terminal):
                 self._busy = None
-                self._back_off()
+                self._backoff.failed(self._clock.now)
                 self._take_failure(error, terminal)
             case WatchOpened(generation, revision):
                 self.watches.opened(generation, revision)
@@ -237,9 +235,9 @@ class Engine:
                 if self.watches.holds(generation):
                     self.view.apply(revision, events)
             case WatchBroken(generation, _):
-                if self.watches.broke(generation, now + self._pause()):
+                if self.watches.broke(generation, now + self._backoff.pause_seconds):
                     self._doubt = True
-                    self._backoff = min(self._backoff * 2, LAST_BACKOFF_SECONDS)
+                    self._backoff.lengthen()
             case _:
                 self._take_peer(event)
 
@@ -448,7 +446,7 @@ class Engine:
         self._renew()
         self._tend_roles()
         self._vouch()
-        if self._busy is not None or not self._alarm.passed(self._retry_at, now):
+        if self._busy is not None or not self._alarm.passed(self._backoff.until, now):
             return
         request = self._next_request()
         if request is not None:
@@ -797,16 +795,8 @@ class Engine:
         bounds = self._bounds()
         return bounds.keep_alive_seconds if bounds else self.config.keep_alive_seconds
 
-    def _pause(self) -> float:
-        return self._backoff * (0.5 + self.config.jitter / 2)
-
-    def _back_off(self) -> None:
-        self._retry_at = self._clock.now + self._pause()
-        self._backoff = min(self._backoff * 2, LAST_BACKOFF_SECONDS)
-
     def _calm(self) -> None:
-        self._backoff = FIRST_BACKOFF_SECONDS
-        self._retry_at = 0.0
+        self._backoff.answered()
         self.safety.store_answers(self._clock.now)
 
     def _note(self, text: str, *, warning: bool = False) -> None:
