@@ -18,6 +18,7 @@ from dataclasses import replace
 from elasticjob_rendezvous.core import deciding, saving
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.attendance import Attendance
 from elasticjob_rendezvous.core.backoff import Backoff
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.directing import Facts, direct
@@ -84,10 +85,6 @@ from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View
 from elasticjob_rendezvous.core.watching import Watches
 
-ATTEND_SECONDS = 1.0
-WATCH_LEADER_SECONDS = 0.2
-"""About how long after the round's end, or a change of coordinator, its key is watched: each
-member begins at its own time, for many at once would keep the last ones from their round."""
 LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
@@ -133,8 +130,7 @@ class Engine:
         self._answered: set[str] = set()
         self._doubt = True
         self._looked_at = 0.0
-        self._leader_found_at = 0.0
-        self._sealed_at = 0.0
+        self._attendance = Attendance(config.jitter)
         self._backoff = Backoff(config.jitter)
         # this member's life
         self._started_at = 0.0
@@ -355,28 +351,8 @@ class Engine:
         before = self.leadership.key
         found = self.leadership.found(revision, ranges, self.view.malformed)
         if self.leadership.key != before:
-            self._leader_found_at = self._clock.now
+            self._attendance.found_at = self._clock.now
         return found
-
-    def _may_attend(self) -> bool:
-        """Whether it is time to link to the coordinator and watch its key.
-
-        A thousand members must not do that in the very moment in which it forms a
-        round: they wait for the round, or for a while.
-        """
-        if self._is_final():
-            return True
-        return self._alarm.passed(self._leader_found_at + ATTEND_SECONDS, self._clock.now)
-
-    def _may_watch_leader(self) -> bool:
-        """Whether it is time to watch the coordinator's key: what happens before is not missed."""
-        if not self._may_attend():
-            return False
-        if not self._is_final():
-            return True
-        delay_seconds = WATCH_LEADER_SECONDS * (0.5 + self.config.jitter)
-        since = max(self._leader_found_at, self._sealed_at)
-        return self._alarm.passed(since + delay_seconds, self._clock.now)
 
     def _is_final(self) -> bool:
         return self.view.round is not None and self.view.round.record.state is RoundState.FINAL
@@ -431,7 +407,7 @@ class Engine:
         roster = self.view.rosters.get(current.number)
         if current.state is RoundState.FINAL and roster is not None:
             if self._last is None or self._last[0].number != current.number:
-                self._sealed_at = self._clock.now
+                self._attendance.sealed_at = self._clock.now
             self._last = self.coordinator.last = (current, roster)
 
     # -- acting ---------------------------------------------------------------------
@@ -485,7 +461,8 @@ class Engine:
         if self.coordinator.active:
             self._tend_peers()
         else:
-            now, attend = self._clock.now, self._may_attend()
+            now = self._clock.now
+            attend = self._attendance.may_link(self._is_final(), now, self._alarm)
             self._effects += self.leadership.tend(self.view, now, self._doubt, attend)
             self._effects += self.coordinator.peers.inquiries.tend(self.view, now, self._alarm)
 
@@ -510,7 +487,7 @@ class Engine:
             self._effects += opened
         if leads or not self.leadership.key:
             self._effects += self.watches.keep_leader("", 0, now, self._alarm)
-        elif not self._doubt and self._may_watch_leader():
+        elif not self._doubt and self._attendance.may_watch(self._is_final(), now, self._alarm):
             key, seen_at = self.leadership.key, self.leadership.seen_at
             self._effects += self.watches.keep_leader(key, seen_at, now, self._alarm)
 
