@@ -13,14 +13,13 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from elasticjob_rendezvous.core import deciding, saving
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.attendance import Attendance
 from elasticjob_rendezvous.core.backoff import Backoff
 from elasticjob_rendezvous.core.coordinator import Coordinator
+from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
     Changed,
@@ -110,7 +109,7 @@ class Engine:
         self._wide = (Range(config.prefix, prefix=True),)
         self._narrow = (Range(self.keys.state, prefix=True),)
         self.view = View(self.keys)
-        self.local = Local()
+        self.crew = Crew()
         self.directive: Directive = Idle("not started")
         self.session = ""
         self.lease = Lease()
@@ -136,10 +135,6 @@ class Engine:
         self._started_at = 0.0
         self._backed_until = 0.0
         self._sessions = 0
-        self._told = False
-        self._promised = 0
-        self._found_round = 0
-        self._over_since: float | None = None
         self._leaving_since: float | None = None
         self._idle_since: float | None = None
         self._left = False
@@ -150,6 +145,10 @@ class Engine:
         self._last: tuple[Round, Roster] | None = None
         self._known = 0
         self._malformed: dict[str, str] = {}
+
+    @property
+    def local(self) -> Local:
+        return self.crew.local
 
     @property
     def wake_at(self) -> float | None:
@@ -182,16 +181,8 @@ class Engine:
         started them.
         """
         if isinstance(self.directive, Run):
-            self._promised = max(self._promised, self.directive.roster.number)
-            self.local = self._with_promise(self.local)
+            self.crew.promise(self.directive.roster.number)
         return self.directive
-
-    def _with_promise(self, local: Local) -> Local:
-        if self._promised <= local.round or local.workers is not Workers.NONE:
-            return local
-        return replace(
-            local, workers=Workers.STARTING, round=self._promised, failure=None, done=False
-        )
 
     # -- taking events in -----------------------------------------------------------
 
@@ -205,10 +196,7 @@ class Engine:
             case Tick():
                 pass
             case LocalChanged(local):
-                if not self._told and local.workers is not Workers.NONE:
-                    self._found_round = local.round
-                self._told = True
-                self.local = self._with_promise(local)
+                self.crew.tell(local)
             case Close(outcome):
                 self._close = outcome
             case Granted() | KeptAlive() | LeaseGone() | StoreRefused():
@@ -417,7 +405,7 @@ class Engine:
         now = self._clock.now
         if self._leaving() and self._leaving_since is None:
             self._leaving_since = now
-        if self._leaving_since is not None and self.local.workers is Workers.NONE:
+        if self._leaving_since is not None and self.crew.idle:
             self._idle_since = now if self._idle_since is None else self._idle_since
         self._renew()
         self._tend_roles()
@@ -455,7 +443,7 @@ class Engine:
         self._tend_watches()
         self.coordinator.peers.inquiry_seconds = 2 * self._keep_alive_seconds()
         if not registered:
-            if self.local.workers is Workers.NONE:
+            if self.crew.idle:
                 self._effects += self.leadership.unlink()  # nothing is left to vouch for
             return
         if self.coordinator.active:
@@ -575,7 +563,7 @@ class Engine:
     def _idle_too_long(self) -> bool:
         """Whether we have waited for so long that our key may have been taken from us."""
         now = self._clock.now
-        if self.coordinator.active or self.local.workers is not Workers.NONE:
+        if self.coordinator.active or not self.crew.idle:
             return False
         return self._alarm.passed(self._looked_at + 2 * self._keep_alive_seconds(), now)
 
@@ -597,7 +585,7 @@ class Engine:
 
     def _own_write(self, own: Own, stored: Versioned[Member]) -> Txn | None:
         if self._closed():
-            idle = self.local.workers is Workers.NONE
+            idle = self.crew.idle
             return own_key.drop(own, stored) if idle else None
         if self._close is not None and (
             txn := own_key.close(own, stored, self._close, self._clock.utc_ms)
@@ -610,7 +598,7 @@ class Engine:
     def _leave(self, own: Own, stored: Versioned[Member]) -> Txn | None:
         """Say that we leave while workers still stop; then delete our key."""
         at = self.view.round.record if self.view.round else None
-        stopped = self.local.workers is Workers.NONE
+        stopped = self.crew.idle
         seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
         said = stored.record.state is MemberState.LEAVING and stored.record.stopped
         silent = self.local.round == 0 or stored.record.state is MemberState.DONE
@@ -671,7 +659,10 @@ class Engine:
             return Left()
         remembered = self._last[1] if self._last else None
         own, bounds = self._own(), self._bounds()
-        late, saving = self._is_late(bounds), self._is_saving(bounds)
+        at = self.view.round.record if self.view.round else None
+        grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
+        late = self.crew.is_late(at, grace_seconds, self._clock.now, self._alarm)
+        saving = self._is_saving(bounds)
         return direct(Facts(own, bounds, self._safe(), remembered, late, saving))
 
     def _is_saving(self, bounds: Bounds | None) -> bool:
@@ -685,27 +676,6 @@ class Engine:
         seconds = leave_seconds if at.save is not None else min(saving.ASK_SECONDS, leave_seconds)
         return not self._alarm.passed(self._leaving_since + seconds, self._clock.now)
 
-    def _is_late(self, bounds: Bounds | None) -> bool:
-        """Whether our workers should long have stopped.
-
-        So it is when we found them running at our start though their round was over, and
-        when the grace has passed since we saw it end.
-        """
-        number = self.local.round
-        at = self.view.round.record if self.view.round else None
-        if at is None or self.local.workers is Workers.NONE:
-            return False
-        if at.number <= number:
-            self._found_round = 0
-            self._over_since = None
-            return False
-        if self._found_round == number:
-            return True
-        if self._over_since is None:
-            self._over_since = self._clock.now
-        grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
-        return self._alarm.passed(self._over_since + grace_seconds, self._clock.now)
-
     def _gave_up_leaving(self) -> bool:
         """We leave, our workers have stopped, and etcd does not answer."""
         if self._idle_since is None:
@@ -715,7 +685,7 @@ class Engine:
     def _safe(self) -> bool:
         """Whether workers may go on; asks to be called again while that is uncertain."""
         now = self._clock.now
-        if self.local.workers is Workers.NONE:
+        if self.crew.idle:
             return True
         if self._backed():
             self._alarm.set(self._backed_until)
