@@ -64,9 +64,10 @@ from elasticjob_rendezvous.core.events import (
     Workers,
     Write,
 )
+from elasticjob_rendezvous.core.inflight import InFlight, Ranges, Request
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.keys import Keys
-from elasticjob_rendezvous.core.kv import KeyValue, Range, Txn
+from elasticjob_rendezvous.core.kv import Range, Txn
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.own import Own
@@ -88,9 +89,6 @@ LEAVE_PATIENCE_SECONDS = 3.0
 """How long a member that leaves waits for etcd to take its key; then the lease will."""
 LEAVE_SEEN_SECONDS = 2.0
 """How long it keeps its key for a coordinator to read that it leaves."""
-
-Request = Grant | Read | Write
-Ranges = tuple[tuple[Range, tuple[KeyValue, ...]], ...]
 
 
 class Engine:
@@ -121,11 +119,7 @@ class Engine:
         self._clock = Clock(0.0, 0)
         self._alarm = Alarm()
         self._effects: list[Effect] = []
-        # the request under way, and what was known when it was sent
-        self._busy: Request | None = None
-        self._busy_note = ""
-        self._asked_under = 0
-        self._asked_revision = 0
+        self.inflight = InFlight()
         self._answered: set[str] = set()
         self._doubt = True
         self._looked_at = 0.0
@@ -206,11 +200,11 @@ class Engine:
             case TxnDone():
                 self._take_txn(event)
             case TxnAmbiguous():
-                self._busy = None
+                self.inflight.request = None
                 self._doubt = True
                 self._backoff.failed(self._clock.now)
             case RequestFailed(error, terminal):
-                self._busy = None
+                self.inflight.request = None
                 self._backoff.failed(self._clock.now)
                 self._take_failure(error, terminal)
             case WatchOpened(generation, revision):
@@ -229,7 +223,7 @@ class Engine:
         now = self._clock.now
         match event:
             case Granted(lease, deadline):
-                self._busy = None
+                self.inflight.request = None
                 self._calm()
                 self.lease.grant(lease, deadline, now)
             case KeptAlive(lease, deadline):
@@ -294,9 +288,11 @@ class Engine:
             self._refused = f"no answer for {self.config.connect_seconds:g} s: {error}"
 
     def _take_read(self, event: ReadDone) -> None:
-        read, self._busy = self._busy, None
+        read = self.inflight.taken()
         self._calm()
-        if self._data_lost(event.cluster_id, event.revision, event.ranges):
+        if self.inflight.tells_of_loss(
+            self.view, self.watches, event.cluster_id, event.revision, event.ranges
+        ):
             self._rebuild()
         self.view.cluster_id = event.cluster_id
         self.view.absorb(event.revision, event.ranges)
@@ -304,7 +300,7 @@ class Engine:
         self._find_leader(event.revision, event.ranges)
         self._answered |= {target.key for target, _ in event.ranges}
         whole = isinstance(read, Read) and any(r.covers(self.keys.bounds) for r in read.ranges)
-        if whole and self.watches.kept(self._asked_under):
+        if whole and self.inflight.is_up_to_date(self.watches):
             self._doubt = False
         own = self._own()
         seen = any(r.covers(own.key) and not r.limit for r, _ in event.ranges)
@@ -312,12 +308,14 @@ class Engine:
             self._lose_session("its key is gone")
 
     def _take_txn(self, event: TxnDone) -> None:
-        write, self._busy = self._busy, None
-        note, self._busy_note = self._busy_note, ""
+        write = self.inflight.taken()
+        note, self.inflight.note = self.inflight.note, ""
         self._calm()
         assert isinstance(write, Write)
         result = event.result
-        if self._data_lost(result.cluster_id, result.revision, result.ranges):
+        if self.inflight.tells_of_loss(
+            self.view, self.watches, result.cluster_id, result.revision, result.ranges
+        ):
             # What was decided rested on data that is lost: start over from a read.
             self._rebuild()
             return
@@ -325,7 +323,7 @@ class Engine:
         self.view.wrote(write.txn, result)
         self._looked_at = self._clock.now
         found = self._find_leader(result.revision, result.ranges)
-        if found and self.watches.kept(self._asked_under):
+        if found and self.inflight.is_up_to_date(self.watches):
             self._doubt = False
         if not result.succeeded:
             self._doubt = True
@@ -344,16 +342,6 @@ class Engine:
 
     def _is_final(self) -> bool:
         return self.view.round is not None and self.view.round.record.state is RoundState.FINAL
-
-    def _data_lost(self, cluster_id: int, revision: int, ranges: Ranges) -> bool:
-        """Whether an answer comes from another past than ours: etcd was set up anew."""
-        if self.watches.is_ahead_of(self._asked_under, revision):
-            return True
-        if not self.view.cluster_id:
-            return False
-        if cluster_id != self.view.cluster_id or revision < self._asked_revision:
-            return True
-        return self.view.contradicted_by(revision, ranges)
 
     def _rebuild(self) -> None:
         """Etcd lost its data: what we know of it is void; our memory of the rounds is not."""
@@ -410,13 +398,11 @@ class Engine:
         self._renew()
         self._tend_roles()
         self._vouch()
-        if self._busy is not None or not self._alarm.passed(self._backoff.until, now):
+        if self.inflight.request is not None or not self._alarm.passed(self._backoff.until, now):
             return
         request = self._next_request()
         if request is not None:
-            self._busy = request
-            self._asked_revision = self.view.revision
-            self._asked_under = self.watches.reading_under
+            self.inflight.send(request, self.view, self.watches)
             self._effects.append(request)
 
     def _renew(self) -> None:
@@ -633,16 +619,16 @@ class Engine:
                 return None
             name = leader.record.name
             if (leader.record.id, leader.record.session) in self.leadership.proven_gone:
-                self._busy_note = f"the coordinator {name} is gone: its key is deleted"
+                self.inflight.note = f"the coordinator {name} is gone: its key is deleted"
                 return Write(own_key.depose(own, stored, leader))
-            self._busy_note = f"the coordinator {name} lost its agent: it is set aside"
+            self.inflight.note = f"the coordinator {name} lost its agent: it is set aside"
             return Write(own_key.set_aside(own, stored, leader))
         if self.lease.holds(now):
             act = deciding.decide(
                 self.coordinator, self.view, stored, self._clock, self.config.bounds
             )
             if act is not None:
-                self._busy_note = act.note
+                self.inflight.note = act.note
                 return Write(act.txn)
             self._alarm.set(self.coordinator.timers.wake)
         others = {seat.id for seat in self._last[1].seats} if self._last else set()
