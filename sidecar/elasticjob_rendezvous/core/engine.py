@@ -77,10 +77,9 @@ from elasticjob_rendezvous.core.records import (
     MemberState,
     Outcome,
     OutcomeKind,
-    Roster,
-    Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.rounds import Rounds
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View
 from elasticjob_rendezvous.core.watching import Watches
@@ -135,9 +134,7 @@ class Engine:
         self._refused = ""
         self._close: Outcome | None = None
         self._served = -1
-        # memory that outlives etcd
-        self._last: tuple[Round, Roster] | None = None
-        self._known = 0
+        self.rounds = Rounds()
         self._malformed: dict[str, str] = {}
 
     @property
@@ -158,7 +155,9 @@ class Engine:
         self._effects = []
         self._take(event)
         self._name_malformed()
-        self._remember()
+        if self.rounds.remember(self.view):
+            self._attendance.sealed_at = clock.now
+        self.coordinator.last = self.rounds.last
         self._act()
         self.directive = self._direct()
         return self._effects
@@ -374,18 +373,6 @@ class Engine:
                 self._malformed[key] = str(error)
                 self._note(f"a record is passed over: {error}", warning=True)
 
-    def _remember(self) -> None:
-        """Keep what must survive a loss of etcd's data."""
-        if self.view.round is None:
-            return
-        current = self.view.round.record
-        self._known = max(self._known, current.number)
-        roster = self.view.rosters.get(current.number)
-        if current.state is RoundState.FINAL and roster is not None:
-            if self._last is None or self._last[0].number != current.number:
-                self._attendance.sealed_at = self._clock.now
-            self._last = self.coordinator.last = (current, roster)
-
     # -- acting ---------------------------------------------------------------------
 
     def _act(self) -> None:
@@ -600,7 +587,8 @@ class Engine:
 
         Until it moves on our key stays, for whoever coordinates by then to read why.
         """
-        alone = self._last is not None and len(self._last[1].seats) == 1
+        roster = self.rounds.roster
+        alone = roster is not None and len(roster.seats) == 1
         if alone or self.local.done or self._leaving_since is None:
             return True
         return self._alarm.passed(self._leaving_since + LEAVE_SEEN_SECONDS, self._clock.now)
@@ -631,7 +619,8 @@ class Engine:
                 self.inflight.note = act.note
                 return Write(act.txn)
             self._alarm.set(self.coordinator.timers.wake)
-        others = {seat.id for seat in self._last[1].seats} if self._last else set()
+        roster = self.rounds.roster
+        others = {seat.id for seat in roster.seats} if roster else set()
         if self.coordinator.peers.cut_off(others - {stored.record.id}):
             return Write(self._resign(stored))
         return None
@@ -643,13 +632,12 @@ class Engine:
             return Refused(self._refused)
         if self._left or self._gave_up_leaving():
             return Left()
-        remembered = self._last[1] if self._last else None
         own, bounds = self._own(), self._bounds()
         at = self.view.round.record if self.view.round else None
         grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
         late = self.crew.is_late(at, grace_seconds, self._clock.now, self._alarm)
         saving = self._is_saving(bounds)
-        return direct(Facts(own, bounds, self._safe(), remembered, late, saving))
+        return direct(Facts(own, bounds, self._safe(), self.rounds.roster, late, saving))
 
     def _is_saving(self, bounds: Bounds | None) -> bool:
         """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
@@ -685,8 +673,9 @@ class Engine:
 
     def _gang_proves_safe(self, number: int) -> bool:
         """Whether links, or etcd's own absence, prove that no newer round than this runs."""
-        known = self._last is not None and self._last[1].number == number
-        roster = self._last[1] if known and self._last else None
+        roster = self.rounds.roster
+        if roster is not None and roster.number != number:
+            roster = None
         done = self.view.dones.get(number, {})
         peers, now = self.coordinator.peers, self._clock.now
         return self.safety.may_run(number, roster, done, self.leadership, peers, now)
@@ -702,7 +691,7 @@ class Engine:
             lease=self.lease.id,
             lease_holds=self.lease.holds(self._clock.now),
             leaving=self._leaving(),
-            known=self._known,
+            known=self.rounds.known,
         )
 
     def _stored(self) -> Versioned[Member] | None:

@@ -1,0 +1,34 @@
+"""What a member knows of the rounds that outlives a loss of etcd's data. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core.records import Roster, Round, RoundState
+from elasticjob_rendezvous.core.view import View
+
+
+@dataclass(slots=True)
+class Rounds:
+    """`known` is the highest number ever seen, `last` the newest round that was seen final."""
+
+    known: int = 0
+    last: tuple[Round, Roster] | None = None
+
+    @property
+    def roster(self) -> Roster | None:
+        """Who ran in the newest round that was seen final."""
+        return self.last[1] if self.last else None
+
+    def remember(self, view: View) -> bool:
+        """Keep what is known now; whether another round is final than before."""
+        if view.round is None:
+            return False
+        current = view.round.record
+        self.known = max(self.known, current.number)
+        roster = view.rosters.get(current.number)
+        if current.state is not RoundState.FINAL or roster is None:
+            return False
+        before = self.last[0].number if self.last else None
+        self.last = (current, roster)
+        return before != current.number
