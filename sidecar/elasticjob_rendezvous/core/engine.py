@@ -70,6 +70,7 @@ from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Range, Txn
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
+from elasticjob_rendezvous.core.leave import Leave
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,
@@ -83,11 +84,6 @@ from elasticjob_rendezvous.core.rounds import Rounds
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View
 from elasticjob_rendezvous.core.watching import Watches
-
-LEAVE_PATIENCE_SECONDS = 3.0
-"""How long a member that leaves waits for etcd to take its key; then the lease will."""
-LEAVE_SEEN_SECONDS = 2.0
-"""How long it keeps its key for a coordinator to read that it leaves."""
 
 
 class Engine:
@@ -128,8 +124,7 @@ class Engine:
         self._started_at = 0.0
         self._backed_until = 0.0
         self._sessions = 0
-        self._leaving_since: float | None = None
-        self._idle_since: float | None = None
+        self.leave = Leave()
         self._left = False
         self._refused = ""
         self._close: Outcome | None = None
@@ -378,10 +373,7 @@ class Engine:
     def _act(self) -> None:
         """Everything that needs no request, and the next request if none is under way."""
         now = self._clock.now
-        if self._leaving() and self._leaving_since is None:
-            self._leaving_since = now
-        if self._leaving_since is not None and self.crew.idle:
-            self._idle_since = now if self._idle_since is None else self._idle_since
+        self.leave.tell(bool(self._leaving()), self.crew.idle, now)
         self._renew()
         self._tend_roles()
         self._vouch()
@@ -575,23 +567,18 @@ class Engine:
         seated = at is not None and at.state is RoundState.FINAL and at.number == self.local.round
         said = stored.record.state is MemberState.LEAVING and stored.record.stopped
         silent = self.local.round == 0 or stored.record.state is MemberState.DONE
-        if stopped and (silent or (said and (not seated or self._leave_was_seen()))):
+        if stopped and (silent or (said and (not seated or self._was_seen()))):
             return own_key.drop(own, stored)
         others = len(self.view.members()) > 1
         if self.coordinator.active and others and stored.record.state is not MemberState.LEAVING:
             return self._resign(stored)
         return own_key.say_leaving(own, stored)
 
-    def _leave_was_seen(self) -> bool:
-        """Whether the round need not be kept waiting for to learn that we left.
-
-        Until it moves on our key stays, for whoever coordinates by then to read why.
-        """
+    def _was_seen(self) -> bool:
+        """Whether nobody need read any more why we leave."""
         roster = self.rounds.roster
         alone = roster is not None and len(roster.seats) == 1
-        if alone or self.local.done or self._leaving_since is None:
-            return True
-        return self._alarm.passed(self._leaving_since + LEAVE_SEEN_SECONDS, self._clock.now)
+        return alone or self.local.done or self.leave.was_seen(self._clock.now, self._alarm)
 
     def _resign(self, stored: Versioned[Member]) -> Txn:
         self._new_session()
@@ -630,7 +617,7 @@ class Engine:
     def _direct(self) -> Directive:
         if self._refused:
             return Refused(self._refused)
-        if self._left or self._gave_up_leaving():
+        if self._left or self.leave.gave_up(self._clock.now, self._alarm):
             return Left()
         own, bounds = self._own(), self._bounds()
         at = self.view.round.record if self.view.round else None
@@ -642,19 +629,13 @@ class Engine:
     def _is_saving(self, bounds: Bounds | None) -> bool:
         """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
         at = self.view.round.record if self.view.round else None
-        if at is None or self._leaving_since is None or not self.local.saves:
+        if at is None or self.leave.since is None or not self.local.saves:
             return False
         if at.state is not RoundState.FINAL or at.number != self.local.round:
             return False
         leave_seconds = (bounds or Bounds(1, 1)).leave_seconds - saving.STOP_MARGIN_SECONDS
         seconds = leave_seconds if at.save is not None else min(saving.ASK_SECONDS, leave_seconds)
-        return not self._alarm.passed(self._leaving_since + seconds, self._clock.now)
-
-    def _gave_up_leaving(self) -> bool:
-        """We leave, our workers have stopped, and etcd does not answer."""
-        if self._idle_since is None:
-            return False
-        return self._alarm.passed(self._idle_since + LEAVE_PATIENCE_SECONDS, self._clock.now)
+        return not self._alarm.passed(self.leave.since + seconds, self._clock.now)
 
     def _safe(self) -> bool:
         """Whether workers may go on; asks to be called again while that is uncertain."""
