@@ -122,7 +122,6 @@ class Engine:
         self._backoff = Backoff(config.jitter)
         # this member's life
         self._started_at = 0.0
-        self._backed_until = 0.0
         self._sessions = 0
         self.leave = Leave()
         self._left = False
@@ -159,7 +158,7 @@ class Engine:
 
     def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
         """Whether nothing follows from it; without a lease to vouch for us it is evidence."""
-        return self._backed() and self.coordinator.peers.is_routine(event)
+        return self.safety.backed(self._clock.now) and self.coordinator.peers.is_routine(event)
 
     def hand_over(self) -> Directive:
         """The directive, as it is taken by the agent: from now on it may be obeyed.
@@ -180,7 +179,7 @@ class Engine:
             case Started():
                 # Workers taken over from an earlier agent get one lease's time.
                 self._started_at = now
-                self._backed_until = now + self.config.keep_alive_seconds
+                self.safety.backed_until = now + self.config.keep_alive_seconds
             case Tick():
                 pass
             case LocalChanged(local):
@@ -353,9 +352,7 @@ class Engine:
 
     def _forget_session(self) -> None:
         """Links stay: they are the proof that lets workers go on meanwhile."""
-        if self._backed():
-            self.safety.forgotten_at = self._clock.now
-        self._backed_until = 0.0
+        self.safety.lost_its_lease(self._clock.now)
         self.session = ""
         self.leadership.key = ""
         self.coordinator.resign()
@@ -399,7 +396,7 @@ class Engine:
         stored = self._stored()
         registered = stored is not None
         if registered and self.lease.id:
-            self._backed_until = self.lease.deadline
+            self.safety.backed_until = self.lease.deadline
         leads = stored is not None and self.leadership.key == stored.key
         if leads and not self.coordinator.active:
             self._take_over()
@@ -459,7 +456,7 @@ class Engine:
         if self.view.round is None or not (self.coordinator.active or self._served >= 0):
             return
         number = self.view.round.record.number
-        if not self._backed() and not self._gang_proves_safe(number):
+        if not self.safety.backed(self._clock.now) and not self._gang_proves_safe(number):
             number += 1
         if number != self._served:
             self._served = number
@@ -642,15 +639,11 @@ class Engine:
         now = self._clock.now
         if self.crew.idle:
             return True
-        if self._backed():
-            self._alarm.set(self._backed_until)
+        if self.safety.backed(self._clock.now):
+            self._alarm.set(self.safety.backed_until)
             return True
         self._alarm.set(now + 0.25)
         return self._gang_proves_safe(self.local.round)
-
-    def _backed(self) -> bool:
-        """Whether a lease vouches for us: one on which a key of ours is known to hang."""
-        return self._clock.now < self._backed_until
 
     def _gang_proves_safe(self, number: int) -> bool:
         """Whether links, or etcd's own absence, prove that no newer round than this runs."""

@@ -25,11 +25,23 @@ class Safety:
     """Evidence, with the times of our own clock at which it was had.
 
     `forgotten_at`: etcd, within reach, told us that our lease is gone; or it answered again, and
-    our lease was not renewed yet.
+    our lease was not renewed yet. `backed_until`: until then a lease vouches for us, one on which a
+    key of ours is known to hang.
     """
 
     store_refused_at: float | None = None
     forgotten_at: float | None = None
+    backed_until: float = 0.0
+
+    def backed(self, now: float) -> bool:
+        """Whether a lease vouches for us."""
+        return now < self.backed_until
+
+    def lost_its_lease(self, now: float) -> None:
+        """Etcd has no key of ours any more."""
+        if self.backed(now):
+            self.forgotten_at = now
+        self.backed_until = 0.0
 
     def store_answers(self, now: float) -> None:
         """Etcd is not down any more: whoever ran on for that, past its lease, renews it now."""
