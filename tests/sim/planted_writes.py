@@ -43,7 +43,7 @@ def own_key_written_blindly() -> Iterator[EngineFactory]:
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
-            own = self.keys.session(self.config.identity.id, self.session)
+            own = self.view.keys.session(self.config.identity.id, self.session)
             mine = any(isinstance(op, Put) and op.key == own for op in txn.success)
             return replace(txn, compares=()) if mine else txn
 
@@ -56,11 +56,11 @@ def late_revocation() -> Iterator[EngineFactory]:
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
-            own = self.keys.sessions(self.config.identity.id)
+            own = self.view.keys.sessions(self.config.identity.id)
             ops: list[Op] = []
             fenced = set()
             for op in txn.success:
-                foreign = isinstance(op, Delete) and op.key.startswith(self.keys.members)
+                foreign = isinstance(op, Delete) and op.key.startswith(self.view.keys.members)
                 folder = op.key.rsplit("/", 1)[0] + "/"
                 moves = any(isinstance(o, Put) and o.key.startswith(folder) for o in txn.success)
                 if foreign and not moves and not op.key.startswith(own):
@@ -86,7 +86,7 @@ def number_used_twice() -> Iterator[EngineFactory]:
             again = encode(replace(new, number=old.record.number))
             ops = tuple(
                 replace(op, value=again)
-                if isinstance(op, Put) and op.key == self.keys.round
+                if isinstance(op, Put) and op.key == self.view.keys.round
                 else op
                 for op in txn.success
             )
@@ -106,7 +106,9 @@ def roster_before_final() -> Iterator[EngineFactory]:
                 return txn
             members = self.view.members()
             asked = [members[id].record for id in new.ids if id in members]
-            early = Put(self.keys.roster(new.number), encode(roster.seal(new.number, asked, 0)))
+            early = Put(
+                self.view.keys.roster(new.number), encode(roster.seal(new.number, asked, 0))
+            )
             return replace(txn, success=(*txn.success, early))
 
     yield Planted

@@ -61,13 +61,13 @@ class Writes(Engine):
         for index, effect in enumerate(effects):
             if isinstance(effect, Write):
                 effects[index] = Write(self.change(effect.txn))
-                self.inflight.request = effects[index]  # type: ignore[assignment]
+                self._our.inflight.request = effects[index]  # type: ignore[assignment]
         return effects
 
     def puts_round(self, txn: Txn) -> Round | None:
         """The round that a transaction writes, if it does."""
         for op in txn.success:
-            if isinstance(op, Put) and op.key == self.keys.round:
+            if isinstance(op, Put) and op.key == self.view.keys.round:
                 return decode(Round, op.key, op.value)
         return None
 

@@ -1,0 +1,127 @@
+"""What one member holds and knows, from one event to the next: the data of the protocol. Pure.
+
+Each part that has rules of its own is a value that owns them (`lease`, `watches`, `crew`, …).
+What is left are single facts, and what follows from them at once.
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.attendance import Attendance
+from elasticjob_rendezvous.core.backoff import Backoff
+from elasticjob_rendezvous.core.coordinator import Coordinator
+from elasticjob_rendezvous.core.crew import Crew
+from elasticjob_rendezvous.core.events import Clock, Config, Effect, Local, Note
+from elasticjob_rendezvous.core.inflight import InFlight
+from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.leadership import Leadership
+from elasticjob_rendezvous.core.lease import Lease
+from elasticjob_rendezvous.core.leave import Leave
+from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.records import Bounds, Member, Outcome, Round, RoundState
+from elasticjob_rendezvous.core.rounds import Rounds
+from elasticjob_rendezvous.core.safety import Safety
+from elasticjob_rendezvous.core.view import Versioned, View
+from elasticjob_rendezvous.core.watching import Watches
+
+
+class Membership:
+    """One member's part in its job.
+
+    Attributes:
+        view: what is known of the job's keys.
+        session: the name of our present session; empty when there is none.
+        sessions: how many we have begun.
+        doubt: what we know may be incomplete: it is read before anything is decided.
+        looked_at: when etcd last told us anything of our key.
+        answered: keys that were asked for once, and need not be again.
+        left, refused: our part is over: we have left; why we are not let in.
+        close: the outcome with which our agent wants the job to end.
+        served: the round number that those who link to us are told; -1 for none.
+        clock, alarm, effects: of the step that is being taken.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.keys = Keys(config.prefix)
+        self.view = View(self.keys)
+        self.crew = Crew()
+        self.leave = Leave()
+        self.rounds = Rounds()
+        self.lease = Lease()
+        self.safety = Safety()
+        self.watches = Watches()
+        self.inflight = InFlight()
+        self.backoff = Backoff(config.jitter)
+        self.attendance = Attendance(config.jitter)
+        self.leadership = Leadership(config.identity.id, config.jitter)
+        self.coordinator = Coordinator()
+        self.coordinator.peers.orphan_seconds = config.orphan_seconds
+        self.session = ""
+        self.sessions = 0
+        self.started_at = 0.0
+        self.doubt = True
+        self.looked_at = 0.0
+        self.answered: set[str] = set()
+        self.left = False
+        self.refused = ""
+        self.close: Outcome | None = None
+        self.served = -1
+        self.clock = Clock(0.0, 0)
+        self.alarm = Alarm()
+        self.effects: list[Effect] = []
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    @property
+    def local(self) -> Local:
+        return self.crew.local
+
+    @property
+    def own(self) -> Own:
+        return Own(
+            config=self.config,
+            view=self.view,
+            local=self.local,
+            session=self.session,
+            lease=self.lease.id,
+            lease_holds=self.lease.holds(self.now),
+            leaving=self.leaving,
+            known=self.rounds.known,
+        )
+
+    @property
+    def stored(self) -> Versioned[Member] | None:
+        """Our present session's key as it stands in etcd, as far as we know."""
+        if not self.session:
+            return None
+        return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
+
+    @property
+    def leaving(self) -> str:
+        """Why this member leaves: its agent's word or the operator's mark; else empty."""
+        if self.local.leaving or self.view.bounds is None:
+            return self.local.leaving
+        mark = self.view.bounds.record.marked(self.config.identity.id)
+        return (mark.reason or "marked to leave") if mark else ""
+
+    @property
+    def current(self) -> Round | None:
+        """The round as it stands."""
+        return self.view.round.record if self.view.round else None
+
+    def round_is(self, state: RoundState) -> bool:
+        return self.view.round is not None and self.view.round.record.state is state
+
+    @property
+    def bounds(self) -> Bounds | None:
+        return self.view.bounds.record if self.view.bounds else self.config.bounds
+
+    @property
+    def keep_alive_seconds(self) -> float:
+        return (self.bounds or self.config).keep_alive_seconds
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self.effects.append(Note(text, warning))
