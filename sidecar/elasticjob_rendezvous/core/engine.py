@@ -13,7 +13,7 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import deciding, saving
+from elasticjob_rendezvous.core import deciding, saving, sessions
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
@@ -200,7 +200,7 @@ class Engine:
             case LeaseGone(lease):
                 if lease == self._our.lease.id:
                     self._our.safety.store_answers(now)
-                    self._lose_session("its lease ran out")
+                    sessions.lose(self._our, "its lease ran out")
                     self._our.lease.forget()
             case StoreRefused():
                 self._our.safety.store_refused_at = now
@@ -262,7 +262,7 @@ class Engine:
         if self._our.inflight.tells_of_loss(
             self._our.view, self._our.watches, event.cluster_id, event.revision, event.ranges
         ):
-            self._rebuild()
+            sessions.begin_anew(self._our)
         self._our.view.cluster_id = event.cluster_id
         self._our.view.absorb(event.revision, event.ranges)
         self._our.looked_at = self._our.now
@@ -274,7 +274,7 @@ class Engine:
         own = self._our.own
         seen = any(r.covers(own.key) and not r.limit for r, _ in event.ranges)
         if self._our.session and seen and own.stored is None:
-            self._lose_session("its key is gone")
+            sessions.lose(self._our, "its key is gone")
 
     def _take_txn(self, event: TxnDone) -> None:
         write = self._our.inflight.taken()
@@ -286,7 +286,7 @@ class Engine:
             self._our.view, self._our.watches, result.cluster_id, result.revision, result.ranges
         ):
             # What was decided rested on data that is lost: start over from a read.
-            self._rebuild()
+            sessions.begin_anew(self._our)
             return
         self._our.view.cluster_id = result.cluster_id
         self._our.view.wrote(write.txn, result)
@@ -299,7 +299,7 @@ class Engine:
         elif note:
             self._our.note(note)
         if self._our.session and self._our.stored is None:
-            self._lose_session("its key is gone")
+            sessions.lose(self._our, "its key is gone")
 
     def _find_leader(self, revision: int, ranges: Ranges) -> bool:
         """Learn who coordinates; its key is watched a little later, out of the round's way."""
@@ -308,30 +308,6 @@ class Engine:
         if self._our.leadership.key != before:
             self._our.attendance.found_at = self._our.now
         return found
-
-    def _rebuild(self) -> None:
-        """Etcd lost its data: what we know of it is void; our memory of the rounds is not."""
-        self._our.note("etcd lost its data: registering anew", warning=True)
-        self._our.view = View(self._our.keys)
-        self._our.answered.clear()
-        self._our.lease.forget()
-        self._our.effects += self._our.watches.drop()
-        self._forget_session()
-
-    def _lose_session(self, why: str) -> None:
-        if not (self._our.leaving or self._our.refused or self._our.round_is(RoundState.CLOSED)):
-            self._our.note(
-                f"the session of {self._our.config.identity.name} ended: {why}", warning=True
-            )
-        self._forget_session()
-
-    def _forget_session(self) -> None:
-        """Links stay: they are the proof that lets workers go on meanwhile."""
-        self._our.safety.lost_its_lease(self._our.now)
-        self._our.session = ""
-        self._our.leadership.key = ""
-        self._our.coordinator.resign()
-        self._our.doubt = True
 
     def _name_malformed(self) -> None:
         """Say once of each record that it cannot be read, and so counts for nothing."""
@@ -470,7 +446,7 @@ class Engine:
         if (missing := self._missing()) is not None:
             return missing
         if own.stored is None:
-            self._lose_session("its key is gone")
+            sessions.lose(self._our, "its key is gone")
             return self._enter(self._our.own)
         if reason := own_key.disagreement(own):
             self._our.refused = reason
@@ -500,12 +476,8 @@ class Engine:
             return None  # fenced while it stops: it comes back when nothing runs here
         if not self._our.watches.ready:
             return None
-        self._new_session()
+        sessions.begin(self._our)
         return Write(own_key.take_up(self._our.own, carries))
-
-    def _new_session(self) -> None:
-        self._our.sessions += 1
-        self._our.session = f"{self._our.config.session_nonce}-{self._our.sessions}"
 
     def _look(self, own: Own) -> Read:
         """Read everything that our part needs, at one revision."""
@@ -579,7 +551,7 @@ class Engine:
         )
 
     def _resign(self, stored: Versioned[Member]) -> Txn:
-        self._new_session()
+        sessions.begin(self._our)
         self._our.coordinator.resign()
         self._our.note(f"{self._our.config.identity.name} resigns as coordinator")
         return own_key.move(self._our.own, stored)
