@@ -13,7 +13,7 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import deciding, saving, sessions
+from elasticjob_rendezvous.core import deciding, saving, sessions, vouching
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
@@ -48,7 +48,6 @@ from elasticjob_rendezvous.core.events import (
     Refused,
     RequestFailed,
     Run,
-    Serve,
     Started,
     StoreRefused,
     Tick,
@@ -324,7 +323,7 @@ class Engine:
         self._our.leave.tell(bool(self._our.leaving), self._our.crew.idle, now)
         self._renew()
         self._tend_roles()
-        self._vouch()
+        vouching.vouch(self._our)
         if self._our.inflight.request is not None or not self._our.alarm.passed(
             self._our.backoff.until, now
         ):
@@ -412,22 +411,6 @@ class Engine:
         effects, wake = self._our.coordinator.peers.tend(self._our.view, me, self._our.now, every)
         self._our.effects += effects
         self._our.alarm.set(wake)
-
-    def _vouch(self) -> None:
-        """Tell those who link to us which round we know of, for as long as we can tell.
-
-        Past our lease without the whole gang we must assume that there is a newer one.
-        """
-        if self._our.view.round is None or not (
-            self._our.coordinator.active or self._our.served >= 0
-        ):
-            return
-        number = self._our.view.round.record.number
-        if not self._our.safety.backed(self._our.now) and not self._gang_proves_safe(number):
-            number += 1
-        if number != self._our.served:
-            self._our.served = number
-            self._our.effects.append(Serve(number))
 
     # -- the next request -----------------------------------------------------------
 
@@ -598,7 +581,9 @@ class Engine:
         grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
         late = self._our.crew.is_late(at, grace_seconds, self._our.now, self._our.alarm)
         saving = self._is_saving(bounds)
-        return direct(Facts(own, bounds, self._safe(), self._our.rounds.roster, late, saving))
+        return direct(
+            Facts(own, bounds, vouching.may_go_on(self._our), self._our.rounds.roster, late, saving)
+        )
 
     def _is_saving(self, bounds: Bounds | None) -> bool:
         """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
@@ -610,26 +595,6 @@ class Engine:
         leave_seconds = (bounds or Bounds(1, 1)).leave_seconds - saving.STOP_MARGIN_SECONDS
         seconds = leave_seconds if at.save is not None else min(saving.ASK_SECONDS, leave_seconds)
         return not self._our.alarm.passed(self._our.leave.since + seconds, self._our.now)
-
-    def _safe(self) -> bool:
-        """Whether workers may go on; asks to be called again while that is uncertain."""
-        now = self._our.now
-        if self._our.crew.idle:
-            return True
-        if self._our.safety.backed(self._our.now):
-            self._our.alarm.set(self._our.safety.backed_until)
-            return True
-        self._our.alarm.set(now + 0.25)
-        return self._gang_proves_safe(self._our.local.round)
-
-    def _gang_proves_safe(self, number: int) -> bool:
-        """Whether links, or etcd's own absence, prove that no newer round than this runs."""
-        roster = self._our.rounds.roster
-        if roster is not None and roster.number != number:
-            roster = None
-        done = self._our.view.dones.get(number, {})
-        peers, now = self._our.coordinator.peers, self._our.now
-        return self._our.safety.may_run(number, roster, done, self._our.leadership, peers, now)
 
     # -- small facts ----------------------------------------------------------------
 
