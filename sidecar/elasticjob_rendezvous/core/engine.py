@@ -13,8 +13,8 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import deciding, saving, sessions, vouching
 from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core import saving, sessions, succession, vouching
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -351,9 +351,7 @@ class Engine:
             self._our.safety.backed_until = self._our.lease.deadline
         leads = stored is not None and self._our.leadership.key == stored.key
         if leads and not self._our.coordinator.active:
-            self._take_over()
-            self._our.effects += self._our.leadership.unlink()
-            self._our.note(f"{self._our.config.identity.name} coordinates")
+            succession.take_over(self._our)
         self._tend_watches()
         self._our.coordinator.peers.inquiry_seconds = 2 * self._our.keep_alive_seconds
         if not registered:
@@ -373,18 +371,6 @@ class Engine:
             self._our.effects += self._our.coordinator.peers.inquiries.tend(
                 self._our.view, now, self._our.alarm
             )
-
-    def _take_over(self) -> None:
-        """We coordinate from now on, and look after a predecessor that left workers behind."""
-        now = self._our.now
-        self._our.coordinator.take_over(now, self._our.leadership.proven_gone)
-        number = self._our.view.round.record.number if self._our.view.round else 0
-        for id, session in list(self._our.leadership.orphaned):
-            member = self._our.view.member(id)
-            if member is not None and member.record.session.rstrip("~") == session:
-                self._our.effects += self._our.coordinator.peers.adopt(
-                    member.record, number, now, self._our.config.orphan_seconds
-                )
 
     def _tend_watches(self) -> None:
         now = self._our.now
@@ -435,7 +421,7 @@ class Engine:
             self._our.refused = reason
             return Write(own_key.drop(own, own.stored))
         txn = self._own_write(own, own.stored)
-        return Write(txn) if txn is not None else self._coordinate(own, own.stored)
+        return Write(txn) if txn is not None else succession.next_write(self._our, own, own.stored)
 
     def _enter(self, own: Own) -> Request | None:
         """Create our session; after a look at the round if we bring a past along."""
@@ -520,7 +506,7 @@ class Engine:
             and others
             and stored.record.state is not MemberState.LEAVING
         ):
-            return self._resign(stored)
+            return succession.resign(self._our, stored)
         return own_key.say_leaving(own, stored)
 
     def _was_seen(self) -> bool:
@@ -532,42 +518,6 @@ class Engine:
             or self._our.local.done
             or self._our.leave.was_seen(self._our.now, self._our.alarm)
         )
-
-    def _resign(self, stored: Versioned[Member]) -> Txn:
-        sessions.begin(self._our)
-        self._our.coordinator.resign()
-        self._our.note(f"{self._our.config.identity.name} resigns as coordinator")
-        return own_key.move(self._our.own, stored)
-
-    def _coordinate(self, own: Own, stored: Versioned[Member]) -> Write | None:
-        now = self._our.now
-        if not self._our.coordinator.active:
-            leader = self._our.leadership.to_depose(self._our.view, now, self._our.alarm)
-            if leader is None:
-                return None
-            name = leader.record.name
-            if (leader.record.id, leader.record.session) in self._our.leadership.proven_gone:
-                self._our.inflight.note = f"the coordinator {name} is gone: its key is deleted"
-                return Write(own_key.depose(own, stored, leader))
-            self._our.inflight.note = f"the coordinator {name} lost its agent: it is set aside"
-            return Write(own_key.set_aside(own, stored, leader))
-        if self._our.lease.holds(now):
-            act = deciding.decide(
-                self._our.coordinator,
-                self._our.view,
-                stored,
-                self._our.clock,
-                self._our.config.bounds,
-            )
-            if act is not None:
-                self._our.inflight.note = act.note
-                return Write(act.txn)
-            self._our.alarm.set(self._our.coordinator.timers.wake)
-        roster = self._our.rounds.roster
-        others = {seat.id for seat in roster.seats} if roster else set()
-        if self._our.coordinator.peers.cut_off(others - {stored.record.id}):
-            return Write(self._resign(stored))
-        return None
 
     # -- directing ------------------------------------------------------------------
 

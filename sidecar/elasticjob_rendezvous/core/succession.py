@@ -1,0 +1,67 @@
+"""How a member becomes the coordinator and stops being it, and what it writes as such. Pure.
+
+How the others see the coordinator is `leadership`, what it decides `deciding`.
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core import deciding, sessions
+from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core.events import Write
+from elasticjob_rendezvous.core.kv import Txn
+from elasticjob_rendezvous.core.membership import Membership
+from elasticjob_rendezvous.core.own import Own
+from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.view import Versioned
+
+
+def take_over(our: Membership) -> None:
+    """We coordinate from now on, and look after a predecessor that left workers behind."""
+    our.coordinator.take_over(our.now, our.leadership.proven_gone)
+    number = our.current.number if our.current else 0
+    for id, session in list(our.leadership.orphaned):
+        member = our.view.member(id)
+        if member is not None and member.record.session.rstrip("~") == session:
+            our.effects += our.coordinator.peers.adopt(
+                member.record, number, our.now, our.config.orphan_seconds
+            )
+    our.effects += our.leadership.unlink()
+    our.note(f"{our.config.identity.name} coordinates")
+
+
+def resign(our: Membership, stored: Versioned[Member]) -> Txn:
+    """Our key comes back as the youngest."""
+    sessions.begin(our)
+    our.coordinator.resign()
+    our.note(f"{our.config.identity.name} resigns as coordinator")
+    return own_key.move(our.own, stored)
+
+
+def next_write(our: Membership, own: Own, stored: Versioned[Member]) -> Write | None:
+    """What is due for the job as a whole: the round's next step, or another coordinator."""
+    if not our.coordinator.active:
+        return _depose(our, own, stored)
+    if our.lease.holds(our.now):
+        act = deciding.decide(our.coordinator, our.view, stored, our.clock, our.config.bounds)
+        if act is not None:
+            our.inflight.note = act.note
+            return Write(act.txn)
+        our.alarm.set(our.coordinator.timers.wake)
+    roster = our.rounds.roster
+    others = {seat.id for seat in roster.seats} if roster else set()
+    if our.coordinator.peers.cut_off(others - {stored.record.id}):
+        return Write(resign(our, stored))
+    return None
+
+
+def _depose(our: Membership, own: Own, stored: Versioned[Member]) -> Write | None:
+    """Remove a coordinator whose agent is proven dead, where that is on us."""
+    leader = our.leadership.to_depose(our.view, our.now, our.alarm)
+    if leader is None:
+        return None
+    name = leader.record.name
+    if (leader.record.id, leader.record.session) in our.leadership.proven_gone:
+        our.inflight.note = f"the coordinator {name} is gone: its key is deleted"
+        return Write(own_key.depose(own, stored, leader))
+    our.inflight.note = f"the coordinator {name} lost its agent: it is set aside"
+    return Write(own_key.set_aside(own, stored, leader))
