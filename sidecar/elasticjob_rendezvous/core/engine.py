@@ -13,8 +13,8 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
+from elasticjob_rendezvous.core import leaving, sessions, succession, vouching
 from elasticjob_rendezvous.core import own as own_key
-from elasticjob_rendezvous.core import saving, sessions, succession, vouching
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -66,7 +66,6 @@ from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Member,
-    MemberState,
     OutcomeKind,
     RoundState,
 )
@@ -486,38 +485,8 @@ class Engine:
         ):
             return txn
         if own.leaving:
-            return own_key.report(own, stored) or self._leave(own, stored)
+            return own_key.report(own, stored) or leaving.next_write(self._our, own, stored)
         return own_key.update(own, stored)
-
-    def _leave(self, own: Own, stored: Versioned[Member]) -> Txn | None:
-        """Say that we leave while workers still stop; then delete our key."""
-        at = self._our.view.round.record if self._our.view.round else None
-        stopped = self._our.crew.idle
-        seated = (
-            at is not None and at.state is RoundState.FINAL and at.number == self._our.local.round
-        )
-        said = stored.record.state is MemberState.LEAVING and stored.record.stopped
-        silent = self._our.local.round == 0 or stored.record.state is MemberState.DONE
-        if stopped and (silent or (said and (not seated or self._was_seen()))):
-            return own_key.drop(own, stored)
-        others = len(self._our.view.members()) > 1
-        if (
-            self._our.coordinator.active
-            and others
-            and stored.record.state is not MemberState.LEAVING
-        ):
-            return succession.resign(self._our, stored)
-        return own_key.say_leaving(own, stored)
-
-    def _was_seen(self) -> bool:
-        """Whether nobody need read any more why we leave."""
-        roster = self._our.rounds.roster
-        alone = roster is not None and len(roster.seats) == 1
-        return (
-            alone
-            or self._our.local.done
-            or self._our.leave.was_seen(self._our.now, self._our.alarm)
-        )
 
     # -- directing ------------------------------------------------------------------
 
@@ -530,21 +499,10 @@ class Engine:
         at = self._our.view.round.record if self._our.view.round else None
         grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
         late = self._our.crew.is_late(at, grace_seconds, self._our.now, self._our.alarm)
-        saving = self._is_saving(bounds)
+        saving = leaving.is_saving(self._our)
         return direct(
             Facts(own, bounds, vouching.may_go_on(self._our), self._our.rounds.roster, late, saving)
         )
-
-    def _is_saving(self, bounds: Bounds | None) -> bool:
-        """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
-        at = self._our.view.round.record if self._our.view.round else None
-        if at is None or self._our.leave.since is None or not self._our.local.saves:
-            return False
-        if at.state is not RoundState.FINAL or at.number != self._our.local.round:
-            return False
-        leave_seconds = (bounds or Bounds(1, 1)).leave_seconds - saving.STOP_MARGIN_SECONDS
-        seconds = leave_seconds if at.save is not None else min(saving.ASK_SECONDS, leave_seconds)
-        return not self._our.alarm.passed(self._our.leave.since + seconds, self._our.now)
 
     # -- small facts ----------------------------------------------------------------
 
