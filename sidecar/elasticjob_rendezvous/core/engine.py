@@ -14,7 +14,6 @@ the coordinator does), `safety` and `directing`.
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import leaving, sessions, succession, vouching
-from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -25,7 +24,6 @@ from elasticjob_rendezvous.core.events import (
     Directive,
     Effect,
     Event,
-    Grant,
     Granted,
     Idle,
     KeepAlive,
@@ -55,21 +53,18 @@ from elasticjob_rendezvous.core.events import (
     TxnDone,
     WatchBroken,
     WatchOpened,
-    Workers,
     Write,
 )
-from elasticjob_rendezvous.core.inflight import Ranges, Request
+from elasticjob_rendezvous.core.inflight import Ranges
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
-from elasticjob_rendezvous.core.kv import Range, Txn
+from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.membership import Membership
-from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,
-    Member,
-    OutcomeKind,
     RoundState,
 )
-from elasticjob_rendezvous.core.view import Versioned, View
+from elasticjob_rendezvous.core.requesting import next_request
+from elasticjob_rendezvous.core.view import View
 
 
 class Engine:
@@ -327,7 +322,7 @@ class Engine:
             self._our.backoff.until, now
         ):
             return
-        request = self._next_request()
+        request = next_request(self._our)
         if request is not None:
             self._our.inflight.send(request, self._our.view, self._our.watches)
             self._our.effects.append(request)
@@ -398,95 +393,6 @@ class Engine:
         self._our.alarm.set(wake)
 
     # -- the next request -----------------------------------------------------------
-
-    def _next_request(self) -> Request | None:
-        own = self._our.own
-        if self._our.refused or self._our.left:
-            return Write(own_key.drop(own, own.stored)) if own.stored else None
-        if not self._our.session:
-            return self._enter(own)
-        if not self._our.watches.ready:
-            return None
-        if self._our.doubt or self._our.leadership.look_due(self._our.now, self._our.alarm):
-            return self._look(own)
-        if self._idle_too_long():
-            return self._look(own)
-        if (missing := self._missing()) is not None:
-            return missing
-        if own.stored is None:
-            sessions.lose(self._our, "its key is gone")
-            return self._enter(self._our.own)
-        if reason := own_key.disagreement(own):
-            self._our.refused = reason
-            return Write(own_key.drop(own, own.stored))
-        txn = self._own_write(own, own.stored)
-        return Write(txn) if txn is not None else succession.next_write(self._our, own, own.stored)
-
-    def _enter(self, own: Own) -> Request | None:
-        """Create our session; after a look at the round if we bring a past along."""
-        local = self._our.local
-        idle = local.workers is Workers.NONE
-        if own.leaving and idle:
-            self._our.left = True
-            return None
-        if self._our.round_is(RoundState.CLOSED):
-            return None
-        if not self._our.lease.holds(self._our.now):
-            self._our.lease.ttl_seconds = max(2, round(self._our.keep_alive_seconds))
-            return Grant(self._our.lease.ttl_seconds)
-        if idle and not local.ready:
-            return None
-        carries = not idle or local.round > 0 or self._our.sessions > 0
-        if self._our.doubt and carries:
-            return self._look(own) if self._our.watches.ready else None
-        at = self._our.view.round
-        if not idle and at is not None and at.record.number > local.round:
-            return None  # fenced while it stops: it comes back when nothing runs here
-        if not self._our.watches.ready:
-            return None
-        sessions.begin(self._our)
-        return Write(own_key.take_up(self._our.own, carries))
-
-    def _look(self, own: Own) -> Read:
-        """Read everything that our part needs, at one revision."""
-        if self._our.coordinator.active:
-            return Read((Range(self._our.config.prefix, prefix=True),))
-        return Read((*own.look, own.folder))
-
-    def _idle_too_long(self) -> bool:
-        """Whether we have waited for so long that our key may have been taken from us."""
-        now = self._our.now
-        if self._our.coordinator.active or not self._our.crew.idle:
-            return False
-        return self._our.alarm.passed(self._our.looked_at + 2 * self._our.keep_alive_seconds, now)
-
-    def _missing(self) -> Read | None:
-        """The roster of a final round, or the failures that closed the job."""
-        if self._our.view.round is None or self._our.coordinator.active:
-            return None
-        current = self._our.view.round.record
-        number = current.number
-        final = current.state is RoundState.FINAL
-        roster = Range(self._our.keys.roster(number))
-        if final and number not in self._our.view.rosters and roster.key not in self._our.answered:
-            return Read((roster,))
-        failed = current.outcome is not None and current.outcome.kind is OutcomeKind.FAILED
-        if failed and current.charged:
-            failures = Range(self._our.keys.failures(current.charged[-1]), prefix=True)
-            return Read((failures,)) if failures.key not in self._our.answered else None
-        return None
-
-    def _own_write(self, own: Own, stored: Versioned[Member]) -> Txn | None:
-        if self._our.round_is(RoundState.CLOSED):
-            idle = self._our.crew.idle
-            return own_key.drop(own, stored) if idle else None
-        if self._our.close is not None and (
-            txn := own_key.close(own, stored, self._our.close, self._our.clock.utc_ms)
-        ):
-            return txn
-        if own.leaving:
-            return own_key.report(own, stored) or leaving.next_write(self._our, own, stored)
-        return own_key.update(own, stored)
 
     # -- directing ------------------------------------------------------------------
 
