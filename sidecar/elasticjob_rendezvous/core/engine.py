@@ -13,7 +13,7 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import leaving, sessions, succession, vouching
+from elasticjob_rendezvous.core import leaving, sessions, vouching
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -26,7 +26,6 @@ from elasticjob_rendezvous.core.events import (
     Event,
     Granted,
     Idle,
-    KeepAlive,
     KeptAlive,
     LeaseGone,
     Left,
@@ -57,13 +56,12 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.inflight import Ranges
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
-from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import (
     Bounds,
-    RoundState,
 )
 from elasticjob_rendezvous.core.requesting import next_request
+from elasticjob_rendezvous.core.tending import tend
 from elasticjob_rendezvous.core.view import View
 
 
@@ -314,10 +312,7 @@ class Engine:
     def _act(self) -> None:
         """Everything that needs no request, and the next request if none is under way."""
         now = self._our.now
-        self._our.leave.tell(bool(self._our.leaving), self._our.crew.idle, now)
-        self._renew()
-        self._tend_roles()
-        vouching.vouch(self._our)
+        tend(self._our)
         if self._our.inflight.request is not None or not self._our.alarm.passed(
             self._our.backoff.until, now
         ):
@@ -326,71 +321,6 @@ class Engine:
         if request is not None:
             self._our.inflight.send(request, self._our.view, self._our.watches)
             self._our.effects.append(request)
-
-    def _renew(self) -> None:
-        if not self._our.lease.id:
-            return
-        now = self._our.now
-        if self._our.lease.due(now):
-            self._our.effects.append(KeepAlive(self._our.lease.id))
-        self._our.alarm.set(self._our.lease.renew_at)
-        if now < self._our.lease.deadline:
-            self._our.alarm.set(self._our.lease.deadline)
-
-    def _tend_roles(self) -> None:
-        """Become or stop being the coordinator; watch and link accordingly."""
-        stored = self._our.stored
-        registered = stored is not None
-        if registered and self._our.lease.id:
-            self._our.safety.backed_until = self._our.lease.deadline
-        leads = stored is not None and self._our.leadership.key == stored.key
-        if leads and not self._our.coordinator.active:
-            succession.take_over(self._our)
-        self._tend_watches()
-        self._our.coordinator.peers.inquiry_seconds = 2 * self._our.keep_alive_seconds
-        if not registered:
-            if self._our.crew.idle:
-                self._our.effects += self._our.leadership.unlink()  # nothing is left to vouch for
-            return
-        if self._our.coordinator.active:
-            self._tend_peers()
-        else:
-            now = self._our.now
-            attend = self._our.attendance.may_link(
-                self._our.round_is(RoundState.FINAL), now, self._our.alarm
-            )
-            self._our.effects += self._our.leadership.tend(
-                self._our.view, now, self._our.doubt, attend
-            )
-            self._our.effects += self._our.coordinator.peers.inquiries.tend(
-                self._our.view, now, self._our.alarm
-            )
-
-    def _tend_watches(self) -> None:
-        now = self._our.now
-        leads = self._our.coordinator.active
-        everything = Range(self._our.config.prefix, prefix=True)
-        states = Range(self._our.keys.state, prefix=True)
-        opened = self._our.watches.keep_main(
-            (everything if leads else states,), now, self._our.alarm
-        )
-        if opened:
-            self._our.doubt = True
-            self._our.effects += opened
-        if leads or not self._our.leadership.key:
-            self._our.effects += self._our.watches.keep_leader("", 0, now, self._our.alarm)
-        elif not self._our.doubt and self._our.attendance.may_watch(
-            self._our.round_is(RoundState.FINAL), now, self._our.alarm
-        ):
-            key, seen_at = self._our.leadership.key, self._our.leadership.seen_at
-            self._our.effects += self._our.watches.keep_leader(key, seen_at, now, self._our.alarm)
-
-    def _tend_peers(self) -> None:
-        every = self._our.lease.ttl_seconds / 3
-        me = self._our.config.identity.id
-        effects, wake = self._our.coordinator.peers.tend(self._our.view, me, self._our.now, every)
-        self._our.effects += effects
-        self._our.alarm.set(wake)
 
     # -- the next request -----------------------------------------------------------
 
