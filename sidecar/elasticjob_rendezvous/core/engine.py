@@ -13,7 +13,7 @@ the coordinator does), `safety` and `directing`.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import leaving, sessions, vouching
+from elasticjob_rendezvous.core import answers, leaving, vouching
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.events import (
@@ -40,7 +40,6 @@ from elasticjob_rendezvous.core.events import (
     PeerQuiet,
     PeerUp,
     Probed,
-    Read,
     ReadDone,
     Refused,
     RequestFailed,
@@ -52,9 +51,7 @@ from elasticjob_rendezvous.core.events import (
     TxnDone,
     WatchBroken,
     WatchOpened,
-    Write,
 )
-from elasticjob_rendezvous.core.inflight import Ranges
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import (
@@ -152,19 +149,15 @@ class Engine:
             case Close(outcome):
                 self._our.close = outcome
             case Granted() | KeptAlive() | LeaseGone() | StoreRefused():
-                self._take_lease(event)
+                answers.take_lease(self._our, event)
             case ReadDone():
-                self._take_read(event)
+                answers.take_read(self._our, event)
             case TxnDone():
-                self._take_txn(event)
+                answers.take_txn(self._our, event)
             case TxnAmbiguous():
-                self._our.inflight.request = None
-                self._our.doubt = True
-                self._our.backoff.failed(self._our.now)
-            case RequestFailed(error, terminal):
-                self._our.inflight.request = None
-                self._our.backoff.failed(self._our.now)
-                self._take_failure(error, terminal)
+                answers.take_doubt(self._our)
+            case RequestFailed():
+                answers.take_failure(self._our, event)
             case WatchOpened(generation, revision):
                 self._our.watches.opened(generation, revision)
             case Changed(generation, revision, events):
@@ -176,25 +169,6 @@ class Engine:
                     self._our.backoff.lengthen()
             case _:
                 self._take_peer(event)
-
-    def _take_lease(self, event: Granted | KeptAlive | LeaseGone | StoreRefused) -> None:
-        now = self._our.now
-        match event:
-            case Granted(lease, deadline):
-                self._our.inflight.request = None
-                self._calm()
-                self._our.lease.grant(lease, deadline, now)
-            case KeptAlive(lease, deadline):
-                if lease == self._our.lease.id:
-                    self._our.lease.keep(deadline)
-                    self._our.safety.store_answers(now)
-            case LeaseGone(lease):
-                if lease == self._our.lease.id:
-                    self._our.safety.store_answers(now)
-                    sessions.lose(self._our, "its lease ran out")
-                    self._our.lease.forget()
-            case StoreRefused():
-                self._our.safety.store_refused_at = now
 
     def _take_peer(self, event: Event) -> None:
         """News from links and probes."""
@@ -238,68 +212,6 @@ class Engine:
         if leader is not None:
             self._our.coordinator.peers.suspect(leader, at)
 
-    def _take_failure(self, error: str, terminal: bool) -> None:
-        """Etcd did not serve us: hopeless at the start, a matter of patience later."""
-        if self._our.view.cluster_id:
-            return
-        if terminal:
-            self._our.refused = error
-        elif self._our.now >= self._our.started_at + self._our.config.connect_seconds:
-            self._our.refused = f"no answer for {self._our.config.connect_seconds:g} s: {error}"
-
-    def _take_read(self, event: ReadDone) -> None:
-        read = self._our.inflight.taken()
-        self._calm()
-        if self._our.inflight.tells_of_loss(
-            self._our.view, self._our.watches, event.cluster_id, event.revision, event.ranges
-        ):
-            sessions.begin_anew(self._our)
-        self._our.view.cluster_id = event.cluster_id
-        self._our.view.absorb(event.revision, event.ranges)
-        self._our.looked_at = self._our.now
-        self._find_leader(event.revision, event.ranges)
-        self._our.answered |= {target.key for target, _ in event.ranges}
-        whole = isinstance(read, Read) and any(r.covers(self._our.keys.bounds) for r in read.ranges)
-        if whole and self._our.inflight.is_up_to_date(self._our.watches):
-            self._our.doubt = False
-        own = self._our.own
-        seen = any(r.covers(own.key) and not r.limit for r, _ in event.ranges)
-        if self._our.session and seen and own.stored is None:
-            sessions.lose(self._our, "its key is gone")
-
-    def _take_txn(self, event: TxnDone) -> None:
-        write = self._our.inflight.taken()
-        note, self._our.inflight.note = self._our.inflight.note, ""
-        self._calm()
-        assert isinstance(write, Write)
-        result = event.result
-        if self._our.inflight.tells_of_loss(
-            self._our.view, self._our.watches, result.cluster_id, result.revision, result.ranges
-        ):
-            # What was decided rested on data that is lost: start over from a read.
-            sessions.begin_anew(self._our)
-            return
-        self._our.view.cluster_id = result.cluster_id
-        self._our.view.wrote(write.txn, result)
-        self._our.looked_at = self._our.now
-        found = self._find_leader(result.revision, result.ranges)
-        if found and self._our.inflight.is_up_to_date(self._our.watches):
-            self._our.doubt = False
-        if not result.succeeded:
-            self._our.doubt = True
-        elif note:
-            self._our.note(note)
-        if self._our.session and self._our.stored is None:
-            sessions.lose(self._our, "its key is gone")
-
-    def _find_leader(self, revision: int, ranges: Ranges) -> bool:
-        """Learn who coordinates; its key is watched a little later, out of the round's way."""
-        before = self._our.leadership.key
-        found = self._our.leadership.found(revision, ranges, self._our.view.malformed)
-        if self._our.leadership.key != before:
-            self._our.attendance.found_at = self._our.now
-        return found
-
     def _name_malformed(self) -> None:
         """Say once of each record that it cannot be read, and so counts for nothing."""
         for key, error in self._our.view.malformed.items():
@@ -339,9 +251,3 @@ class Engine:
         return direct(
             Facts(own, bounds, vouching.may_go_on(self._our), self._our.rounds.roster, late, saving)
         )
-
-    # -- small facts ----------------------------------------------------------------
-
-    def _calm(self) -> None:
-        self._our.backoff.answered()
-        self._our.safety.store_answers(self._our.now)

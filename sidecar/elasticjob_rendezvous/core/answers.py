@@ -1,0 +1,123 @@
+"""Taking in what etcd answers, or that it does not. Pure.
+
+Whoever finds in an answer that etcd lost its data, or our key, begins anew.
+"""
+
+from __future__ import annotations
+
+from elasticjob_rendezvous.core import sessions
+from elasticjob_rendezvous.core.events import (
+    Granted,
+    KeptAlive,
+    LeaseGone,
+    Read,
+    ReadDone,
+    RequestFailed,
+    StoreRefused,
+    TxnDone,
+    Write,
+)
+from elasticjob_rendezvous.core.inflight import Ranges
+from elasticjob_rendezvous.core.membership import Membership
+
+
+def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRefused) -> None:
+    """News of our lease."""
+    match event:
+        case Granted(lease, deadline):
+            our.inflight.request = None
+            _calm(our)
+            our.lease.grant(lease, deadline, our.now)
+        case KeptAlive(lease, deadline):
+            if lease == our.lease.id:
+                our.lease.keep(deadline)
+                our.safety.store_answers(our.now)
+        case LeaseGone(lease):
+            if lease == our.lease.id:
+                our.safety.store_answers(our.now)
+                sessions.lose(our, "its lease ran out")
+                our.lease.forget()
+        case StoreRefused():
+            our.safety.store_refused_at = our.now
+
+
+def take_read(our: Membership, event: ReadDone) -> None:
+    """Where things stand."""
+    read = our.inflight.taken()
+    _calm(our)
+    if our.inflight.tells_of_loss(
+        our.view, our.watches, event.cluster_id, event.revision, event.ranges
+    ):
+        sessions.begin_anew(our)
+    our.view.cluster_id = event.cluster_id
+    our.view.absorb(event.revision, event.ranges)
+    our.looked_at = our.now
+    _find_leader(our, event.revision, event.ranges)
+    our.answered |= {target.key for target, _ in event.ranges}
+    whole = isinstance(read, Read) and any(r.covers(our.keys.bounds) for r in read.ranges)
+    if whole and our.inflight.is_up_to_date(our.watches):
+        our.doubt = False
+    own = our.own
+    seen = any(r.covers(own.key) and not r.limit for r, _ in event.ranges)
+    if our.session and seen and own.stored is None:
+        sessions.lose(our, "its key is gone")
+
+
+def take_txn(our: Membership, event: TxnDone) -> None:
+    """What came of a write, and what was read with it."""
+    write = our.inflight.taken()
+    note, our.inflight.note = our.inflight.note, ""
+    _calm(our)
+    assert isinstance(write, Write)
+    result = event.result
+    if our.inflight.tells_of_loss(
+        our.view, our.watches, result.cluster_id, result.revision, result.ranges
+    ):
+        # What was decided rested on data that is lost: start over from a read.
+        sessions.begin_anew(our)
+        return
+    our.view.cluster_id = result.cluster_id
+    our.view.wrote(write.txn, result)
+    our.looked_at = our.now
+    found = _find_leader(our, result.revision, result.ranges)
+    if found and our.inflight.is_up_to_date(our.watches):
+        our.doubt = False
+    if not result.succeeded:
+        our.doubt = True
+    elif note:
+        our.note(note)
+    if our.session and our.stored is None:
+        sessions.lose(our, "its key is gone")
+
+
+def take_doubt(our: Membership) -> None:
+    """Nobody knows whether a write was carried out."""
+    our.inflight.request = None
+    our.doubt = True
+    our.backoff.failed(our.now)
+
+
+def take_failure(our: Membership, event: RequestFailed) -> None:
+    """Etcd did not serve us: hopeless at the start, a matter of patience later."""
+    our.inflight.request = None
+    our.backoff.failed(our.now)
+    if our.view.cluster_id:
+        return
+    if event.terminal:
+        our.refused = event.error
+    elif our.now >= our.started_at + our.config.connect_seconds:
+        our.refused = f"no answer for {our.config.connect_seconds:g} s: {event.error}"
+
+
+def _find_leader(our: Membership, revision: int, ranges: Ranges) -> bool:
+    """Learn who coordinates, if that was asked."""
+    before = our.leadership.key
+    found = our.leadership.found(revision, ranges, our.view.malformed)
+    if our.leadership.key != before:
+        our.attendance.found_at = our.now
+    return found
+
+
+def _calm(our: Membership) -> None:
+    our.backoff.answered()
+    our.safety.store_answers(our.now)
