@@ -132,7 +132,7 @@ class Engine:
         our = self._our
         if our.refused:
             return Refused(our.refused)
-        if our.left or our.leave.gave_up(our.now, our.alarm):
+        if our.left or our.departure.gave_up(our.now, our.alarm):
             return Left()
         bounds = our.bounds
         grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds

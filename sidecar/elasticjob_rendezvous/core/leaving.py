@@ -1,6 +1,6 @@
 """What a member does that leaves: it says so, keeps its key to be read, and drops it. Pure.
 
-Since when it leaves, and its patience, are `leave`'s.
+Since when it leaves, and its patience, are `departure`'s.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _was_seen(our: Membership) -> bool:
     """Whether nobody need read any more why we leave."""
     roster = our.rounds.roster
     alone = roster is not None and len(roster.seats) == 1
-    return alone or our.local.done or our.leave.was_seen(our.now, our.alarm)
+    return alone or our.local.done or our.departure.was_seen(our.now, our.alarm)
 
 
 def is_saving(our: Membership) -> bool:
     """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
-    at, since = our.current, our.leave.since
+    at, since = our.current, our.departure.since
     if at is None or since is None or not our.local.saves:
         return False
     if at.state is not RoundState.FINAL or at.number != our.local.round:

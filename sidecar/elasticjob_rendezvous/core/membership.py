@@ -11,12 +11,12 @@ from elasticjob_rendezvous.core.attendance import Attendance
 from elasticjob_rendezvous.core.backoff import Backoff
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
+from elasticjob_rendezvous.core.departure import Departure
 from elasticjob_rendezvous.core.events import Clock, Config, Effect, Local, Note
 from elasticjob_rendezvous.core.inflight import InFlight
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
-from elasticjob_rendezvous.core.leave import Leave
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import Bounds, Member, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.rounds import Rounds
@@ -46,7 +46,7 @@ class Membership:
         self.keys = Keys(config.prefix)
         self.view = View(self.keys)
         self.crew = Crew()
-        self.leave = Leave()
+        self.departure = Departure()
         self.rounds = Rounds()
         self.lease = Lease()
         self.safety = Safety()

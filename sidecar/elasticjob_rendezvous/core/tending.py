@@ -12,7 +12,7 @@ from elasticjob_rendezvous.core.vouching import vouch
 
 def tend(our: Membership) -> None:
     """Do what is due now, and set the alarm for what is due later."""
-    our.leave.tell(bool(our.leaving), our.crew.idle, our.now)
+    our.departure.tell(bool(our.leaving), our.crew.idle, our.now)
     _renew(our)
     _tend_roles(our)
     vouch(our)

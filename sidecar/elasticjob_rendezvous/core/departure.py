@@ -13,7 +13,7 @@ SEEN_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class Leave:
+class Departure:
     """`since`: when we first knew that we leave; `idle_since`: when no worker ran any more."""
 
     since: float | None = None
