@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import uuid4
 
 from elasticjob_operator.core.happenings import Happening
@@ -91,12 +91,19 @@ class _Told:
 
 
 class Events:
-    """Posts events in the background while `run` runs."""
+    """Posts events in the background while `run` runs. `clock` is monotonic, `now` is UTC."""
 
-    def __init__(self, kube: Kube, instance: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        instance: str,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         self._kube = kube
         self._instance = instance
         self._clock = clock
+        self._now = now
         self._queue: asyncio.Queue[_Told] = asyncio.Queue(QUEUED)
         self._series: OrderedDict[tuple[str, ...], _Series] = OrderedDict()
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
@@ -108,7 +115,7 @@ class Events:
                 "job %s/%s: %s: %s", subject.namespace, subject.name, said.reason, said.message
             )
             if self._allowed(subject.uid) and not self._queue.full():
-                self._queue.put_nowait(_Told(subject, said, datetime.now(UTC)))
+                self._queue.put_nowait(_Told(subject, said, self._now()))
 
     async def run(self) -> None:
         """Post what is told until cancelled."""

@@ -51,6 +51,7 @@ class JobMemory:
         budget_checked_at: monotonic time when that was.
         pods: the uids of its pods as they were seen last.
         nodes: the machines they are on.
+        ends: since when each of them that has ended is known to have; UTC.
         changed_at: monotonic time of the oldest change in etcd that no status shows yet.
         written: resourceVersion of the last status written here, so as not to wake for it.
         phase: the one in that status.
@@ -76,6 +77,7 @@ class JobMemory:
     budget_checked_at: float = -math.inf
     pods: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
+    ends: dict[str, datetime] = field(default_factory=dict)
     changed_at: float | None = None
     written: str = ""
     phase: Phase | None = None

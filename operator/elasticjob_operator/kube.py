@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
+from elasticjob_operator.core.server_time import TELLING_SECONDS, ahead_seconds
 from elasticjob_operator.kube_errors import (
     AlreadyExists,
     Cause,
@@ -98,11 +101,18 @@ _UNTIMED = aiohttp.ClientTimeout(total=None)  # the whole call has its time, see
 class Kube:
     """A client of one API server, as `connect` makes it; `close` it otherwise."""
 
-    def __init__(self, configuration: Configuration, call_seconds: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        call_seconds: float = CALL_SECONDS,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._configuration: Any = configuration
         self._host = configuration.host.rstrip("/")
         self._rest: Any = RESTClientObject(configuration)
         self._call_seconds = call_seconds
+        self._wall_clock = wall_clock
+        self._ahead_seconds = 0.0
 
     @classmethod
     @asynccontextmanager
@@ -111,13 +121,14 @@ class Kube:
         kubeconfig: Path | None = None,
         context: str | None = None,
         call_seconds: float = CALL_SECONDS,
+        wall_clock: Callable[[], float] = time.time,
     ) -> AsyncIterator[Kube]:
         """Connect as the pod's service account; outside a pod, or when one is named, by kubeconfig.
 
         Raises:
             KubeError: there is no usable configuration.
         """
-        kube = cls(await _configuration(kubeconfig, context), call_seconds)
+        kube = cls(await _configuration(kubeconfig, context), call_seconds, wall_clock)
         try:
             yield kube
         finally:
@@ -126,6 +137,10 @@ class Kube:
     async def close(self) -> None:
         """Give the connections back."""
         await self._rest.close()
+
+    def now(self) -> datetime:
+        """The time, UTC, by the API server's clock, as its answers tell it."""
+        return datetime.fromtimestamp(self._wall_clock() + self._ahead_seconds, UTC)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """Read one object. Raises NotFound."""
@@ -292,6 +307,7 @@ class Kube:
         # The token of a service account is read again here when it is a minute old.
         for setting in (await self._configuration.auth_settings()).values():
             headers[setting["key"]] = setting["value"]
+        sent = self._wall_clock()
         try:
             answer = await self._rest.request(
                 request.method,
@@ -300,12 +316,25 @@ class Kube:
                 body=request.body,
                 _request_timeout=_UNTIMED,
             )
+            received = self._wall_clock()
             body: bytes = await answer.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(str(request), f"{self._host}: {error!r}") from error
         if answer.status >= 400:
             raise error_of(str(request), answer.status, body, answer.headers)
+        self._compare_clocks(answer.headers, sent, received)
         return _object(request, answer.status, body)
+
+    def _compare_clocks(self, headers: Mapping[str, str], sent: float, received: float) -> None:
+        """Only answers of the server itself count: what stands before it sends errors."""
+        before = self._ahead_seconds
+        ahead = self._ahead_seconds = ahead_seconds(before, headers, sent, received)
+        if max(abs(ahead), abs(before)) >= TELLING_SECONDS and abs(ahead - before) >= 1.0:
+            log.warning(
+                "the clock of this machine is %.0f s %s the API server's, which is gone by",
+                abs(ahead),
+                "behind" if ahead > 0 else "ahead of",
+            )
 
 
 def _object(request: Request, status: int, body: bytes) -> Json:

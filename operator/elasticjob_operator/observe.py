@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from elasticjob_operator.agent_status import Agent, Agents, Asked
 from elasticjob_operator.core.access import access_of
 from elasticjob_operator.core.agent_causes import Attendance, with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
+from elasticjob_operator.core.ends import bounded, first_seen
 from elasticjob_operator.core.labels import incarnation_of, index_of, lost_labels
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.names import (
@@ -47,7 +48,7 @@ class Observer:
         self,
         kube: Kube,
         nodes: Nodes,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime],
     ) -> None:
         self._kube = kube
         self._nodes = nodes
@@ -136,6 +137,8 @@ class Observer:
     async def _pods(self, job: ElasticJob, memory: JobMemory, own: list[Json]) -> tuple[Pod, ...]:
         await self._check_foreign(job, memory)
         pods = tuple(pod for raw in own if (pod := self.pod(job, raw)) is not None)
+        memory.ends = first_seen(pods, memory.ends, self._now())
+        pods = tuple(bounded(pod, memory.ends) for pod in pods)
         memory.pods = frozenset(pod.uid for pod in pods)
         memory.nodes = frozenset(pod.node for pod in pods if pod.node)
         return pods

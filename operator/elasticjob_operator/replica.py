@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import kopf
@@ -81,11 +80,12 @@ class Active:
     async def _serve(
         self, etcds: Etcds, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup
     ) -> None:
-        events = Events(self._kube, self._settings.lease.identity, time.monotonic)
+        identity = self._settings.lease.identity
+        events = Events(self._kube, identity, time.monotonic, self._kube.now)
         reconciler = Reconciler(self._parts(etcds, events))
         sweep = Sweep(
             self._kube, namespaces, self._jobs, self._nodes, self._delivered, etcds,
-            self._wakeups, time.monotonic, _utc_now,
+            self._wakeups, time.monotonic, self._kube.now,
         )  # fmt: skip
         self._metrics.queue_depth.set_function(lambda: self._wakeups.depth)
         self._metrics.count_jobs(lambda: (str(memory.phase or "") for memory in self._jobs))
@@ -126,13 +126,13 @@ class Active:
             kube=self._kube,
             jobs=self._jobs,
             etcds=etcds,
-            observer=Observer(self._kube, self._nodes),
-            applier=Applier(self._kube, dependents, pods, self._metrics, _utc_now),
+            observer=Observer(self._kube, self._nodes, self._kube.now),
+            applier=Applier(self._kube, dependents, pods, self._metrics, self._kube.now),
             dependents=dependents,
             events=events,
             metrics=self._metrics,
             clock=time.monotonic,
-            now=_utc_now,
+            now=self._kube.now,
         )
 
     def _etcd_changed(self, namespace: str, uid: str) -> None:
@@ -145,7 +145,3 @@ class Active:
     def _stuck(self) -> str:
         seconds = self._wakeups.longest_seconds
         return f"a look at a job has taken {seconds:.0f} s" if seconds > STUCK_SECONDS else ""
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -504,5 +506,25 @@ def test_in_a_pod_the_service_account_is_used(
     async def main() -> None:
         async with Kube.connect() as kube:
             assert await kube.list(PODS, namespace) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("off_seconds", [0.0, 4_000.0, -4_000.0])
+def test_the_time_is_the_api_servers(
+    api_server: ApiServer, namespace: str, off_seconds: float
+) -> None:
+    """A new pod is new, however wrong this machine's clock is."""
+
+    async def main() -> None:
+        began = time.time()
+        wrong = Kube.connect(api_server.kubeconfig(), wall_clock=lambda: time.time() + off_seconds)
+        async with wrong as kube:
+            await kube.list(PODS, namespace)
+            made = await kube.create(PODS, namespace, pod("new"))
+            age = kube.now() - datetime.fromisoformat(made["metadata"]["creationTimestamp"])
+            # Both times are cut to a second.
+            assert -1.0 <= age.total_seconds() <= 2.0 + time.time() - began
+            assert abs(kube.now().timestamp() - time.time()) <= 1.0 + time.time() - began
 
     asyncio.run(main())

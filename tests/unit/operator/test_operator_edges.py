@@ -25,6 +25,7 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
 from elasticjob_operator.wakeups import Retry
 from tests.integration.etcd_server import Ports
+from tests.unit.operator.builders import NOW
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 _OBJECTS = st.recursive(
@@ -109,7 +110,7 @@ def test_an_event_of_what_is_no_text_is_posted_too() -> None:
             posted.append(body)
 
     async def main() -> None:
-        events = Events(Posting(), "here", lambda: 0.0)  # type: ignore[arg-type]
+        events = Events(Posting(), "here", lambda: 0.0, lambda: NOW)  # type: ignore[arg-type]
         said = Happening(EventType.WARNING, "WorkerFailed", "no file caf\udce9")
         events.tell(Subject("ns", "job", "uid", "1"), (said,))
         posting = asyncio.create_task(events.run())

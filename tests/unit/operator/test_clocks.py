@@ -1,0 +1,76 @@
+"""Clocks that differ: the API server's from the operator's, and a node's from both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from email.utils import formatdate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticjob_operator.core.ends import bounded, first_seen
+from elasticjob_operator.core.plan import plan
+from elasticjob_operator.core.server_time import ahead_seconds
+from tests.unit.operator.builders import NOW, ago, job, later, observed, pod
+
+HOUR = 3600.0
+
+
+def answer(at: float) -> dict[str, str]:
+    """What a server says whose clock shows `at`: seconds since 1970."""
+    return {"Date": formatdate(int(at), usegmt=True)}
+
+
+@given(
+    st.floats(-2 * HOUR, 2 * HOUR),
+    st.lists(st.tuples(st.floats(0, 9), st.floats(0, 0.5), st.floats(0, 0.5)), min_size=1),
+)
+def test_the_difference_is_known_to_a_second_from_the_first_answer(
+    ahead: float, answers: list[tuple[float, float, float]]
+) -> None:
+    own, known = NOW.timestamp(), 0.0
+    for pause, there, back in answers:
+        sent = own + pause
+        own = sent + there + back
+        known = ahead_seconds(known, answer(sent + there + ahead), sent, own)
+        assert abs(known - ahead) <= 1.0 + there + back + 1e-3
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 5), st.floats(0, 5)), min_size=1))
+def test_clocks_that_agree_are_left_alone(answers: list[tuple[float, float, float]]) -> None:
+    own, known = NOW.timestamp(), 0.0
+    for pause, there, back in answers:
+        sent = own + pause
+        own = sent + there + back
+        known = ahead_seconds(known, answer(sent + there), sent, own)
+    assert known == 0.0
+
+
+@pytest.mark.parametrize("said", ["", "soon", "Sat, 99 Nov 2026 03:00:00 GMT"])
+def test_an_answer_without_a_time_changes_nothing(said: str) -> None:
+    assert ahead_seconds(7.0, {"Date": said}, 1.0, 2.0) == 7.0
+
+
+@pytest.mark.parametrize("told", [later(HOUR), ago(HOUR), ago(1)], ids=["ahead", "behind", "alike"])
+def test_a_node_whose_clock_is_wrong_delays_nobody(told: datetime) -> None:
+    """The second launch failure in a row holds the next pod up for two seconds."""
+    first = pod(0).stillborn(30, "no python3").get()
+    second = replace(pod(1).stillborn(2).get(), ended_at=told)
+    seen: dict[str, datetime] = {}
+    waits = []
+    for now in (ago(0), later(1), later(2), later(3)):
+        pods = (first, second)
+        seen = first_seen(pods, seen, now)
+        known = observed(*(bounded(one, seen) for one in pods))
+        planned = plan(job(minNodes=1, maxNodes=1), known, now)
+        waits.append(not any(type(action).__name__ == "CreatePod" for action in planned.actions))
+    assert waits[-2:] == [False, False]
+    assert waits == sorted(waits, reverse=True)
+
+
+def test_an_end_is_forgotten_with_its_pod() -> None:
+    ended = pod(0).stillborn(30).get()
+    assert set(first_seen([ended, pod(1).get()], {}, NOW)) == {ended.uid}
+    assert first_seen([pod(1).get()], {ended.uid: NOW}, NOW) == {}
