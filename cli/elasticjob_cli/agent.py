@@ -61,7 +61,7 @@ def agent(
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
             "leave_grace, scale_up_wait, hang_timeout, connect_timeout (seconds); increment, "
             "incarnation; protocol, cacert, cert, key, server_name, user, password, "
-            "password_file; is_host (of the c10d store).",
+            "password_file; is_host (of the c10d store). docs/backends.md has each backend's.",
         ),
     ] = "",
     max_restarts: Annotated[

@@ -54,7 +54,12 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
             f"the rendezvous backend etcd-v2 needs python-etcd ({error}): "
             "install elasticjob[etcd-v2]"
         ) from error
-    bounds, access = _bounds(settings), settings.etcd
+    bounds, access, tuning = _bounds(settings), settings.etcd, settings.tuning
+    if tuning.etcd_prefix is not None:
+        try:
+            etcd_v2.Paths.of(tuning.etcd_prefix, settings.rendezvous_id)
+        except ValueError as error:
+            raise SettingsError(f"--rdzv-conf etcd_prefix: {error}") from error
     options: dict[str, Any] = {
         "timeout": bounds.join_timeout_seconds,
         "last_call_timeout": bounds.last_call_seconds,
@@ -62,7 +67,11 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
         "expected_nodes": bounds.expected,
         "username": access.user,
         "password": access.password,
+        "etcd_prefix": tuning.etcd_prefix or etcd_v2.DEFAULT_PREFIX,
+        "read_timeout": tuning.read_seconds or etcd_v2.DEFAULT_READ_TIMEOUT_SECONDS,
     }
+    if any(endpoint.startswith("https://") for endpoint in access.endpoints):
+        options["protocol"] = "https"
     if access.tls is not None:
         options["protocol"] = "https"
         options["cacert"] = access.tls.ca_file
@@ -84,6 +93,7 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
         settings.rendezvous_id,
         bounds.join_timeout_seconds,
         first_round=1,
+        connect_seconds=tuning.connect_seconds,
     )
 
 
@@ -103,6 +113,8 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
         _bounds(settings).join_timeout_seconds,
         made.close,
         host_stays=settings.hosts_store is not None,
+        connect_seconds=settings.tuning.connect_seconds,
+        read_seconds=settings.tuning.read_seconds,
     )
 
 
@@ -125,8 +137,13 @@ class _C10d:
             self._hosted = self._host_if_ours()
         # By its own address: the endpoint's name may still lead to the host before us.
         host = self._host if self._hosted is None else settings.address
+        patience = settings.tuning.connect_seconds
         backend, *self._stores = native.connect(
-            host, self._port, settings.rendezvous_id, CONNECT_SECONDS
+            host,
+            self._port,
+            settings.rendezvous_id,
+            CONNECT_SECONDS if patience is None else max(0.1, min(CONNECT_SECONDS, patience)),
+            settings.tuning.read_seconds or native.READ_SECONDS,
         )
         # Where torchrun's nodes take part, their workers meet in this store, and so do ours.
         sharing = Sharing(
@@ -176,11 +193,17 @@ def _listening(settings: AgentSettings) -> str:
 def _dynamic(settings: AgentSettings) -> Any:
     from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings, RendezvousTimeout
 
-    bounds = _bounds(settings)
-    interval = max(1.0, bounds.keep_alive_seconds / BEATS)
+    def limit(seconds: float | None) -> timedelta | None:
+        return None if seconds is None else timedelta(seconds=seconds)
+
+    bounds, tuning = _bounds(settings), settings.tuning
+    beats = tuning.beats or BEATS
+    interval = max(1.0, bounds.keep_alive_seconds / beats)
     timeout = RendezvousTimeout(
         join=timedelta(seconds=bounds.join_timeout_seconds),
         last_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.last_call_seconds)),
+        close=limit(tuning.close_seconds),
+        heartbeat=limit(tuning.heartbeat_seconds),
     )
     return RendezvousSettings(
         settings.rendezvous_id,
@@ -188,7 +211,7 @@ def _dynamic(settings: AgentSettings) -> Any:
         bounds.max_nodes,
         timeout,
         timedelta(seconds=interval),
-        BEATS,
+        beats,
         lasting_store=True,
         recovery_call=timedelta(seconds=max(LEAST_CALL_SECONDS, bounds.settle_seconds)),
         expected_nodes=bounds.expected,

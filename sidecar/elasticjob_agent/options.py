@@ -28,6 +28,10 @@ from elasticjob_agent.settings import (
 from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.dynamic.core.settings import (
+    KEEP_ALIVE_INTERVAL_SECONDS,
+    KEEP_ALIVE_MAX_ATTEMPT,
+)
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
@@ -36,6 +40,8 @@ from elasticjob_rendezvous.etcd.reach import address_of, address_towards
 from elasticjob_rendezvous.peers.wire import run_key
 
 NAMESPACE = "default"
+CONNECT_SECONDS = 30.0
+"""How long etcd v3 is waited for at the start."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _GPU = re.compile(r"nvidia\d+")
 
@@ -86,7 +92,7 @@ def plain_agent(options: Options) -> PlainAgent:
     backend = _backend(options.rdzv_backend)
     if options.max_restarts < 0:
         raise SettingsError(f"--max-restarts must be 0 or more, got {options.max_restarts}")
-    conf = read_conf(options.rdzv_conf)
+    conf = read_conf(options.rdzv_conf, backend)
     run_id = _named("--rdzv-id", options.rdzv_id)
     name = _named("--name", options.name or f"{socket.gethostname()}-{os.getpid()}")
     etcd = _etcd(options.rdzv_endpoint, conf, backend)
@@ -112,7 +118,7 @@ def plain_agent(options: Options) -> PlainAgent:
             max_restarts=options.max_restarts,
             join_timeout_seconds=conf.timeout,
             last_call_seconds=conf.last_call_timeout,
-            keep_alive_seconds=conf.keep_alive_seconds,
+            keep_alive_seconds=_keep_alive_seconds(conf),
             confirm_seconds=conf.confirm,
             settle_seconds=conf.settle,
             stop_grace_seconds=conf.stop_grace,
@@ -130,8 +136,18 @@ def plain_agent(options: Options) -> PlainAgent:
         rendezvous_id=run_id,
         hosts_store=_hosts(conf),
         warm_start=warm_start_of(options.warm_start, options.warm_start_modules, "--warm-start"),
+        tuning=conf.tuning,
     )
-    return PlainAgent(settings, command, conf.connect_timeout)
+    patience = CONNECT_SECONDS if conf.connect_timeout is None else conf.connect_timeout
+    return PlainAgent(settings, command, patience)
+
+
+def _keep_alive_seconds(conf: Conf) -> float:
+    """After which a silent node is lost: told as such, or as torch tells its c10d."""
+    interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
+    if interval is None and attempts is None:
+        return conf.keep_alive_seconds
+    return float((interval or KEEP_ALIVE_INTERVAL_SECONDS) * (attempts or KEEP_ALIVE_MAX_ATTEMPT))
 
 
 def _backend(text: str) -> Backend:

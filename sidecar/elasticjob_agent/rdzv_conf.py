@@ -1,16 +1,20 @@
-"""`--rdzv-conf key=value,…`: its keys, their defaults, and their errors."""
+"""`--rdzv-conf key=value,…`: each backend's keys, their defaults, and their errors."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, fields
 
-from elasticjob_agent.settings import SettingsError
+from elasticjob_agent.settings import Backend, SettingsError
+from elasticjob_agent.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True)
 class Conf:
-    """The keys of `--rdzv-conf`. Durations are seconds; torch's names are kept where it has one."""
+    """The keys of `--rdzv-conf`. Durations are seconds; torch's names are kept where it has one.
+
+    None where the default depends on the backend.
+    """
 
     timeout: float = 600.0
     last_call_timeout: float = 30.0
@@ -21,10 +25,17 @@ class Conf:
     scale_up_wait: float = 0.0
     hang_timeout: float = 0.0
     leave_grace: float = 30.0
-    connect_timeout: float = 30.0
+    connect_timeout: float | None = None
+    close_timeout: float | None = None
+    heartbeat_timeout: float | None = None
+    read_timeout: int | None = None
+    keep_alive_interval: int | None = None
+    keep_alive_max_attempt: int | None = None
     increment: int = 1
     incarnation: int = 0
     is_host: str = ""
+    store_type: str = ""
+    etcd_prefix: str = ""
     protocol: str = ""
     cacert: str = ""
     cert: str = ""
@@ -34,43 +45,112 @@ class Conf:
     password: str = ""
     password_file: str = ""
 
+    @property
+    def tuning(self) -> Tuning:
+        """What torch's backends are told of it."""
+        return Tuning(
+            connect_seconds=self.connect_timeout,
+            read_seconds=self.read_timeout,
+            etcd_prefix=self.etcd_prefix or None,
+            beat_seconds=self.keep_alive_interval,
+            beats=self.keep_alive_max_attempt,
+            heartbeat_seconds=self.heartbeat_timeout,
+            close_seconds=self.close_timeout,
+        )
+
 
 _ALIASES = {
     "join_timeout": "timeout",
     "confirm_seconds": "confirm",
     "keep_alive": "keep_alive_seconds",
+    "ca_cert": "cacert",
+    "ssl_cert": "cert",
+    "ssl_cert_key": "key",
 }
+_OF_ALL = "timeout join_timeout last_call_timeout settle stop_grace hang_timeout connect_timeout"
+_OF_ETCD = "protocol cacert cert key server_name user password password_file"
+_OF_TORCHS_ETCD = "ca_cert ssl_cert ssl_cert_key"
+ACCEPTED = {
+    Backend.ETCD: frozenset(
+        f"{_OF_ALL} {_OF_ETCD} {_OF_TORCHS_ETCD} keep_alive_seconds keep_alive confirm "
+        "confirm_seconds scale_up_wait leave_grace increment incarnation".split()
+    ),
+    Backend.ETCD_V2: frozenset(
+        f"{_OF_ALL} {_OF_ETCD} {_OF_TORCHS_ETCD} read_timeout etcd_prefix".split()
+    ),
+    Backend.C10D: frozenset(
+        f"{_OF_ALL} keep_alive_seconds keep_alive keep_alive_interval keep_alive_max_attempt "
+        "read_timeout close_timeout heartbeat_timeout is_host store_type".split()
+    ),
+}
+"""The keys that do something, by backend; torch's other names for some are among them."""
+_WHOLE_OF_TORCH = ("read_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_AT_LEAST_ONE = frozenset(("increment", "timeout", "join_timeout", *_WHOLE_OF_TORCH))
+_POSITIVE = frozenset(("close_timeout", "heartbeat_timeout"))
+_KINDS = {"float": float, "int": int, "str": str}
 
 
-def read_conf(text: str) -> Conf:
-    """Read `key=value,key=value`. An unknown key is an error that names the nearest known one."""
-    kinds = {field.name: type(field.default) for field in fields(Conf)}
+def read_conf(text: str, backend: Backend = Backend.ETCD) -> Conf:
+    """Read `key=value,key=value`.
+
+    A key that the backend has no use for is an error, which names those that it has, or the
+    nearest one. Where a key is given under two names, `join_timeout` wins, else the last.
+    """
+    kinds = {field.name: _KINDS[str(field.type).partition(" ")[0]] for field in fields(Conf)}
     values: dict[str, object] = {}
-    for part in (piece.strip() for piece in text.split(",") if piece.strip()):
-        typed, equals, value = part.partition("=")
-        name = _ALIASES.get(typed.strip(), typed.strip())
+    parts = (piece.strip() for piece in text.split(",") if piece.strip())
+    for part in sorted(parts, key=lambda part: part.startswith("join_timeout")):
+        typed, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise SettingsError(f"--rdzv-conf must be key=value,…, got {part!r}")
-        if name not in kinds:
-            known = [*kinds, *_ALIASES]
-            near = difflib.get_close_matches(typed, known, n=1)
-            hint = (
-                f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
-            )
-            raise SettingsError(f"--rdzv-conf has no key {typed!r}{hint}")
-        values[name] = _number(typed, value.strip(), kinds[name])
-    return Conf(**values)  # type: ignore[arg-type]
+        if typed not in ACCEPTED[backend]:
+            raise SettingsError(_refusal(typed, backend))
+        name = _ALIASES.get(typed, typed)
+        values[name] = _value(typed, value, kinds[name])
+    conf = Conf(**values)  # type: ignore[arg-type]
+    _check(conf, values)
+    return conf
 
 
-def _number(name: str, text: str, kind: type) -> float | int | str:
+def _refusal(typed: str, backend: Backend) -> str:
+    accepted = ACCEPTED[backend]
+    known = sorted(accepted)
+    others = [str(other) for other in Backend if typed in ACCEPTED[other]]
+    if others:
+        return (
+            f"--rdzv-conf {typed} does nothing with backend {backend}, only with "
+            f"{' and '.join(others)}; known are {', '.join(known)}"
+        )
+    near = difflib.get_close_matches(typed, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+    return f"--rdzv-conf has no key {typed!r} with backend {backend}{hint}"
+
+
+def _check(conf: Conf, given: dict[str, object]) -> None:
+    """Keys that contradict each other, and words."""
+    if conf.store_type.lower() not in ("", "tcp"):
+        raise SettingsError(
+            f"--rdzv-conf store_type must be tcp, got {conf.store_type!r}: agents have no store in "
+            "a file"
+        )
+    beats = conf.keep_alive_interval is not None or conf.keep_alive_max_attempt is not None
+    if beats and "keep_alive_seconds" in given:
+        raise SettingsError(
+            "--rdzv-conf must give either keep_alive_seconds or torch's keep_alive_interval and "
+            "keep_alive_max_attempt, whose product it is"
+        )
+
+
+def _value(name: str, text: str, kind: type) -> float | int | str:
     if kind is str:
         return text
     try:
         value = float(text) if kind is float else int(text)
     except ValueError:
         value = -1
-    least = 1 if name in ("increment", "timeout", "join_timeout") else 0
-    if not least <= value <= 1e7:
+    least = 1 if name in _AT_LEAST_ONE else 0
+    if not least <= value <= 1e7 or (name in _POSITIVE and value == 0):
         what = "seconds" if kind is float else "a whole number"
-        raise SettingsError(f"--rdzv-conf {name} must be {what} of at least {least}, got {text!r}")
+        bound = "more than 0" if name in _POSITIVE else f"at least {least}"
+        raise SettingsError(f"--rdzv-conf {name} must be {what} of {bound}, got {text!r}")
     return value

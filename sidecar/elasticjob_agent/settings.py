@@ -45,6 +45,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
+from elasticjob_agent.tuning import UNTUNED, Tuning
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.endpoints import Tls
@@ -106,7 +107,8 @@ class AgentSettings:
     prints the outcome and leaves its own termination message. `warm_start` None
     starts every worker afresh. `rendezvous_id` and `hosts_store` are for the backends
     that are not etcd's v3 API; there `etcd` says where their rendezvous is. `hosts_store`
-    None: this agent hosts it if the endpoint is of this machine and no other does.
+    None: this agent hosts it if the endpoint is of this machine and no other does. `tuning` is
+    for them too.
     """
 
     prefix: str
@@ -135,6 +137,7 @@ class AgentSettings:
     announce: bool = True
     warm_start: WarmStart | None = None
     hang_seconds: float = 0.0
+    tuning: Tuning = UNTUNED
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:

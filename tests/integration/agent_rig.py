@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 PYTHONPATH = ":".join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
 PATIENCE_SECONDS = 20.0
 STEADY = "last_call_timeout=15,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
+TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # what each of torch's backends takes
 QUICK = "last_call_timeout=0.5,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
 
 WORKER = """
@@ -116,11 +117,13 @@ class Gang:
         nnodes: str,
         *options: str,
         command: tuple[str, ...] = (),
-        conf: str = QUICK,
+        conf: str = "",
         name: str = "",
         env: dict[str, str] | None = None,
     ) -> AgentProcess:
         name = name or f"node-{len(self.agents)}"
+        torchs = any(option.startswith("--rdzv-backend=") for option in options)
+        conf = conf or (TORCHS if torchs else QUICK)
         log = self.folder.parent / f"{name}-{len(self.agents)}.log"
         arguments = [
             f"--nnodes={nnodes}",

@@ -41,6 +41,8 @@ class PersistentHandler(RendezvousHandler):
         first_round: what the handler numbers its first round by; here it is 0.
         host_stays: one of the job's nodes keeps the store, and stays at the end until the others
             have seen it.
+        connect_seconds: how long the handler is waited for; None: `join_seconds`.
+        read_seconds: how long the keys of a new round are waited for, if not STORE_SECONDS.
     """
 
     persists = True
@@ -55,8 +57,12 @@ class PersistentHandler(RendezvousHandler):
         closed: Callable[[], None] = lambda: None,
         first_round: int = 0,
         host_stays: bool = False,
+        connect_seconds: float | None = None,
+        read_seconds: float | None = None,
     ) -> None:
         self.host_stays = host_stays
+        self._connect_seconds = join_seconds if connect_seconds is None else connect_seconds
+        self._read_seconds = STORE_SECONDS if read_seconds is None else read_seconds
         self._first_round = first_round
         self._make = make
         self._backend = backend
@@ -79,7 +85,7 @@ class PersistentHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         info = self._made().next_rendezvous()
         if info.store is not None:
-            info.store.set_timeout(timedelta(seconds=STORE_SECONDS))
+            info.store.set_timeout(timedelta(seconds=self._read_seconds))
         return replace(info, round=info.round - self._first_round)
 
     def is_closed(self) -> bool:
@@ -134,7 +140,8 @@ class PersistentHandler(RendezvousHandler):
         self._closed()
 
     def _made(self) -> RendezvousHandler:
-        deadline = time.monotonic() + self.join_seconds
+        patience = min(self.join_seconds, self._connect_seconds)
+        deadline = time.monotonic() + patience
         told = False
         while self._handler is None:
             if self._going.is_set():
@@ -145,7 +152,9 @@ class PersistentHandler(RendezvousHandler):
                 raise  # it would be the same for ever
             except RendezvousConnectionError as error:
                 if time.monotonic() > deadline:
-                    raise RendezvousTimeoutError(str(error)) from error
+                    raise RendezvousTimeoutError(
+                        f"nobody could be reached within {patience:g} s: {error}"
+                    ) from error
                 if not told:
                     log.warning("no rendezvous yet, trying again: %s", error)
                 told = True

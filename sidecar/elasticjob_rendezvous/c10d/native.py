@@ -97,9 +97,14 @@ def emptied(run_id: str, host: str, port: int) -> None:
 
 
 def connect(
-    host: str, port: int, run_id: str, timeout_seconds: float
+    host: str,
+    port: int,
+    run_id: str,
+    timeout_seconds: float,
+    read_seconds: float = READ_SECONDS,
 ) -> tuple[MendingBackend, TCPStore, TCPStore]:
-    """A backend, the store for its rounds, and the backend's own: each has its connection.
+    """A backend, the store for its rounds, and the backend's own: each has its connection, and
+    waits `read_seconds` for a key.
 
     Raises:
         RendezvousConnectionError: nobody hosts a store there, within that time.
@@ -115,5 +120,5 @@ def connect(
             store.close()
         raise RendezvousConnectionError(str(error)) from error
     for store in made:
-        store.set_timeout(timedelta(seconds=READ_SECONDS))
+        store.set_timeout(timedelta(seconds=read_seconds))
     return backend, made[1], made[0]

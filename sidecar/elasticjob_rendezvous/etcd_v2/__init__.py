@@ -3,8 +3,9 @@
 Needs the extra `etcd-v2`, and an etcd 3.4 or 3.5 that was started with `--enable-v2`.
 """
 
-from elasticjob_rendezvous.etcd_v2.client import create_client
+from elasticjob_rendezvous.etcd_v2.client import DEFAULT_READ_TIMEOUT_SECONDS, create_client
 from elasticjob_rendezvous.etcd_v2.core import records
+from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX, Paths
 from elasticjob_rendezvous.etcd_v2.errors import (
     EtcdRendezvousRetryableFailure,
     EtcdRendezvousRetryImmediately,
@@ -30,11 +31,14 @@ __all__ = [
     "CONST_ETCD_SETUP_TTL",
     "CONST_RUNID_SUBROOT_TTL",
     "CONST_WORKER_KEEPALIVE_TTL",
+    "DEFAULT_PREFIX",
+    "DEFAULT_READ_TIMEOUT_SECONDS",
     "EtcdRendezvous",
     "EtcdRendezvousHandler",
     "EtcdRendezvousRetryImmediately",
     "EtcdRendezvousRetryableFailure",
     "EtcdStore",
+    "Paths",
     "create_client",
     "create_rdzv_handler",
     "parameters_from_url",

@@ -11,7 +11,9 @@ import pytest
 from elasticjob_agent.options import Options, plain_agent, slots_of
 from elasticjob_agent.rdzv_conf import read_conf
 from elasticjob_agent.settings import SettingsError
+from elasticjob_agent.tuning import Tuning
 from elasticjob_cli.main import main
+from elasticjob_rendezvous.etcd.endpoints import Tls
 
 OPTIONS = Options(
     nnodes="1:4",
@@ -29,6 +31,10 @@ OPTIONS = Options(
     module=False,
     command=(__file__, "--lr", "1"),
 )
+
+
+V2: dict[str, object] = {"rdzv_backend": "etcd-v2"}
+C10D: dict[str, object] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost"}
 
 
 def test_torchruns_options_become_settings(tmp_path: Path) -> None:
@@ -114,6 +120,26 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"rdzv_conf": "timeout"}, "key=value"),
         ({"rdzv_conf": "last_call_timeuot=3"}, "did you mean last_call_timeout?"),
         ({"rdzv_conf": "zzz=3"}, "known are"),
+        ({"rdzv_conf": "read_timeout=3"}, "only with etcd-v2 and c10d; known are ca_cert, cacert"),
+        (
+            V2 | {"rdzv_conf": "keep_alive_interval=3"},
+            "etcd-v2, only with c10d;",
+        ),
+        (V2 | {"rdzv_conf": "confirm=3"}, "does nothing with backend etcd-v2, only with etcd;"),
+        (V2 | {"rdzv_conf": "is_host=true"}, "only with c10d"),
+        (V2 | {"rdzv_conf": "conect_timeout=3"}, "did you mean connect_timeout?"),
+        (V2 | {"rdzv_conf": "read_timeout=0"}, "read_timeout must be a whole number of at least 1"),
+        (
+            C10D | {"rdzv_conf": f"cacert={__file__}"},
+            "only with etcd and etcd-v2; known are c",
+        ),
+        (C10D | {"rdzv_conf": "increment=2"}, "does nothing with backend c10d"),
+        (C10D | {"rdzv_conf": "store_type=file"}, "store_type must be tcp"),
+        (C10D | {"rdzv_conf": "close_timeout=0"}, "close_timeout must be seconds of more than 0"),
+        (
+            C10D | {"rdzv_conf": "keep_alive_interval=2,keep_alive=3"},
+            "either keep_alive",
+        ),
         ({"rdzv_conf": "timeout=soon"}, "timeout must be seconds"),
         ({"rdzv_conf": "timeout=nan"}, "timeout must be seconds"),
         ({"rdzv_conf": "increment=0"}, "increment must be a whole number"),
@@ -186,6 +212,36 @@ def test_the_store_of_c10d_is_here_unless_said(endpoint: str, expected: str) -> 
     assert settings.rendezvous_id == OPTIONS.rdzv_id, "a plain torchrun names the run so"
     told = plain_agent(replace(asked, rdzv_conf="is_host=false")).settings
     assert told.hosts_store is False
+
+
+def test_what_torch_calls_its_settings_of_etcd() -> None:
+    conf = f"ca_cert={__file__},ssl_cert={__file__},ssl_cert_key={__file__},read_timeout=7"
+    more = "connect_timeout=2,etcd_prefix=/own,timeout=9,join_timeout=8"
+    options = replace(OPTIONS, rdzv_backend="etcd-v2", rdzv_conf=f"{conf},{more}")
+    settings = plain_agent(options).settings
+    assert settings.etcd.tls == Tls(__file__, __file__, __file__, None)
+    assert settings.tuning == Tuning(connect_seconds=2, read_seconds=7, etcd_prefix="/own")
+    assert settings.bounds is not None
+    assert settings.bounds.join_timeout_seconds == 8
+
+
+@pytest.mark.parametrize(
+    ("conf", "seconds", "beat", "beats"),
+    [
+        ("", 5, None, None),
+        ("keep_alive_seconds=9", 9, None, None),
+        ("keep_alive_interval=2", 6, 2, None),
+        ("keep_alive_max_attempt=2", 10, None, 2),
+        ("keep_alive_interval=7,keep_alive_max_attempt=5", 35, 7, 5),
+    ],
+)
+def test_torchs_keep_alive_of_c10d(
+    conf: str, seconds: float, beat: int | None, beats: int | None
+) -> None:
+    settings = plain_agent(replace(OPTIONS, **C10D, rdzv_conf=conf)).settings  # type: ignore[arg-type]
+    assert settings.bounds is not None
+    assert settings.bounds.keep_alive_seconds == seconds
+    assert (settings.tuning.beat_seconds, settings.tuning.beats) == (beat, beats)
 
 
 def test_the_v2_api() -> None:
