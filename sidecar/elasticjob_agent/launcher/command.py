@@ -42,6 +42,11 @@ class Program(NamedTuple):
     command: tuple[str, ...]
     env: Mapping[str, str]
 
+    @property
+    def key(self) -> str:
+        """What is learned of it holds for all that have the same."""
+        return "\0".join((self.interpreter, str(self.module), self.target))
+
 
 def program(argv: Sequence[str], path: str) -> Program:
     """The program that a command line runs; raises Cold. `path` is the workers' PATH."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .ranks import shared
 from .wire import WireError
 
 if TYPE_CHECKING:
@@ -37,6 +39,18 @@ class Prepare(NamedTuple):
     env: dict[str, str]
     modules: tuple[str, ...]
     memory: str
+
+    def unlike(
+        self, base_env: Mapping[str, str], argv: Sequence[str], env: Mapping[str, str]
+    ) -> str:
+        """How a worker differs from these, whose launcher has `base_env`; empty if it does not."""
+        if list(argv) != list(self.argv):
+            return "the command changed"
+        was, now = shared({**base_env, **self.env}), shared(env)
+        changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+        if changed:
+            return f"the environment changed ({', '.join(changed[:4])})"
+        return ""
 
 
 class Start(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .forking import Birth
 from .spawn import LaunchError
-from .standby import Birth, Standby
+from .standby import Standby
 from .stores import Stores
 
 if TYPE_CHECKING:

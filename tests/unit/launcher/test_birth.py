@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from elasticjob_agent.launcher.standby import FORK_SECONDS, Forked, _born
+from elasticjob_agent.launcher.forking import FORK_SECONDS, Forked, born
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_a_worker_that_told_its_pid_is_known_even_when_time_is_over(
     told, tell = ends
     with told, tell:
         tell.send(b"4242 ")
-        found = _born(told, time.monotonic() - 1.0)
+        found = born(told, time.monotonic() - 1.0)
         assert isinstance(found, Forked)
         assert found.pid == 4242
 
@@ -31,7 +31,7 @@ def test_one_that_comes_later_cannot_tell_it_any_more(
 ) -> None:
     told, tell = ends
     with told, tell:
-        found = _born(told, time.monotonic())
+        found = born(told, time.monotonic())
         assert found == f"the standby did not fork within {FORK_SECONDS:g} s"
         # From that moment on, not only once the launcher has closed its end.
         with pytest.raises(BrokenPipeError):
@@ -43,5 +43,5 @@ def test_a_birth_that_failed_says_why(ends: tuple[socket.socket, socket.socket])
     with told:
         with tell:
             tell.send(b"17 torch reports a bad fork")
-        assert _born(told, time.monotonic() + 10.0) == "torch reports a bad fork"
-        assert _born(told, time.monotonic() + 10.0) == "the standby could not fork"
+        assert born(told, time.monotonic() + 10.0) == "torch reports a bad fork"
+        assert born(told, time.monotonic() + 10.0) == "the standby could not fork"

@@ -1,0 +1,35 @@
+"""When the standby looks at what its workers have imported by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .loop import Loop, Timer
+
+# After a start: when workers have loaded what they load at first, and what they load later.
+AFTER_SECONDS = (3.0, 10.0, 60.0)
+
+
+class Lessons:
+    """`learn` is called a few times after each `begin`, until `end`."""
+
+    def __init__(self, loop: Loop, learn: Callable[[], object]) -> None:
+        self._loop = loop
+        self._learn = learn
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        self._later(0)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _later(self, turn: int) -> None:
+        self.end()
+        if turn < len(AFTER_SECONDS):
+            self._timer = self._loop.call_later(AFTER_SECONDS[turn], lambda: self._now(turn))
+
+    def _now(self, turn: int) -> None:
+        self._learn()
+        self._later(turn + 1)

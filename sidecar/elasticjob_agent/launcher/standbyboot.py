@@ -1,0 +1,51 @@
+"""How the standby's process comes to run this package: the command that it is started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .command import Program
+
+# Runs this package from where it is, then forgets it: a program may have modules of these names.
+BOOT = """
+import sys
+def begin():
+    import importlib.machinery, importlib.util
+    folder, package, fd = sys.argv[1:4]
+    spec = importlib.machinery.PathFinder.find_spec(package, [folder])
+    before = set(sys.modules)
+    if hasattr(spec.loader, "exec_module"):
+        sys.modules[package] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:  # of a zip file, before Python 3.10
+        spec.loader.load_module(package)
+    main = importlib.import_module(package + ".standbymain")
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
+    return main.worker(int(fd)), main.mainmodule.show_only_the_program
+run, shown = begin()
+def whole():
+    try:
+        run()
+    except BaseException as error:
+        shown(error)
+        raise
+whole()
+"""
+BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
+
+
+def command(wanted: Program, fd: int) -> list[str]:
+    """For the program's interpreter; `fd` is its end of the socket to the launcher."""
+    folder, package = _own_place()
+    start = [wanted.interpreter, *wanted.options, "-c", BOOT_LINE]
+    return [*start, folder, package, str(fd)]
+
+
+def _own_place() -> tuple[str, str]:
+    """Where this package is imported from, a folder or a zip file, and its name there."""
+    package = Path(__file__).parent
+    return str(package.parent), package.name

@@ -1,0 +1,129 @@
+"""One process of the standby: started, spoken to over a socket, and ended.
+
+Messages are JSON, one a packet. Whatever it prints comes out of the launcher with a prefix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import standbyboot
+from .loop import Loop
+from .output import Output
+from .shown import ROOM, ROOM_VALUE
+from .spawn import spawn
+from .stream import WorkerStream
+
+if TYPE_CHECKING:
+    from .command import Program
+
+PACKET_BYTES = 1 << 20
+PASS_SECONDS = 5.0
+PREFIX = b"[standby] "
+
+
+class StandbyProcess:
+    """Runs from when it is made; raises LaunchError. `env` is that of the workers.
+
+    `on_message` gets what it says; `on_lost` how it ended, once, if nobody ended it.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        output: Output,
+        wanted: Program,
+        env: Mapping[str, str],
+        keep_fds: Sequence[int],
+        on_message: Callable[[dict[str, Any]], object],
+        on_lost: Callable[[str], object],
+    ) -> None:
+        self._loop = loop
+        self._output = output
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._over = False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        read_fd, write_fd = os.pipe()
+        argv = standbyboot.command(wanted, theirs.fileno())
+        fds = (theirs.fileno(), *keep_fds)
+        try:
+            self._process = spawn(argv, {**env, ROOM: ROOM_VALUE}, write_fd, write_fd, fds)
+        except BaseException:
+            os.close(read_fd)
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(write_fd)
+        self.pid: int = self._process.pid
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        self._sock: socket.socket | None = ours
+        self._stream = WorkerStream(loop, output, read_fd, 2, PREFIX, None, 0)
+        loop.watch(ours.fileno(), self._hear)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """What it does not take is said, and its end is heard of."""
+        if self._sock is not None:
+            try:
+                self._sock.send(json.dumps(message).encode())
+            except OSError as error:
+                self._output.say(f"the standby took no {message['do']!r}: {error}")
+
+    def pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
+        """Send a message with descriptors; raises OSError."""
+        if self._sock is None:
+            raise BrokenPipeError("it is not there")
+        if not select.select([], [self._sock], [], PASS_SECONDS)[1]:
+            raise BlockingIOError("it is stuck")
+        passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        self._sock.sendmsg([json.dumps(message).encode()], [passed])
+
+    def reaped(self, pid: int, status: int) -> None:
+        """A child of the launcher's that is no worker has ended."""
+        if self._over or pid != self.pid:
+            return
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        self._process.returncode = -signum if signum else os.WEXITSTATUS(status)
+        self._hear()  # its last word may still be there
+        if not self._over:
+            how = f"signal {signum}" if signum else f"exit code {os.WEXITSTATUS(status)}"
+            tail = self._stream.tail.strip().rpartition("\n")[2]
+            self._on_lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
+
+    def end(self) -> None:
+        """Kill it; the launcher reaps it."""
+        self._over = True
+        self._hang_up()
+        if self._process.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._process.returncode = -signal.SIGKILL  # it is reaped with all other children
+        self._stream.drain()
+        self._stream.close()
+
+    def _hear(self) -> None:
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._hang_up()
+                return  # its end is heard of with SIGCHLD
+            self._on_message(json.loads(data))
+
+    def _hang_up(self) -> None:
+        if self._sock is not None:
+            self._loop.unwatch(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
