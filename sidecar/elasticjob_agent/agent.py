@@ -6,16 +6,13 @@ Owns nothing of the job: `core.step` decides, the hands and the rendezvous know.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self, assert_never
+from typing import assert_never
 
-from elasticjob.layout import Request
 from elasticjob_agent.core.model import (
     AskCrew,
     Command,
@@ -25,7 +22,6 @@ from elasticjob_agent.core.model import (
     Exit,
     ExitCode,
     Facts,
-    FromHands,
     HoldPort,
     LeaveAsked,
     Note,
@@ -37,99 +33,15 @@ from elasticjob_agent.core.model import (
     StopCrew,
     Tell,
     Timer,
-    WorkersProgressed,
 )
 from elasticjob_agent.core.step import step, wake_at
-from elasticjob_agent.environment import prepare_workers, start_workers
-from elasticjob_agent.hands import (
-    Hands,
-    HandsError,
-    HandsEvent,
-    HandsGone,
-    Hello,
-    LogTrouble,
-    StartWorkers,
-    WorkerExited,
-)
-from elasticjob_agent.logs import RunLogs
+from elasticjob_agent.crews import Crews
+from elasticjob_agent.hands import Hands
 from elasticjob_agent.ports import PortHolder
-from elasticjob_agent.progress import SEEN_SECONDS, ProgressFiles, follow
-from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_agent.signals import Signals
-from elasticjob_rendezvous.core.events import Directive, Local
+from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
 
 log = logging.getLogger("elasticjob.agent")
-
-ORDER_TIMEOUT_SECONDS = 15.0
-DISK_SECONDS = 5.0
-"""What the log folder's disk may take, which may be a network's: then it goes without files."""
-
-
-class NodeSettings(Protocol):
-    """What an agent must be told of its node. `settings.AgentSettings` is that and more."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def member(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def address(self) -> str: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def logs(self) -> LogSettings: ...
-    @property
-    def stop_grace_seconds(self) -> float: ...
-    @property
-    def hang_seconds(self) -> float: ...
-    @property
-    def announce(self) -> bool: ...
-    @property
-    def warm_start(self) -> WarmStart | None: ...
-
-
-class Rendezvous(Protocol):
-    """What the agent needs of the rendezvous.
-
-    `etcd.member.RendezvousMember` is it, and `api.following.HandlerRendezvous`.
-    """
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-    def tell(self, local: Local) -> None:
-        """The whole truth of this node; does not block."""
-        ...
-
-    def directives(self) -> AsyncIterator[Directive]:
-        """The current directive, then each change."""
-        ...
-
-    @property
-    def registered(self) -> bool:
-        """Whether our key stands in etcd, as far as we know."""
-        ...
-
-
-class Attendant:
-    """Looks on, and may change how workers are started. This one does neither."""
-
-    def dressed(self, order: StartWorkers) -> StartWorkers:
-        """The order as it is to be given to the hands."""
-        return order
-
-    def observed(self, state: State, event: Event) -> None:
-        """The state after each step, and what it took in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +72,11 @@ class Agent:
     ) -> None:
         self._settings = settings
         self._attendant = attendant or Attendant()
-        self._hands = hands
         self._enter = enter
-        self._logs = RunLogs(settings.logs)
-        self._files = ProgressFiles(settings.logs.folder, settings.logs.shared)
         self._ports = PortHolder(settings.address)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._crews = Crews(settings, hands, self._events.put_nowait, self._attendant.dressed)
         self._rendezvous: Rendezvous | None = None
-        self._asked = asyncio.Event()
         self.signals = Signals(self.leave)
         facts = Facts(
             member=settings.member,
@@ -207,19 +116,11 @@ class Agent:
     async def _lived(self) -> Ending:
         async with AsyncExitStack() as stack:
             stack.callback(self._ports.close)
-            stack.callback(self._files.close)
-            stack.push_async_callback(self._hands.aclose)
+            stack.push_async_callback(self._crews.aclose)
             async with asyncio.TaskGroup() as tasks:
                 pumps = [
-                    tasks.create_task(self._hear_hands()),
-                    tasks.create_task(
-                        follow(
-                            self._files,
-                            lambda: self.progress.state,
-                            self._events.put_nowait,
-                            self._asked,
-                        )
-                    ),
+                    tasks.create_task(self._crews.hear()),
+                    tasks.create_task(self._crews.follow(lambda: self.progress.state)),
                 ]
                 try:
                     return await self._steps(stack, tasks, pumps)
@@ -259,27 +160,26 @@ class Agent:
         except TimeoutError:
             return Timer()
 
-    # -- commands -------------------------------------------------------------------
-
     async def _do(self, command: Command, state: State) -> None:
         match command:
             case StartCrew():
-                await self._start(command, state)
+                assert state.hello is not None
+                await self._crews.start(command, state.hello)
             case PrepareCrew():
-                await self._prepare(state)
+                assert state.hello is not None
+                await self._crews.prepare(state.hello)
             case StopCrew(number, grace_seconds, dump):
-                await self._tell_hands("stop", self._hands.stop(number, grace_seconds, dump))
-                await self._let_go(number, state)
+                asked = state.crew is not None and state.crew.asked is not None
+                await self._crews.stop(number, grace_seconds, dump, asked)
             case AskCrew(number, request):
-                await self._ask(number, request, state)
+                await self._crews.ask(number, request, state)
             case HoldPort():
                 self._events.put_nowait(PortHeld(self._ports.hold()))
             case Tell(local):
                 if self._rendezvous is not None:
                     self._rendezvous.tell(local)
             case Release(exit_code, message):
-                said = message if self._settings.announce else ""
-                await self._tell_hands("release", self._hands.release(int(exit_code), said))
+                await self._crews.release(int(exit_code), message)
             case Note(text, warning):
                 log.log(
                     logging.WARNING if warning else logging.INFO,
@@ -289,109 +189,6 @@ class Agent:
                 raise AssertionError("the loop takes this one")
             case _:
                 assert_never(command)
-
-    async def _ask(self, number: int, request: Request, state: State) -> None:
-        """Put the request where the workers look, then read where they are."""
-        assert state.crew is not None
-        try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(self._files.ask, number, request)
-                await asyncio.sleep(SEEN_SECONDS)
-                found = await asyncio.to_thread(self._files.read, number, state.crew.slots)
-        except (OSError, TimeoutError) as error:
-            log.warning("%s: workers cannot be asked to save: %s", self._settings.name, error)
-            return
-        if request.point and state.hello is not None and state.hello.save_signal:
-            order = self._hands.signal(number, state.hello.save_signal)
-            await self._tell_hands("signal", order)
-        self._asked.set()
-        utc_ms = time.time_ns() // 1_000_000
-        self._events.put_nowait(WorkersProgressed(number, found, utc_ms, asked=True))
-
-    async def _let_go(self, number: int, state: State) -> None:
-        """Workers that wait for their stop, and handle SIGTERM themselves, need not wait on."""
-        if state.crew is not None and state.crew.asked is not None:
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(DISK_SECONDS):
-                    await asyncio.to_thread(self._files.ask, number, None)
-
-    async def _prepare(self, state: State) -> None:
-        settings = self._settings
-        assert state.hello is not None
-        assert settings.warm_start is not None
-        order = prepare_workers(
-            state.hello,
-            settings.slots,
-            settings.warm_start.modules,
-            self._logs.memory_file(),
-            settings.hang_seconds > 0,
-        )
-        await self._tell_hands("prepare", self._hands.prepare(order))
-
-    async def _start(self, command: StartCrew, state: State) -> None:
-        number, seat = command.roster.number, command.seat
-        logs: RunLogs | None = self._logs
-        try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
-        except (OSError, TimeoutError) as error:
-            logs = None
-            trouble = f"round {number} keeps none: {str(error) or 'the disk does not answer'}"
-            self._events.put_nowait(FromHands(LogTrouble(trouble)))
-        files: ProgressFiles | None = self._files
-        try:
-            async with asyncio.timeout(DISK_SECONDS):
-                await asyncio.to_thread(self._files.prepare, number, seat.slots)
-        except (OSError, TimeoutError):
-            files = None
-            log.warning("%s: round %d cannot tell its progress", self._settings.name, number)
-        assert state.hello is not None
-        settings = self._settings
-        dumps = settings.hang_seconds > 0
-        order = start_workers(
-            command, state.hello, logs, files, settings.run_id, settings.logs.max_bytes, dumps
-        )
-        await self._tell_hands("start", self._hands.start(self._attendant.dressed(order)))
-
-    async def _tell_hands(self, what: str, order: Awaitable[None]) -> None:
-        """Give an order. One that is lost is given again when the hands say hello anew."""
-        try:
-            async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):
-                await order
-        except (HandsError, TimeoutError) as error:
-            log.warning("%s: the launcher did not take %s: %s", self._settings.name, what, error)
-
-    # -- events ---------------------------------------------------------------------
-
-    async def _hear_hands(self) -> None:
-        try:
-            async for event in self._hands.events():
-                self._events.put_nowait(await self._with_evidence(event))
-        except HandsError as error:
-            self._events.put_nowait(FromHands(HandsGone(str(error))))
-            return
-        self._events.put_nowait(FromHands(HandsGone("it ended")))
-
-    async def _with_evidence(self, event: HandsEvent) -> FromHands:
-        """Read error files and progress with the news of an exit: the core judges all together."""
-        number = None
-        match event:
-            case WorkerExited() if event.exit_code != 0:
-                number = event.round
-            case Hello() if event.running is not None:
-                number = event.running
-            case Hello() if event.exits:
-                number = event.exits[-1].round
-        if number is None:
-            return FromHands(event)
-        try:
-            async with asyncio.timeout(DISK_SECONDS):
-                reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
-                base_rank = await asyncio.to_thread(self._logs.base_rank, number)
-                words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
-        except TimeoutError:
-            return FromHands(event)
-        return FromHands(event, reports, base_rank, words)
 
     async def _hear_rendezvous(self, rendezvous: Rendezvous) -> None:
         async for directive in rendezvous.directives():

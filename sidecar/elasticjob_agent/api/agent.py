@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from elasticjob_agent.agent import Agent, Attendant, NodeSettings, Rendezvous
+from elasticjob_agent.agent import Agent
 from elasticjob_agent.api import places
 from elasticjob_agent.api.budget import Budget
 from elasticjob_agent.api.directed import DirectedHandler
@@ -43,6 +43,7 @@ from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier
 from elasticjob_agent.core.following import Following, Terms
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
+from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
 from elasticjob_rendezvous.core.events import Run
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 

@@ -13,7 +13,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from elasticjob_agent.agent import NodeSettings
 from elasticjob_agent.api import places
 from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS, SimpleElasticAgent
 from elasticjob_agent.api.blocking import BlockingHands
@@ -26,6 +25,7 @@ from elasticjob_agent.core.model import StartCrew
 from elasticjob_agent.environment import start_workers
 from elasticjob_agent.hands import Hands, HandsError
 from elasticjob_agent.logs import RunLogs
+from elasticjob_agent.surroundings import NodeSettings
 
 STEPS = ("_start_workers", "_stop_workers", "_monitor_workers")
 

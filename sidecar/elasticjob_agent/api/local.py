@@ -14,7 +14,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from elasticjob_agent.agent import NodeSettings
 from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS
 from elasticjob_agent.api.forked import ForkedHands
 from elasticjob_agent.api.handed import HandsElasticAgent
@@ -25,6 +24,7 @@ from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_agent.settings import LogSettings, visible_devices
+from elasticjob_agent.surroundings import NodeSettings
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
