@@ -9,29 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_agent.launcher.attendance import SILENT_SECONDS
-from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import (
-    Clock,
-    Config,
+from elasticjob_rendezvous.core.effects import (
     Effect,
-    Event,
     Grant,
-    Granted,
     KeepAlive,
-    KeptAlive,
     Link,
-    Local,
-    LocalChanged,
     Note,
     Probe,
     Read,
     Serve,
-    Started,
-    Tick,
     Unlink,
     Unwatch,
     Watch,
     Write,
+)
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Clock,
+    Config,
+    Event,
+    Granted,
+    KeptAlive,
+    Local,
+    LocalChanged,
+    Started,
+    Tick,
 )
 from tests.sim.wire import Wire
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
-    Link,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -21,7 +21,6 @@ from elasticjob_rendezvous.core.events import (
     PeerHeard,
     PeerQuiet,
     PeerUp,
-    Probe,
     Probed,
     Verdict,
 )

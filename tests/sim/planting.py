@@ -12,13 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.effects import Effect, Write
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import (
-    Clock,
-    Effect,
-    Event,
-    Write,
-)
+from elasticjob_rendezvous.core.events import Clock, Event
 from elasticjob_rendezvous.core.kv import Put, Txn
 from elasticjob_rendezvous.core.records import Round
 from tests.sim.world import EngineFactory

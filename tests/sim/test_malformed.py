@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_rendezvous.core.events import Note
+from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.kv import Put, Txn
 from elasticjob_rendezvous.core.records import Bounds, RoundState
 from tests.sim.controller import OPERATOR

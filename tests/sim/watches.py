@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import Changed, Unwatch, Watch, WatchBroken, WatchOpened
+from elasticjob_rendezvous.core.effects import Unwatch, Watch
+from elasticjob_rendezvous.core.events import Changed, WatchBroken, WatchOpened
 from elasticjob_rendezvous.core.kv import WatchBatch
 from tests.sim.simetcd import Compacted, Watcher
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.effects import Grant, KeepAlive, Read, Write
 from elasticjob_rendezvous.core.events import (
     Event,
-    Grant,
     Granted,
-    KeepAlive,
     KeptAlive,
     LeaseGone,
-    Read,
     ReadDone,
     RequestFailed,
     StoreRefused,
     TxnAmbiguous,
     TxnDone,
-    Write,
 )
 from elasticjob_rendezvous.core.kv import Put, Txn
 from tests.sim.simetcd import LeaseMissing, Refused

@@ -6,16 +6,15 @@ Whoever finds in an answer that etcd lost its data, or our key, begins anew.
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import sessions
+from elasticjob_rendezvous.core.effects import Read, Write
 from elasticjob_rendezvous.core.events import (
     Granted,
     KeptAlive,
     LeaseGone,
-    Read,
     ReadDone,
     RequestFailed,
     StoreRefused,
     TxnDone,
-    Write,
 )
 from elasticjob_rendezvous.core.inflight import Ranges
 from elasticjob_rendezvous.core.membership import Membership

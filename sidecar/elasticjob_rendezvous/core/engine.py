@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
+from elasticjob_rendezvous.core.effects import Effect
 from elasticjob_rendezvous.core.events import (
     Clock,
     Config,
     Directive,
-    Effect,
     Event,
     Idle,
     Left,

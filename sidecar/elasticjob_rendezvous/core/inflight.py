@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.events import Grant, Read, Write
+from elasticjob_rendezvous.core.effects import Grant, Read, Write
 from elasticjob_rendezvous.core.kv import KeyValue, Range
 from elasticjob_rendezvous.core.view import View
 from elasticjob_rendezvous.core.watching import Watches

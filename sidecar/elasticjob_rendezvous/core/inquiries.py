@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.events import Effect, Probe, Verdict
+from elasticjob_rendezvous.core.effects import Effect, Probe
+from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.records import Member, RoundState, Seat
 from elasticjob_rendezvous.core.view import View
 

@@ -11,15 +11,13 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.effects import Effect, Link, Unlink
 from elasticjob_rendezvous.core.events import (
-    Effect,
-    Link,
     LinkDown,
     LinkHeard,
     LinkQuiet,
     LinkUp,
     Probed,
-    Unlink,
     Verdict,
 )
 from elasticjob_rendezvous.core.inquiries import probe

@@ -12,7 +12,8 @@ from elasticjob_rendezvous.core.backoff import Backoff
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.departure import Departure
-from elasticjob_rendezvous.core.events import Clock, Config, Effect, Local, Note
+from elasticjob_rendezvous.core.effects import Effect, Note
+from elasticjob_rendezvous.core.events import Clock, Config, Local
 from elasticjob_rendezvous.core.inflight import InFlight
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.leadership import Leadership

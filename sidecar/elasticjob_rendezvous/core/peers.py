@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.effects import Effect, KeepAlive, Note
 from elasticjob_rendezvous.core.events import (
-    Effect,
-    KeepAlive,
-    Note,
     PeerDown,
     PeerHeard,
     PeerQuiet,

@@ -10,26 +10,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.effects import Effect, Grant, Read, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
     Config,
-    Effect,
     Event,
-    Grant,
     Granted,
     Identity,
     Local,
     LocalChanged,
-    Read,
     ReadDone,
     Run,
     Started,
     TxnDone,
-    Watch,
     WatchOpened,
-    Write,
 )
 from elasticjob_rendezvous.core.kv import (
     Compare,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core import leaving, sessions, succession
 from elasticjob_rendezvous.core import own as own_key
-from elasticjob_rendezvous.core.events import Grant, Read, Write
+from elasticjob_rendezvous.core.effects import Grant, Read, Write
 from elasticjob_rendezvous.core.inflight import Request
 from elasticjob_rendezvous.core.kv import Range, Txn
 from elasticjob_rendezvous.core.membership import Membership

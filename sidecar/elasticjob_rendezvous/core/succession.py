@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core import deciding, sessions
 from elasticjob_rendezvous.core import own as own_key
-from elasticjob_rendezvous.core.events import Write
+from elasticjob_rendezvous.core.effects import Write
 from elasticjob_rendezvous.core.kv import Txn
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.own import Own

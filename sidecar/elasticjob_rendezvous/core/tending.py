@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import succession
-from elasticjob_rendezvous.core.events import KeepAlive
+from elasticjob_rendezvous.core.effects import KeepAlive
 from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import RoundState

@@ -5,7 +5,7 @@ The evidence and its rules are `safety`'s.
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core.events import Serve
+from elasticjob_rendezvous.core.effects import Serve
 from elasticjob_rendezvous.core.membership import Membership
 
 ASK_AGAIN_SECONDS = 0.25

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.events import Effect, Unwatch, Watch
+from elasticjob_rendezvous.core.effects import Effect, Unwatch, Watch
 from elasticjob_rendezvous.core.kv import Range
 
 

@@ -14,35 +14,37 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_never
 
-from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import (
-    Changed,
-    Clock,
+from elasticjob_rendezvous.core.effects import (
     Effect,
-    Event,
     Grant,
-    Granted,
     KeepAlive,
-    KeptAlive,
-    LeaseGone,
     Link,
     Note,
     Probe,
     Read,
+    Serve,
+    Unlink,
+    Unwatch,
+    Watch,
+    Write,
+)
+from elasticjob_rendezvous.core.engine import Engine
+from elasticjob_rendezvous.core.events import (
+    Changed,
+    Clock,
+    Event,
+    Granted,
+    KeptAlive,
+    LeaseGone,
     ReadDone,
     RequestFailed,
-    Serve,
     Started,
     StoreRefused,
     Tick,
     TxnAmbiguous,
     TxnDone,
-    Unlink,
-    Unwatch,
-    Watch,
     WatchBroken,
     WatchOpened,
-    Write,
 )
 from elasticjob_rendezvous.core.kv import Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.etcd.client import Client

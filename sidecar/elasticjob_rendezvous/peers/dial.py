@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
-    Link,
     LinkDown,
     LinkHeard,
     LinkQuiet,
     LinkUp,
-    Probe,
     Probed,
     Verdict,
 )

@@ -5,31 +5,25 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, Self
 
+from elasticjob_rendezvous.core.effects import Effect, Grant, KeepAlive, Read, Unwatch, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
     Config,
     Directive,
-    Effect,
     Event,
-    Grant,
     Granted,
     Identity,
-    KeepAlive,
     KeptAlive,
     LeaseGone,
     Local,
     LocalChanged,
-    Read,
     ReadDone,
     Started,
     Tick,
     TxnDone,
-    Unwatch,
-    Watch,
     WatchOpened,
-    Write,
 )
 from elasticjob_rendezvous.core.kv import WatchBatch
 from elasticjob_rendezvous.core.records import Bounds

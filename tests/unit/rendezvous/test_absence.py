@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core import absence
-from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probe, Probed, Verdict
+from elasticjob_rendezvous.core.effects import Probe
+from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
 from elasticjob_rendezvous.core.records import Bounds, CauseKind, MemberState, RoundState, Seat

@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from elasticjob_rendezvous.core.events import Changed, Clock, Effect, Event, Started
+from elasticjob_rendezvous.core.effects import Effect
+from elasticjob_rendezvous.core.events import Changed, Clock, Event, Started
 from elasticjob_rendezvous.core.kv import KeyValue
 from elasticjob_rendezvous.etcd.driver import CROWD, Driver
 

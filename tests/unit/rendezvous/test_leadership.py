@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.effects import Link, Probe, Unlink
 from elasticjob_rendezvous.core.events import (
-    Link,
     LinkDown,
     LinkHeard,
     LinkQuiet,
     LinkUp,
-    Probe,
     Probed,
-    Unlink,
     Verdict,
 )
 from elasticjob_rendezvous.core.kv import Order, Range

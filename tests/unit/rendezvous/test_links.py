@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from elasticjob_agent.launcher.probe import answer as launcher_answer
+from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
-    Link,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -23,7 +23,6 @@ from elasticjob_rendezvous.core.events import (
     PeerHeard,
     PeerQuiet,
     PeerUp,
-    Probe,
     Verdict,
 )
 from elasticjob_rendezvous.peers import dial, wire

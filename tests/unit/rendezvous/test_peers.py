@@ -7,15 +7,12 @@ from dataclasses import replace
 import pytest
 
 from elasticjob_rendezvous.core.coordinator import Coordinator
+from elasticjob_rendezvous.core.effects import Effect, KeepAlive, Note, Probe
 from elasticjob_rendezvous.core.events import (
-    Effect,
-    KeepAlive,
-    Note,
     PeerDown,
     PeerHeard,
     PeerQuiet,
     PeerUp,
-    Probe,
     Probed,
     Verdict,
 )

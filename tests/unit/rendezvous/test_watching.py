@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.events import Effect, Unwatch, Watch
+from elasticjob_rendezvous.core.effects import Effect, Unwatch, Watch
 from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.watching import Watches
 
