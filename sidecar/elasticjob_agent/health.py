@@ -23,7 +23,7 @@ from elasticjob_agent.control import REQUEST_SECONDS
 from elasticjob_agent.core.local import local_facts
 from elasticjob_agent.core.model import State
 from elasticjob_agent.serving import Witness
-from elasticjob_rendezvous.core.events import Finish, Left, Refused
+from elasticjob_rendezvous.core.directives import Finish, Left, Refused
 from elasticjob_rendezvous.core.served import PATH as RENDEZVOUS
 
 _MAX_HEAD_BYTES = 8192

@@ -9,7 +9,8 @@ from typing import Protocol, Self
 from elasticjob_agent.core.model import Event, State
 from elasticjob_agent.hands import StartWorkers
 from elasticjob_agent.settings import LogSettings, WarmStart
-from elasticjob_rendezvous.core.events import Directive, Local
+from elasticjob_rendezvous.core.directives import Directive
+from elasticjob_rendezvous.core.events import Local
 
 
 class NodeSettings(Protocol):

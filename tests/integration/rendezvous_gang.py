@@ -14,19 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from elasticjob_rendezvous.core.events import (
-    Config,
-    Directive,
-    Finish,
-    Identity,
-    Idle,
-    Left,
-    Local,
-    Refused,
-    Run,
-    Stop,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.events import Config, Identity, Local, Workers
 from elasticjob_rendezvous.core.records import Bounds, Failure, FailureClass, Roster, Round
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 

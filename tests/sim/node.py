@@ -9,17 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Identity,
-    Left,
-    Local,
-    Refused,
-    Run,
-    Stop,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.events import Identity, Local, Workers
 from elasticjob_rendezvous.core.records import Failure, FailureClass, Roster
 from tests.sim.agent import UTC_START_MS, Agent
 from tests.sim.script import Script

@@ -8,13 +8,12 @@ from unittest.mock import patch
 
 from elasticjob_rendezvous.core import roster
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.directives import Directive, Run
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
-    Directive,
     Event,
-    Run,
     TxnAmbiguous,
     TxnDone,
     WatchBroken,

@@ -44,7 +44,7 @@ from elasticjob_agent.core.following import Following, Terms
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
 from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
-from elasticjob_rendezvous.core.events import Run
+from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 
 log = logging.getLogger("elasticjob.agent")

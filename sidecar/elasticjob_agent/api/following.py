@@ -37,7 +37,8 @@ from elasticjob_agent.core.following import (
     Told,
     Trouble,
 )
-from elasticjob_rendezvous.core.events import Directive, Local
+from elasticjob_rendezvous.core.directives import Directive
+from elasticjob_rendezvous.core.events import Local
 
 log = logging.getLogger("elasticjob.agent")
 

@@ -18,7 +18,7 @@ from elasticjob_rendezvous.api import (
     RendezvousConnectionError,
     RendezvousTimeoutError,
 )
-from elasticjob_rendezvous.core.events import Finish, Left, Refused
+from elasticjob_rendezvous.core.directives import Finish, Left, Refused
 from elasticjob_rendezvous.core.records import Failure, OutcomeKind
 
 

@@ -10,7 +10,7 @@ from elasticjob_agent.api.roles import Assigned
 from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
 from elasticjob_agent.core.model import Event, FromHands, State
 from elasticjob_agent.hands import Started
-from elasticjob_rendezvous.core.events import Run
+from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.records import Roster, Seat
 
 

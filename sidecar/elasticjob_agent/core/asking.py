@@ -8,7 +8,7 @@ from dataclasses import replace
 from elasticjob.layout import Request
 from elasticjob_agent.core.model import AskCrew, Asked, Crew, State
 from elasticjob_agent.core.progress import WorkerProgress
-from elasticjob_rendezvous.core.events import Run
+from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.records import Save
 from elasticjob_rendezvous.core.saving import ASK_SECONDS
 

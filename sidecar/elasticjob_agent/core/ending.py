@@ -18,7 +18,7 @@ from elasticjob_agent.core.model import (
     State,
 )
 from elasticjob_agent.core.showing import shows_at
-from elasticjob_rendezvous.core.events import Finish, Left, Refused
+from elasticjob_rendezvous.core.directives import Finish, Left, Refused
 from elasticjob_rendezvous.core.records import Failure, OutcomeKind
 
 LEAVE_SECONDS = 6.0

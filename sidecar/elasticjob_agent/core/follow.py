@@ -23,16 +23,8 @@ from elasticjob_agent.core.following import (
     Trouble,
     Waited,
 )
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Idle,
-    Left,
-    Refused,
-    Run,
-    Stop,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.events import Workers
 from elasticjob_rendezvous.core.records import (
     ECHOES,
     Cause,

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticjob_rendezvous.core.events import Directive, Idle, Local
+from elasticjob_rendezvous.core.directives import Directive, Idle
+from elasticjob_rendezvous.core.events import Local
 from elasticjob_rendezvous.core.records import Roster
 
 NOT_BEGUN = Idle("the launcher is not there yet")

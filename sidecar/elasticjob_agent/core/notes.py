@@ -15,7 +15,7 @@ from elasticjob_agent.core.model import (
     State,
 )
 from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, Prepared, WorkerExited
-from elasticjob_rendezvous.core.events import Directive, Idle, Stop
+from elasticjob_rendezvous.core.directives import Directive, Idle, Stop
 from elasticjob_rendezvous.core.records import Cause
 
 LINE_CHARACTERS = 160

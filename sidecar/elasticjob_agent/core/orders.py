@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from elasticjob_agent.core.asking import waits_to_save
 from elasticjob_agent.core.hang import DUMP_SECONDS, hangs_at, stands_still
 from elasticjob_agent.core.model import Crew, State, StopCause, StopOrder
-from elasticjob_rendezvous.core.events import Finish, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.directives import Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.records import CauseKind
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from elasticjob_agent.core.asking import answered
 from elasticjob_agent.core.model import Crew, Shown, State, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
-from elasticjob_rendezvous.core.events import Run
+from elasticjob_rendezvous.core.directives import Run
 
 STEP_SECONDS = 5.0
 CHECKPOINT_SECONDS = 1.0

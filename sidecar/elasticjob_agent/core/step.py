@@ -46,7 +46,7 @@ from elasticjob_agent.hands import (
     StoreServed,
     WorkerExited,
 )
-from elasticjob_rendezvous.core.events import Run, Stop
+from elasticjob_rendezvous.core.directives import Run, Stop
 
 __all__ = ["step", "wake_at"]
 

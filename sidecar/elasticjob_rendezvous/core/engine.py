@@ -15,20 +15,9 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
+from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
 from elasticjob_rendezvous.core.effects import Effect
-from elasticjob_rendezvous.core.events import (
-    Clock,
-    Config,
-    Directive,
-    Event,
-    Idle,
-    Left,
-    Local,
-    PeerHeard,
-    PeerUp,
-    Refused,
-    Run,
-)
+from elasticjob_rendezvous.core.events import Clock, Config, Event, Local, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
 from elasticjob_rendezvous.core.leaving import is_saving
 from elasticjob_rendezvous.core.membership import Membership

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.effects import Effect, Grant, Read, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
@@ -22,7 +23,6 @@ from elasticjob_rendezvous.core.events import (
     Local,
     LocalChanged,
     ReadDone,
-    Run,
     Started,
     TxnDone,
     WatchOpened,

@@ -21,17 +21,8 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Idle,
-    Left,
-    Local,
-    Refused,
-    Run,
-    Stop,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import (
     Failure,
     MemberState,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Close, Config, Directive, LocalChanged, Workers
+from elasticjob_rendezvous.core.events import Close, Config, LocalChanged, Workers
 from elasticjob_rendezvous.core.events import Local as Local
 from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.view import View

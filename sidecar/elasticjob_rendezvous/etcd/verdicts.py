@@ -9,16 +9,8 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Identity,
-    Left,
-    Local,
-    Refused,
-    Run,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
+from elasticjob_rendezvous.core.events import Identity, Local, Workers
 from elasticjob_rendezvous.core.records import Failure, FailureClass, OutcomeKind, Roster
 
 

@@ -16,7 +16,7 @@ from elasticjob_agent.core.model import (
 )
 from elasticjob_agent.core.step import step
 from elasticjob_agent.hands import Hello, Started, Stopped, WorkerExited
-from elasticjob_rendezvous.core.events import Directive, Finish, Run, Stop
+from elasticjob_rendezvous.core.directives import Directive, Finish, Run, Stop
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticjob_agent.health import can_take_part
-from elasticjob_rendezvous.core.events import Left, Refused
+from elasticjob_rendezvous.core.directives import Left, Refused
 from tests.unit.agent.builders import Driven, directed, finish, ready, running
 
 

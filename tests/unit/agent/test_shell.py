@@ -35,16 +35,8 @@ from elasticjob_agent.health import answering
 from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_rendezvous.core import served
-from elasticjob_rendezvous.core.events import (
-    Directive,
-    Finish,
-    Identity,
-    Idle,
-    Left,
-    Local,
-    Run,
-    Workers,
-)
+from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Run
+from elasticjob_rendezvous.core.events import Identity, Local, Workers
 from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
 from tests.unit.agent.builders import ME, roster
 

@@ -32,7 +32,8 @@ from elasticjob_agent.hands import (
     StartRefused,
     WorkerExited,
 )
-from elasticjob_rendezvous.core.events import Idle, Left, Local, Refused, Workers
+from elasticjob_rendezvous.core.directives import Idle, Left, Refused
+from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass, OutcomeKind
 from tests.unit.agent.builders import (
     Driven,

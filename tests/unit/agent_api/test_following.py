@@ -28,7 +28,8 @@ from elasticjob_agent.core.following import (
     Trouble,
     Waited,
 )
-from elasticjob_rendezvous.core.events import Finish, Idle, Left, Local, Refused, Run, Stop, Workers
+from elasticjob_rendezvous.core.directives import Finish, Idle, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     Failure,

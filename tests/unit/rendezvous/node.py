@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, Self
 
+from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.effects import Effect, Grant, KeepAlive, Read, Unwatch, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
     Config,
-    Directive,
     Event,
     Granted,
     Identity,

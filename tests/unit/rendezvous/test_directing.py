@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.directing import Facts, direct
-from elasticjob_rendezvous.core.events import Directive, Finish, Idle, Local, Run, Stop, Workers
+from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
+from elasticjob_rendezvous.core.events import Local, Workers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,

@@ -9,6 +9,7 @@ import pytest
 
 from elasticjob_rendezvous.core import deciding
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.directives import Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.effects import (
     Grant,
     KeepAlive,
@@ -26,11 +27,9 @@ from elasticjob_rendezvous.core.events import (
     Clock,
     Close,
     Event,
-    Finish,
     Granted,
     KeptAlive,
     LeaseGone,
-    Left,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -39,11 +38,8 @@ from elasticjob_rendezvous.core.events import (
     PeerHeard,
     PeerUp,
     Probed,
-    Refused,
     RequestFailed,
-    Run,
     Started,
-    Stop,
     StoreRefused,
     Tick,
     TxnAmbiguous,
