@@ -26,7 +26,7 @@ from bench.results import keep
 from bench.settings import OUR_ETCD_VERSION, OUTPUT, ProgramMissing, etcd_binary, fresh_id
 from elasticjob_rendezvous.api import RendezvousParameters
 from elasticjob_rendezvous.core.directives import Run
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.etcd.member import RendezvousMember
 from elasticjob_rendezvous.etcd.parameters import member_settings
 

@@ -10,7 +10,7 @@ from elasticjob_agent.core.model import Event, State
 from elasticjob_agent.hands import StartWorkers
 from elasticjob_agent.settings import LogSettings, WarmStart
 from elasticjob_rendezvous.core.directives import Directive
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 
 
 class NodeSettings(Protocol):

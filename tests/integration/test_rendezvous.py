@@ -10,9 +10,9 @@ import pytest
 
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.directives import Finish, Left, Refused
-from elasticjob_rendezvous.core.events import Workers
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Put, Range
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     FailureClass,

@@ -30,11 +30,11 @@ from elasticjob_rendezvous.core.events import (
     Event,
     Granted,
     KeptAlive,
-    Local,
     LocalChanged,
     Started,
     Tick,
 )
+from elasticjob_rendezvous.core.local import Local
 from tests.sim.wire import Wire
 
 if TYPE_CHECKING:

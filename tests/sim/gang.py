@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import FailureClass
 
 if TYPE_CHECKING:

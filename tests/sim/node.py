@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.events import Identity, Local, Workers
+from elasticjob_rendezvous.core.events import Identity
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Failure, FailureClass, Roster
 from tests.sim.agent import UTC_START_MS, Agent
 from tests.sim.script import Script
@@ -28,7 +29,7 @@ class Pod:
         alive: its processes exist (a dead pod never comes back; its name may).
         powered: its machine answers at all; a machine without power is silent.
         frozen: the whole machine stands still, workers included.
-        phase, round, failure, done: of the workers, as in `events.Local`.
+        phase, round, failure, done: of the workers, as in `local.Local`.
         hung: its workers wait for ever in a broken collective.
         frozen_until: until when freezing excuses workers that should have stopped.
     """

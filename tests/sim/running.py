@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.directives import Directive, Refused
-from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import Roster
 
 if TYPE_CHECKING:

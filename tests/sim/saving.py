@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import CauseKind, Round, RoundState
 from elasticjob_rendezvous.core.saving import save_seconds
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import Save
 
 if TYPE_CHECKING:

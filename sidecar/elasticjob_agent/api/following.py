@@ -38,7 +38,7 @@ from elasticjob_agent.core.following import (
     Trouble,
 )
 from elasticjob_rendezvous.core.directives import Directive
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 
 log = logging.getLogger("elasticjob.agent")
 

@@ -24,7 +24,7 @@ from elasticjob_agent.core.following import (
     Waited,
 )
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.events import Workers
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import (
     ECHOES,
     Cause,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticjob_rendezvous.core.directives import Directive, Idle
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Roster
 
 NOT_BEGUN = Idle("the launcher is not there yet")

@@ -10,7 +10,7 @@ from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Failure, Roster, Seat
 
 

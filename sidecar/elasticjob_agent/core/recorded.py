@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from elasticjob_agent.core.following import Following, Phase
 from elasticjob_rendezvous.core.directives import Finish, Stop
-from elasticjob_rendezvous.core.events import Identity, Local, Workers
+from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,

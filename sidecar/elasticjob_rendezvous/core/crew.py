@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Round
 
 

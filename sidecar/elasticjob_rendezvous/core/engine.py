@@ -17,9 +17,10 @@ from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
 from elasticjob_rendezvous.core.effects import Effect
-from elasticjob_rendezvous.core.events import Clock, Config, Event, Local, PeerHeard, PeerUp
+from elasticjob_rendezvous.core.events import Clock, Config, Event, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
 from elasticjob_rendezvous.core.leaving import is_saving
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.core.requesting import next_request

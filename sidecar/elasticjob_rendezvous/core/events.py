@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elasticjob_rendezvous.core.kv import KeyValue, Range, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Bounds, Failure, Outcome
+from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.core.records import Bounds, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,57 +21,6 @@ class Clock:
 
     now: float
     utc_ms: int
-
-
-# -- what the agent says of itself --------------------------------------------------
-
-
-class Workers(StrEnum):
-    NONE = "none"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """The facts of this node, as the agent sees them now.
-
-    Args:
-        ready: workers could be started (the launcher said hello).
-        workers: what runs; `round` is the round of those workers, and with
-            `NONE` the highest round of which a worker ever ran here.
-        failure: the first failure of `round`, if it failed.
-        done: every worker of `round` ended with success.
-        leaving: why this node is about to go; empty when it is not.
-        master_port: a port held for the next round, fresh after each round.
-        master_served: a store for the workers listens there already.
-        start_ms: how long the workers of `round` took to start.
-        first_step_ms: how long all of them then took to their first step; 0 while unknown.
-        step: the last step that they told, told here now and then; -1 before the first.
-        checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
-        busy_ms: see `records.Member`.
-        saves, passed, saved, completed, cold: see `records.Member`.
-    """
-
-    ready: bool = False
-    workers: Workers = Workers.NONE
-    round: int = 0
-    failure: Failure | None = None
-    done: bool = False
-    leaving: str = ""
-    master_port: int = 0
-    start_ms: int = 0
-    first_step_ms: int = 0
-    step: int = -1
-    checkpoint_step: int = -1
-    master_served: bool = False
-    busy_ms: int = 0
-    saves: bool = False
-    passed: int = -1
-    saved: bool = False
-    completed: bool = False
-    cold: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +35,6 @@ class Identity:
     slots: int = 1
     role: str = "default"
     node: str = ""
-
-
-# -- events -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

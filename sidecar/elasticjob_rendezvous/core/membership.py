@@ -13,11 +13,12 @@ from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.departure import Departure
 from elasticjob_rendezvous.core.effects import Effect, Note
-from elasticjob_rendezvous.core.events import Clock, Config, Local
+from elasticjob_rendezvous.core.events import Clock, Config
 from elasticjob_rendezvous.core.inflight import InFlight
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import Bounds, Member, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.rounds import Rounds

@@ -20,7 +20,6 @@ from elasticjob_rendezvous.core.events import (
     Event,
     Granted,
     Identity,
-    Local,
     LocalChanged,
     ReadDone,
     Started,
@@ -40,6 +39,7 @@ from elasticjob_rendezvous.core.kv import (
     TxnResult,
     WatchEvent,
 )
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Bounds
 
 Answered = Callable[[Txn, TxnResult], TxnResult]

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from elasticjob_rendezvous.api import RendezvousConnectionError
 from elasticjob_rendezvous.core.directives import Directive
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 
 log = logging.getLogger(__name__)

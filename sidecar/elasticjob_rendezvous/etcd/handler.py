@@ -22,7 +22,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
     Failure,
     MemberState,

@@ -15,8 +15,9 @@ from typing import Self
 
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Close, Config, LocalChanged, Workers
-from elasticjob_rendezvous.core.events import Local as Local
+from elasticjob_rendezvous.core.events import Close, Config, LocalChanged
+from elasticjob_rendezvous.core.local import Local as Local
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.view import View
 from elasticjob_rendezvous.etcd.client import Client, Tls

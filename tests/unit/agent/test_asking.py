@@ -21,7 +21,7 @@ from elasticjob_agent.core.model import (
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_rendezvous.core.directives import Run
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Save
 from elasticjob_rendezvous.core.saving import ASK_SECONDS
 from tests.unit.agent.builders import FACTS, ME, Driven, ended, hello, roster, running, stop

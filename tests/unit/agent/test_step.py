@@ -33,7 +33,7 @@ from elasticjob_agent.hands import (
     WorkerExited,
 )
 from elasticjob_rendezvous.core.directives import Idle, Left, Refused
-from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass, OutcomeKind
 from tests.unit.agent.builders import (
     Driven,

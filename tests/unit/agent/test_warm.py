@@ -11,7 +11,7 @@ from elasticjob_agent.core.local import REASON_CHARACTERS
 from elasticjob_agent.core.model import Event, FromHands, Note, PortHeld, PrepareCrew, Tell, Timer
 from elasticjob_agent.core.step import PREPARE_SECONDS, wake_at
 from elasticjob_agent.hands import Hello, Prepared, Started
-from elasticjob_rendezvous.core.events import Local
+from elasticjob_rendezvous.core.local import Local
 from tests.unit.agent.builders import FACTS, Driven, hello, run
 
 

@@ -29,7 +29,7 @@ from elasticjob_agent.core.following import (
     Waited,
 )
 from elasticjob_rendezvous.core.directives import Finish, Idle, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     Failure,

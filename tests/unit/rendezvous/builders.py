@@ -9,9 +9,10 @@ from elasticjob_rendezvous.core.acts import Act
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.deciding import decide
-from elasticjob_rendezvous.core.events import Clock, Config, Identity, Local, Probed, Verdict
+from elasticjob_rendezvous.core.events import Clock, Config, Identity, Probed, Verdict
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
     Bounds,

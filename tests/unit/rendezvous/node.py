@@ -17,7 +17,6 @@ from elasticjob_rendezvous.core.events import (
     Identity,
     KeptAlive,
     LeaseGone,
-    Local,
     LocalChanged,
     ReadDone,
     Started,
@@ -26,6 +25,7 @@ from elasticjob_rendezvous.core.events import (
     WatchOpened,
 )
 from elasticjob_rendezvous.core.kv import WatchBatch
+from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Bounds
 from tests.sim.simetcd import SimEtcd, Watcher
 from tests.unit.rendezvous.builders import KEYS, START, UTC_MS, identity

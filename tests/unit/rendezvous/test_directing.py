@@ -8,7 +8,7 @@ import pytest
 
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
-from elasticjob_rendezvous.core.events import Local, Workers
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,

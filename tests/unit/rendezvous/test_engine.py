@@ -47,9 +47,9 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
     WatchBroken,
     WatchOpened,
-    Workers,
 )
 from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn, TxnResult
+from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.core.records import (
     Bounds,
