@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.recorded import Recorded, recorded, records
-from elasticjob_rendezvous.core.events import Identity
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.records import Bounds, RoundState
 from elasticjob_rendezvous.core.served import SETUP, Served, proven, served, written
 

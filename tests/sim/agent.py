@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_agent.launcher.attendance import SILENT_SECONDS
+from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.effects import (
     Effect,
     Grant,
@@ -26,7 +27,6 @@ from elasticjob_rendezvous.core.effects import (
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Clock,
-    Config,
     Event,
     Granted,
     KeptAlive,

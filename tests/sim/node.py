@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run, Stop
-from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Failure, FailureClass, Roster
 from tests.sim.agent import UTC_START_MS, Agent

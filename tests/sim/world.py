@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Config, Identity
 from elasticjob_rendezvous.core.keys import Keys
 from tests.sim.agent import Agent
 from tests.sim.controller import Controller

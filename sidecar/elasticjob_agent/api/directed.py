@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elasticjob_rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from elasticjob_rendezvous.core.events import Identity
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.etcd.handler import EtcdV3RendezvousHandler
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 from elasticjob_rendezvous.etcd.parameters import BACKEND, member_settings, timeout_seconds

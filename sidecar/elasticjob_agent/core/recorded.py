@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticjob_agent.core.following import Following, Phase
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Finish, Stop
-from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (

@@ -14,10 +14,11 @@ known), `intake` and `answers` (what an event tells), `tending` (what needs no r
 from __future__ import annotations
 
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
 from elasticjob_rendezvous.core.effects import Effect
-from elasticjob_rendezvous.core.events import Clock, Config, Event, PeerHeard, PeerUp
+from elasticjob_rendezvous.core.events import Clock, Event, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
 from elasticjob_rendezvous.core.leaving import is_saving
 from elasticjob_rendezvous.core.local import Local
@@ -30,7 +31,7 @@ from elasticjob_rendezvous.core.vouching import may_go_on
 
 
 class Engine:
-    """The protocol of one member. See `events` for its language.
+    """The protocol of one member. `events`, `effects` and `directives` are its language.
 
     Attributes:
         directive: what the agent should do now.

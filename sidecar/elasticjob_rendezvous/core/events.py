@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.core.kv import KeyValue, Range, TxnResult, WatchEvent
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Bounds, Outcome
+from elasticjob_rendezvous.core.records import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,6 @@ class Clock:
 
     now: float
     utc_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who this member is, for its whole life. See `records.Member` for the fields."""
-
-    id: str
-    name: str
-    address: str
-    agent_port: int
-    launcher_port: int = 0
-    slots: int = 1
-    role: str = "default"
-    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,28 +239,3 @@ Event = (
     | Close
     | Tick
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What one engine is told once.
-
-    Args:
-        prefix: the job's key prefix, ending in a slash.
-        identity: who this member is.
-        bounds: what to write if there are none; None where an operator writes them.
-        session_nonce: drawn by the edge; sessions are named from it.
-        jitter: a number in [0, 1) drawn by the edge, fixed for this member.
-        orphan_seconds: how long workers may live without their agent.
-        keep_alive_seconds: the lease to ask for while no bounds are known.
-        connect_seconds: how long to try for the first answer of etcd.
-    """
-
-    prefix: str
-    identity: Identity
-    session_nonce: str
-    bounds: Bounds | None = None
-    jitter: float = 0.0
-    orphan_seconds: float = 30.0
-    keep_alive_seconds: float = 5.0
-    connect_seconds: float = 30.0

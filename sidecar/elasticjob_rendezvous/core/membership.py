@@ -9,11 +9,12 @@ from __future__ import annotations
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.attendance import Attendance
 from elasticjob_rendezvous.core.backoff import Backoff
+from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.departure import Departure
 from elasticjob_rendezvous.core.effects import Effect, Note
-from elasticjob_rendezvous.core.events import Clock, Config
+from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.inflight import InFlight
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.leadership import Leadership

@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.effects import Effect, Grant, Read, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
-    Config,
     Event,
     Granted,
-    Identity,
     LocalChanged,
     ReadDone,
     Started,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Close, Config, LocalChanged
+from elasticjob_rendezvous.core.events import Close, LocalChanged
 from elasticjob_rendezvous.core.local import Local as Local
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import Outcome
@@ -32,7 +33,7 @@ class MemberSettings:
 
     Args:
         endpoints: of etcd, `host:port` or URLs.
-        config: see `events.Config`; `identity.agent_port` is filled in here.
+        config: see `core.config`; `identity.agent_port` is filled in here.
         job_key: the secret that the agents of this job share.
         bind_address: where our listener for peers binds.
     """

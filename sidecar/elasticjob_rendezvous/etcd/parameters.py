@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticjob_rendezvous.api import RendezvousParameters
-from elasticjob_rendezvous.core.events import Config, Identity
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.client import Tls

@@ -9,8 +9,8 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
-from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Failure, FailureClass, OutcomeKind, Roster
 

@@ -35,8 +35,8 @@ from elasticjob_agent.health import answering
 from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_rendezvous.core import served
+from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Run
-from elasticjob_rendezvous.core.events import Identity
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
 from tests.unit.agent.builders import ME, roster

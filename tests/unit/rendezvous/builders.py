@@ -7,9 +7,10 @@ from typing import Any, Self
 
 from elasticjob_rendezvous.core.acts import Act
 from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.deciding import decide
-from elasticjob_rendezvous.core.events import Clock, Config, Identity, Probed, Verdict
+from elasticjob_rendezvous.core.events import Clock, Probed, Verdict
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.local import Local

@@ -5,16 +5,15 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, Self
 
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.effects import Effect, Grant, KeepAlive, Read, Unwatch, Watch, Write
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Changed,
     Clock,
-    Config,
     Event,
     Granted,
-    Identity,
     KeptAlive,
     LeaseGone,
     LocalChanged,
