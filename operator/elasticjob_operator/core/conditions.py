@@ -13,6 +13,7 @@ from elasticjob_operator.core.observed import Observed, Obstacle, Pod
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView, StopReason
 from elasticjob_operator.core.sizes import Clamp, WantedSize
 from elasticjob_operator.core.store_host import without_store
+from elasticjob_operator.core.words import counted
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import Condition, Status
@@ -139,18 +140,22 @@ def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
 
 
 def _blocked(pods: list[Pod]) -> str:
+    """Pods with the same obstacle and the same words for it are told together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        groups.setdefault((str(pod.obstacle), pod.obstacle_message), []).append(pod.name)
     said = [
-        f"{pod.name}: {pod.obstacle}"
-        + (f" ({pod.obstacle_message})" if pod.obstacle_message else "")
-        for pod in pods
+        f"{_some(names)}: {obstacle}" + (f" ({message})" if message else "")
+        for (obstacle, message), names in groups.items()
     ]
-    return _some(said, separator="; ")
+    more = len(said) - NAMED_PODS
+    return "; ".join(said[:NAMED_PODS]) + (f"; and {more} more obstacles" if more > 0 else "")
 
 
-def _some(names: list[str], separator: str = ", ") -> str:
+def _some(names: list[str]) -> str:
     shown = sorted(names, key=natural_order)[:NAMED_PODS]
     more = len(names) - len(shown)
-    return separator.join(shown) + (f" and {more} more" if more else "")
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _phases(job: ElasticJob, view: RendezvousView, phase: Phase) -> list[Finding]:
@@ -159,7 +164,7 @@ def _phases(job: ElasticJob, view: RendezvousView, phase: Phase) -> list[Finding
             return Finding(kind, ConditionStatus.TRUE, reason, message)
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
 
-    running = f"round {view.round} with {view.nodes} nodes" if view.round else ""
+    running = f"round {view.round} with {counted(view.nodes, 'node')}" if view.round else ""
     return [
         finding(ConditionType.RUNNING, Phase.RUNNING, "RoundFinal", running),
         finding(ConditionType.RESTARTING, Phase.RESTARTING, "RoundForming", _because(view)),
@@ -194,7 +199,7 @@ def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
         final = view.state is RendezvousState.FINAL
         if final and view.nodes != size.nodes:
             reason = "Growing" if view.nodes < size.nodes else "Shrinking"
-            message = f"from {view.nodes} to {size.nodes} nodes"
+            message = f"from {view.nodes} to {counted(size.nodes, 'node')}"
             text = f"{message}; {clamped}" if clamped else message
             return Finding(kind, ConditionStatus.TRUE, reason, text)
         if not final:

@@ -111,7 +111,8 @@ def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
     """Before the first round, or between two: who has come, and who is waited for."""
     status, current = job.status, _current(job.status)
     if current.state is RendezvousState.FROZEN:
-        yield f"{begin}: {counted(current.nodes, 'node')} confirm that they take part"
+        confirm = "confirms that it takes" if current.nodes == 1 else "confirm that they take"
+        yield f"{begin}: {counted(current.nodes, 'node')} {confirm} part"
         return
     come = frozenset(m.pod for m in status.members if m.state == "waiting")
     stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]

@@ -21,14 +21,7 @@ from elasticjob_operator.core.costs import cold_text, costs_text, recovery_ms, s
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import (
-    CLASSES,
-    DELETED,
-    UNCHARGED,
-    because,
-    cause_of,
-    label_words,
-)
+from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, label_words, why
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     Condition,
@@ -135,7 +128,7 @@ def _rounds(before: Status, after: Status) -> Iterator[Happening]:
             continue
         cost = costs_text(found)
         message = f"round {found.round} is final with {found.nodes} node{_s(found.nodes)}"
-        text = f"{message}: {because(cause_of(found))}" + (f"; {cost}" if cost else "")
+        text = f"{message}: {why(found, after)}" + (f"; {cost}" if cost else "")
         yield _normal("RoundFinal", text)
 
 
@@ -147,7 +140,7 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
             cold = cold_text(found)
             yield _normal(
                 "Recovered",
-                f"round {found.round}: {because(cause_of(found))}; trains again on {found.nodes} "
+                f"round {found.round}: {why(found, after)}; trains again on {found.nodes} "
                 f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}"
                 + (f"; {cold}" if cold else ""),
             )
@@ -237,8 +230,8 @@ def _phase(before: Status, after: Status) -> Iterator[Happening]:
             yield _normal("Running", f"trains on {nodes} node{_s(nodes)}")
         case Phase.RESTARTING:
             cause = after.rendezvous.cause if after.rendezvous else None
-            why = because(cause) if cause else "the round is formed anew"
-            yield _normal("Restarting", why)
+            text = because(cause) if cause else "the round is formed anew"
+            yield _normal("Restarting", text)
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true")
         case Phase.SUCCEEDED:

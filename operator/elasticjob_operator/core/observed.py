@@ -41,6 +41,16 @@ class PodEnd(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed the trainer's container
 
 
+DISRUPTIONS = {
+    "PreemptionByScheduler": PodEnd.PREEMPTED,
+    "DeletionByTaintManager": PodEnd.NODE_TAINTED,
+    "EvictionByEvictionAPI": PodEnd.DRAINED,
+    "DeletionByPodGC": PodEnd.NODE_LOST,
+    "TerminationByKubelet": PodEnd.EVICTED,
+}
+"""What takes a pod, by the word of who disrupts it."""
+
+
 class Obstacle(StrEnum):
     """Why a pod's launcher cannot run."""
 

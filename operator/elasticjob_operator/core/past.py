@@ -16,11 +16,10 @@ from elasticjob_operator.core.words import (
     CLASSES,
     UNCHARGED,
     UNKNOWN_CLASS,
-    because,
-    cause_of,
     counted,
     moment,
     quoted,
+    why,
 )
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
@@ -45,16 +44,15 @@ def interruptions(status: Status) -> Iterator[str]:
     later = [found for found in status.rounds if found.cause != CauseKind.START]
     broken = [found for found in later if found.cause != CauseKind.JOIN]
     if broken:
-        yield from _told("Last interruption", broken[-1])
+        yield from _told("Last interruption", broken[-1], status)
     if later and later[-1].cause == CauseKind.JOIN:
-        yield from _told("Since then" if broken else "Last round", later[-1])
+        yield from _told("Since then" if broken else "Last round", later[-1], status)
 
 
-def _told(begin: str, found: RoundStatus) -> Iterator[str]:
-    cause = cause_of(found).model_copy(update={"detail": quoted(found.detail)})
+def _told(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
     began, spent = began_at(found), recovery_ms(found)
     when = f" {moment(began)}" if began else ""
-    text = f"{begin}: {because(cause)}{when}"
+    text = f"{begin}: {why(found, status)}{when}"
     if spent is None:
         yield text
         return

@@ -25,7 +25,14 @@ from elasticjob_operator.core.containers import (
 from elasticjob_operator.core.labels import index_in
 from elasticjob_operator.core.names import AGENT_CONTAINER
 from elasticjob_operator.core.nodeview import Node, state_under
-from elasticjob_operator.core.observed import NodeState, Obstacle, Pod, PodEnd, PodPhase
+from elasticjob_operator.core.observed import (
+    DISRUPTIONS,
+    NodeState,
+    Obstacle,
+    Pod,
+    PodEnd,
+    PodPhase,
+)
 
 _OVER = ("Succeeded", "Failed")
 DISRUPTED = "DisruptionTarget"
@@ -80,13 +87,6 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     )
 
 
-_DISRUPTIONS = {
-    "PreemptionByScheduler": PodEnd.PREEMPTED,
-    "DeletionByTaintManager": PodEnd.NODE_TAINTED,
-    "EvictionByEvictionAPI": PodEnd.DRAINED,
-    "DeletionByPodGC": PodEnd.NODE_LOST,
-    "TerminationByKubelet": PodEnd.EVICTED,
-}
 _VERDICTS = {
     "Evicted": PodEnd.EVICTED,
     "Preempting": PodEnd.PREEMPTED,
@@ -103,7 +103,7 @@ def _end(status: Raw, trainer: Raw | None, disrupted: Raw) -> PodEnd | None:
     if (ended(trainer) or {}).get("reason") == "OOMKilled":
         return PodEnd.OUT_OF_MEMORY
     if disrupted.get("status") == "True":
-        return _DISRUPTIONS.get(disrupted.get("reason") or "")
+        return DISRUPTIONS.get(disrupted.get("reason") or "")
     return _VERDICTS.get(status.get("reason") or "")
 
 

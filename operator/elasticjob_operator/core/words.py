@@ -11,9 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from elasticjob_operator.core.observed import Obstacle, Pod, PodEnd
+from elasticjob_operator.core.observed import DISRUPTIONS, Obstacle, Pod, PodEnd
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.model.status import CauseStatus, RoundStatus
+from elasticjob_operator.model.status import (
+    MAX_ROUND_MEMBERS,
+    CauseStatus,
+    RoundStatus,
+    Status,
+)
+from elasticjob_rendezvous.core.excuses import ABORTED
 from elasticjob_rendezvous.core.records import CauseKind, FailureClass
 from elasticjob_rendezvous.core.roster import natural_order
 
@@ -46,6 +52,18 @@ _DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
     "DeletionByTaintManager": "its node was tainted",
     "DeletionByPodGC": "its node is gone",
 }
+"""What the agents say of a cause, of one member."""
+_DETAILS_OF_MANY = {
+    "SIGTERM": "they were told to end",
+    "Terminating": "their pods are deleted",
+    "EvictionByEvictionAPI": "their nodes were drained",
+    "PreemptionByScheduler": "for pods of higher priority",
+    "TerminationByKubelet": "by their nodes",
+    "DeletionByTaintManager": "their nodes were tainted",
+    "DeletionByPodGC": "their nodes are gone",
+    ABORTED: "their peers' collectives broke",
+}
+"""The same, where it is said of several."""
 
 
 class Words(NamedTuple):
@@ -144,19 +162,25 @@ GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILUR
 """Causes whose members went, or may have: what took them says more."""
 
 
-def cause_of(found: RoundStatus) -> CauseStatus:
-    """Why this round began."""
-    return CauseStatus(
-        kind=found.cause, members=found.members, reason=found.reason, detail=found.detail
+def why(found: RoundStatus, status: Status) -> str:
+    """Why one of the status's rounds began. Only of the current one all members are known."""
+    now = status.rendezvous
+    cause = CauseStatus(
+        kind=found.cause, members=found.members, reason=found.reason, detail=quoted(found.detail)
     )
+    current = now.cause if now is not None and now.round == found.round else None
+    if current is not None and set(found.members) <= set(current.members):
+        return because(cause.model_copy(update={"members": current.members}))
+    return because(cause, len(found.members) == MAX_ROUND_MEMBERS)
 
 
-def because(cause: CauseStatus) -> str:
-    """Why a round began."""
-    who, many = named(cause.members) or "a node", len(cause.members) > 1
-    detail = _detail(cause.detail)
+def because(cause: CauseStatus, cut: bool = False) -> str:
+    """Why a round began. `cut`: there may be more members than these."""
+    many = len(cause.members) > 1
+    who = named(cause.members, cut) or "a node"
+    detail = _detail(cause.detail, many)
     told = f" ({detail})" if detail else ""
-    if cause.reason and cause.kind in GOING:
+    if cause.reason and cause.kind in GOING and not (many and _differ(cause)):
         return _took(cause.reason, who, many)
     match cause.kind:
         case CauseKind.START:
@@ -170,7 +194,7 @@ def because(cause: CauseStatus) -> str:
         case CauseKind.LOSS:
             return f"{who} {_were(many)} lost{told}"
         case CauseKind.FAILURE:
-            return f"a worker of {who} failed{told}"
+            return f"{'workers' if many else 'a worker'} of {who} failed{told}"
         case CauseKind.SCALE_DOWN:
             return f"fewer nodes are wanted{told}"
         case CauseKind.UNCONFIRMED:
@@ -183,6 +207,12 @@ def because(cause: CauseStatus) -> str:
             return f"{other}{': ' + named(cause.members) if cause.members else ''}{told}"
 
 
+def _differ(cause: CauseStatus) -> bool:
+    """Whether members went in other ways than the one whose pod was heard: it speaks for itself."""
+    ends = {DISRUPTIONS[part] for part in cause.detail.split("; ") if part in DISRUPTIONS}
+    return bool(ends - {cause.reason})
+
+
 def _took(reason: str, who: str, many: bool) -> str:
     """What happened to members whose pods said it."""
     nodes = f"the nodes of {who}" if many else f"{who}'s node"
@@ -192,7 +222,8 @@ def _took(reason: str, who: str, many: bool) -> str:
         case PodEnd.PREEMPTED:
             return f"{who} {_were(many)} preempted for pods of higher priority"
         case PodEnd.EVICTED:
-            return f"{who} {_were(many)} evicted, because {nodes} ran short of something"
+            short = "their nodes" if many else "its node"
+            return f"{who} {_were(many)} evicted, because {short} ran short of something"
         case PodEnd.NODE_TAINTED:
             return f"{nodes} {_were(many)} tainted"
         case PodEnd.NODE_LOST:
@@ -203,8 +234,15 @@ def _took(reason: str, who: str, many: bool) -> str:
             return f"{who} went ({other})"
 
 
-def _detail(said: str) -> str:
-    return "; ".join(_DETAILS.get(part, part) for part in said.split("; ")) if said else ""
+def _detail(said: str, many: bool) -> str:
+    """What agents said, in words; of several members each may have said another thing."""
+    parts = said.split("; ") if said else []
+    if not many:
+        return "; ".join(_DETAILS.get(part, part) for part in parts)
+    told = [_DETAILS_OF_MANY.get(part, _DETAILS.get(part, part)) for part in parts]
+    own = [words for part, words in zip(parts, told, strict=True) if part != ABORTED]
+    also = [words for part, words in zip(parts, told, strict=True) if part == ABORTED]
+    return "; ".join(filter(None, (", or ".join(own), *also)))
 
 
 def label_words(pods: Iterable[Pod]) -> Iterator[str]:
@@ -224,11 +262,14 @@ def label_words(pods: Iterable[Pod]) -> Iterator[str]:
         yield f"`kubectl label --overwrite pod {pod.name} {labels}` puts {it} back"
 
 
-def named(names: Iterable[str]) -> str:
-    """`job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`."""
+def named(names: Iterable[str], cut: bool = False) -> str:
+    """`job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`.
+
+    `cut`: there may have been others, which are not among these.
+    """
     ordered = sorted(names, key=natural_order)
-    shown = ordered[:NAMED] + ([f"{len(ordered) - NAMED} more"] if len(ordered) > NAMED else [])
-    return listed(shown)
+    more = f"{'at least ' if cut else ''}{len(ordered) - NAMED} more"
+    return listed(ordered[:NAMED] + ([more] if len(ordered) > NAMED else []))
 
 
 def listed(items: list[str]) -> str:
