@@ -20,7 +20,7 @@ from elasticjob_agent.core.model import Crew, Ended
 from elasticjob_agent.hands import Stopped, WorkerExited
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.ports import PortHolder
-from elasticjob_rendezvous.core.records import Failure, FailureClass
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from tests.integration.launcher_rig import mark, python, start_workers, until
 from tests.integration.memory_group import memory_group, possible
 from tests.unit.agent.builders import FACTS

@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.records import (
-    Cause,
-    CauseKind,
-    Failure,
-    FailureClass,
-    Outcome,
-    OutcomeKind,
-)
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.mirrored_rig import running

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.kv import Range
-from elasticjob_rendezvous.core.records import Failure, Round, RoundState
+from elasticjob_rendezvous.core.records import Round, RoundState
 from tests.sim.truth import CONSEQUENCES
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.events import Close
-from elasticjob_rendezvous.core.records import FailureClass, Outcome, OutcomeKind
+from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from tests.sim.plan import Action
 
 if TYPE_CHECKING:

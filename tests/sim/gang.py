@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import FailureClass
 
 if TYPE_CHECKING:
     from tests.sim.node import Pod

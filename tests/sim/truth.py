@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.records import ECHOES, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, FailureClass
 
 if TYPE_CHECKING:
     from tests.sim.node import Pod

@@ -12,7 +12,8 @@ from elasticjob_operator.core.evidence import end_of
 from elasticjob_operator.core.observed import Pod, PodEnd
 from elasticjob_operator.core.rendezvous_view import FailureView, RendezvousView
 from elasticjob_operator.model.status import FirstFailure, Status
-from elasticjob_rendezvous.core.records import ECHOES, CauseKind, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, FailureClass
+from elasticjob_rendezvous.core.records import CauseKind
 
 _CLASSES = {
     PodEnd.OUT_OF_MEMORY: FailureClass.HOST_OUT_OF_MEMORY,

@@ -20,7 +20,8 @@ from elasticjob_operator.model.status import (
     Status,
 )
 from elasticjob_rendezvous.core.excuses import ABORTED
-from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
 
 NAMED = 5

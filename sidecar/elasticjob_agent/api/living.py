@@ -19,7 +19,8 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.core.directives import Finish, Left, Refused
-from elasticjob_rendezvous.core.records import Failure, OutcomeKind
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.records import OutcomeKind
 
 
 class Lives(Protocol):

@@ -16,7 +16,7 @@ from elasticjob_agent.core.evidence import (
 from elasticjob_agent.core.hang import before_dump, last_step, stand
 from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.records import ECHOES, FAILURE_BYTES, Failure, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, FAILURE_BYTES, Failure, FailureClass
 
 MESSAGE_CHARACTERS = 1000
 UNKNOWN_RANK = -1

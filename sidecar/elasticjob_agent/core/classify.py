@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from elasticjob_agent.core.evidence import ABORTED_AT_EXIT, Account
 from elasticjob_agent.hands import WorkerExited
-from elasticjob_rendezvous.core.records import FailureClass
+from elasticjob_rendezvous.core.failures import FailureClass
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 SIGABRT, SIGKILL = 6, 9

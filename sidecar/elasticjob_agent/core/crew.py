@@ -15,7 +15,7 @@ from elasticjob_agent.hands import (
     Stopped,
     WorkerExited,
 )
-from elasticjob_rendezvous.core.records import ECHOES, Failure, FailureClass
+from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
 
 UNSAID = "nobody says why"
 

@@ -19,7 +19,8 @@ from elasticjob_agent.core.model import (
 )
 from elasticjob_agent.core.showing import shows_at
 from elasticjob_rendezvous.core.directives import Finish, Left, Refused
-from elasticjob_rendezvous.core.records import Failure, OutcomeKind
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.records import OutcomeKind
 
 LEAVE_SECONDS = 6.0
 """How long a node that leaves waits to hear that it has left; then its lease says it."""

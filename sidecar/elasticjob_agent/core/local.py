@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from elasticjob_agent.core.asking import completed, saved, saves
 from elasticjob_agent.core.model import Crew, State
+from elasticjob_rendezvous.core.failures import ECHOES, Failure
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import ECHOES, Failure
 
 REASON_CHARACTERS = 200
 

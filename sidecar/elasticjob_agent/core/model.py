@@ -10,8 +10,9 @@ from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Failure, Roster, Seat
+from elasticjob_rendezvous.core.records import Roster, Seat
 
 
 class ExitCode(IntEnum):

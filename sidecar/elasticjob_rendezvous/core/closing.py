@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core import crashes, verdicts
 from elasticjob_rendezvous.core.acts import Act, Scene, write_round
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.records import (
     Bounds,
-    Failure,
     Outcome,
     OutcomeKind,
     Round,

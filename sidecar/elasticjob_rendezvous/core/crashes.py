@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core import verdicts
-from elasticjob_rendezvous.core.records import Cause, Failure, RoundState, Streak
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.records import Cause, RoundState, Streak
 from elasticjob_rendezvous.core.timers import Timers
 
 SOON_SECONDS = 60.0

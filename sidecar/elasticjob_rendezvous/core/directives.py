@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.records import Cause, Failure, Outcome, Roster, Save
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.records import Cause, Outcome, Roster, Save
 
 
 @dataclass(frozen=True, slots=True)

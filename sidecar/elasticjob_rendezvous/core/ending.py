@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from elasticjob_rendezvous.core import absence, verdicts
 from elasticjob_rendezvous.core.counts import leave_cause
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.newcomers import must_wait, newcomers
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
-    Failure,
     Member,
     MemberState,
     Roster,

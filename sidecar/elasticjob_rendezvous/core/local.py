@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elasticjob_rendezvous.core.records import Failure
+from elasticjob_rendezvous.core.failures import Failure
 
 
 class Workers(StrEnum):

@@ -10,17 +10,10 @@ from dataclasses import dataclass, replace
 from elasticjob_rendezvous.core import verdicts
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.config import Config
+from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Order, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import (
-    Done,
-    Failure,
-    Member,
-    MemberState,
-    Outcome,
-    Round,
-    RoundState,
-)
+from elasticjob_rendezvous.core.records import Done, Member, MemberState, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 

@@ -7,7 +7,6 @@
 | `Round`   | the coordinator                                       |
 | `Roster`  | the coordinator, once, in the Txn that sets `final`   |
 | `History` | the coordinator: what each round cost                 |
-| `Failure` | the agent whose worker failed                         |
 | `Done`    | the agent whose workers all ended with success        |
 """
 
@@ -405,55 +404,6 @@ class History:
     cold_reason: str = ""
 
 
-class FailureClass(StrEnum):
-    USER_ERROR = "UserError"
-    HOST_OUT_OF_MEMORY = "HostOutOfMemory"
-    CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
-    OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not tell the host's from the device's
-    COLLECTIVE_TIMEOUT = "CollectiveTimeout"  # a collective waited too long for a peer
-    HANG = "Hang"  # it stood still, and not because it waited for a peer
-    PEER_ABORT = "PeerAbort"  # a collective broke because a peer went
-    SIGNAL = "Signal"
-    LAUNCH_ERROR = "LaunchError"
-    MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
-    NODE_LOST = "NodeLost"  # seen from outside alone: no agent is left to write it
-    PREEMPTED = "Preempted"  # likewise: the cluster took the pod's place
-
-    @classmethod
-    def _missing_(cls, value: object) -> FailureClass | None:
-        """A class that only a newer release knows: a worker failed, and that is to be charged."""
-        return cls.USER_ERROR if isinstance(value, str) else None
-
-
-ECHOES = frozenset({FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT})
-"""Failures that say themselves that a peer went, or stood still, first."""
-
-FAILURE_BYTES = 8 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The first failed worker of one member in one round. `at_ms` only orders culprits.
-
-    `step` is the last step it told, `ran_ms` how long it ran; None where that is not known.
-    """
-
-    round: int
-    member: str
-    name: str
-    rank: int
-    local_rank: int
-    kind: FailureClass
-    at_ms: int
-    exit_code: int | None = None
-    signal: int | None = None
-    message: str = ""
-    traceback: str = ""
-    node: str = ""
-    step: int | None = None
-    ran_ms: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """Every worker of `member` in `round` ended with success."""
@@ -463,4 +413,4 @@ class Done:
     name: str
 
 
-prepare(Bounds, Member, Round, Roster, History, Failure, Done)
+prepare(Bounds, Member, Round, Roster, History, Done)

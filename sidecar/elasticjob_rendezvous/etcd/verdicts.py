@@ -11,8 +11,9 @@ from elasticjob_rendezvous.api import (
 )
 from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Failure, FailureClass, OutcomeKind, Roster
+from elasticjob_rendezvous.core.records import OutcomeKind, Roster
 
 
 def failure_of(

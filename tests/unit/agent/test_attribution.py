@@ -15,7 +15,7 @@ from elasticjob_agent.core.evidence import MESSAGE_CHARACTERS, from_error_file, 
 from elasticjob_agent.core.model import Crew, Ended, StopCause
 from elasticjob_agent.hands import WorkerExited
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.records import FAILURE_BYTES, Failure, FailureClass
+from elasticjob_rendezvous.core.failures import FAILURE_BYTES, Failure, FailureClass
 from tests.unit.agent.builders import FACTS
 
 TRACEBACK = """Traceback (most recent call last):

@@ -9,7 +9,8 @@ from elasticjob_agent.core.hang import ALMOST, DUMP_SECONDS, START_SECONDS, hang
 from elasticjob_agent.core.model import Event, State, StopCrew, Timer, WorkersProgressed
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import step, wake_at
-from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
+from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.verdicts import culprit
 from tests.unit.agent.builders import FACTS, ended, hello, run, started, stop, stopped
 

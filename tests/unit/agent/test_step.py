@@ -33,8 +33,9 @@ from elasticjob_agent.hands import (
     WorkerExited,
 )
 from elasticjob_rendezvous.core.directives import Idle, Left, Refused
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import CauseKind, Failure, FailureClass, OutcomeKind
+from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind
 from tests.unit.agent.builders import (
     Driven,
     directed,

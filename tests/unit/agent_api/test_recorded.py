@@ -9,12 +9,12 @@ from elasticjob_agent.core.recorded import Recorded, recorded, records
 from elasticjob_operator.core.mirrored import records as read_records
 from elasticjob_operator.core.mirrored import rendezvous_view
 from elasticjob_rendezvous.core.config import Identity
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import (
     Bounds,
     CauseKind,
-    FailureClass,
     MemberState,
     OutcomeKind,
     RoundState,

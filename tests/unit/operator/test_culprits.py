@@ -7,7 +7,7 @@ import pytest
 from elasticjob_operator.core.culprits import first_failure
 from elasticjob_operator.core.rendezvous_view import FailureView, RoundView
 from elasticjob_operator.model.status import FirstFailure, Status
-from elasticjob_rendezvous.core.records import FailureClass
+from elasticjob_rendezvous.core.failures import FailureClass
 from tests.unit.operator.builders import final_round
 
 KILLED = FirstFailure(round=1, pod="job-1", rank=1, signal=9, class_="Signal")

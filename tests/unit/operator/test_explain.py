@@ -40,7 +40,8 @@ from elasticjob_operator.core.words import (
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import RoundStatus, Status
-from elasticjob_rendezvous.core.records import CauseKind, FailureClass
+from elasticjob_rendezvous.core.failures import FailureClass
+from elasticjob_rendezvous.core.records import CauseKind
 from tests.unit.operator.builders import (
     NOW,
     ago,

@@ -28,14 +28,13 @@ from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import KeyValue, RangeResult, WatchBatch
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Counts,
-    Failure,
-    FailureClass,
     History,
     Member,
     MemberState,

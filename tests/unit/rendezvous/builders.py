@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.deciding import decide
 from elasticjob_rendezvous.core.events import Clock, Probed, Verdict
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.local import Local
@@ -20,8 +21,6 @@ from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Done,
-    Failure,
-    FailureClass,
     Member,
     MemberState,
     Roster,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.events import PeerUp, Verdict
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     CauseKind,
-    FailureClass,
     History,
     Mark,
     MemberState,

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import (
     Bounds,
     Cause,
     CauseKind,
     Done,
-    Failure,
-    FailureClass,
     History,
     Mark,
     Member,

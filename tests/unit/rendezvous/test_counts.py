@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.counts import counted
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Counts,
-    FailureClass,
     History,
     Mark,
     MemberState,

@@ -13,16 +13,10 @@ from elasticjob_rendezvous.core.ending import (
     look_at_final,
 )
 from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
+from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import (
-    Bounds,
-    Cause,
-    CauseKind,
-    FailureClass,
-    Mark,
-    MemberState,
-)
+from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Mark, MemberState
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
