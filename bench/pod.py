@@ -15,10 +15,10 @@ from bench import etcd_proc
 from bench.processes import alive, die_with_parent
 from bench.settings import OUR_ETCD_VERSION, child_environment, etcd_binary, fresh_id
 from elasticjob_agent.zipapp_build import build_zipapp
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Put
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.client import Client
 
 END_SECONDS = 10.0

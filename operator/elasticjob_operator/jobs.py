@@ -16,7 +16,7 @@ from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.agent_causes import Attendance
 from elasticjob_operator.core.observed import Obstacle, Refusal
 from elasticjob_operator.model import Phase, Status
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 RECHECK_SECONDS = 600.0
 """How long what was read of a job's Service, Secret and budget is believed."""

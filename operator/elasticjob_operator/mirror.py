@@ -23,6 +23,7 @@ from elasticjob_operator.core.mirrored import (
     prefix_of,
     records,
 )
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import (
@@ -37,7 +38,7 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchBatch,
 )
-from elasticjob_rendezvous.core.records import Bounds, Outcome
+from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError
 

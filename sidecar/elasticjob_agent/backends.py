@@ -18,7 +18,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 log = logging.getLogger("elasticjob.agent")
 

@@ -26,8 +26,8 @@ from elasticjob_agent.settings import (
     warm_start_of,
 )
 from elasticjob_rendezvous.core.absence import hung_agent_seconds
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.keys import job_prefix
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.dynamic.core.settings import (
     KEEP_ALIVE_INTERVAL_SECONDS,
     KEEP_ALIVE_MAX_ATTEMPT,

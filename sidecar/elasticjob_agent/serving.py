@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 
 from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.recorded import Recorded, recorded, records
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
-from elasticjob_rendezvous.core.records import Bounds, RoundState
+from elasticjob_rendezvous.core.records import RoundState
 from elasticjob_rendezvous.core.served import SETUP, Served, proven, served, written
 
 STAY_SECONDS = 10.0

@@ -46,8 +46,8 @@ from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
 from elasticjob_agent.tuning import UNTUNED, Tuning
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 TERMINATION_LOG = Path("/dev/termination-log")

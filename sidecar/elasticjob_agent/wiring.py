@@ -21,8 +21,8 @@ from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, SettingsError
 from elasticjob_agent.termination import write_termination
 from elasticjob_rendezvous.api import RendezvousHandler
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.member import MemberSettings
 
 log = logging.getLogger("elasticjob.agent")

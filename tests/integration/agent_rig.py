@@ -22,9 +22,10 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
-from elasticjob_rendezvous.core.records import Bounds, Round
+from elasticjob_rendezvous.core.records import Round
 from tests.integration.etcd_server import EtcdServer
 
 ROOT = Path(__file__).parents[2]

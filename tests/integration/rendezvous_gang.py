@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Bounds, Roster, Round
+from elasticjob_rendezvous.core.records import Roster, Round
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 
 DEADLINE_SECONDS = 20.0

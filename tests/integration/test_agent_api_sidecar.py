@@ -13,7 +13,7 @@ from elasticjob_agent.core.model import LEFT_CODE, Ending, ExitCode
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_agent.wiring import elastic_agent, run_agent, v3_handler
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 from tests.integration.launcher_rig import mark
 from tests.unit.agent_api.memory import Gang, MemoryHandler
 

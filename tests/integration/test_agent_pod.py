@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.records import Bounds, RoundState
+from elasticjob_rendezvous.core.records import RoundState
 from tests.integration.agent_rig import Gang, gang, until
 from tests.integration.launcher_rig import alive, launcher_file, mark
 

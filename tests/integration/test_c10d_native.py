@@ -24,7 +24,7 @@ from elasticjob_agent.api.persisting import PersistentHandler
 from elasticjob_agent.backends import job_handler
 from elasticjob_agent.settings import AgentSettings, Backend, EtcdAccess, SettingsError
 from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousInfo
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 from tests.integration.local_rig import until
 
 SECONDS = 40

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from elasticjob_operator.mirror import Mirror, close, remove_members, write_bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import ROOT, Keys, job_prefix
 from elasticjob_rendezvous.core.kv import Delete, Put, Txn
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Member,

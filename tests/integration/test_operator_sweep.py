@@ -22,9 +22,9 @@ from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.settings import EtcdSettings
 from elasticjob_operator.sweep import Sweep
 from elasticjob_operator.wakeups import Wakeups
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.keys import Keys, cluster_key, job_prefix
-from elasticjob_rendezvous.core.records import Bounds
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer

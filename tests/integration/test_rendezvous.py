@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Mark
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.directives import Finish, Left, Refused
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Put, Range
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import CauseKind, Mark, Outcome, OutcomeKind, RoundState
+from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind, RoundState
 from elasticjob_rendezvous.etcd.client import Client
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from elasticjob_rendezvous.core.bounds import Mark
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.kv import Delete, Put, Txn
-from elasticjob_rendezvous.core.records import Mark
 
 if TYPE_CHECKING:
     from tests.sim.node import Pod

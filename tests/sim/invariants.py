@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.kv import KeyValue, Range
 from elasticjob_rendezvous.core.records import (
     NEXT_STATES,
-    Bounds,
     Cause,
     CauseKind,
     Member,

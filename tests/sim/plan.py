@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.crashes import pause_seconds
-from elasticjob_rendezvous.core.records import Bounds, Streak
+from elasticjob_rendezvous.core.records import Streak
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from elasticjob_rendezvous.core import (
     saving,
     verdicts,
 )
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.engine import Engine
 from elasticjob_rendezvous.core.events import (
     Clock,
@@ -30,7 +31,7 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Roster, Round, Streak
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Roster, Round, Streak
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
 from tests.sim import faults

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.kv import Put, Txn
-from elasticjob_rendezvous.core.records import Bounds, RoundState
+from elasticjob_rendezvous.core.records import RoundState
 from tests.sim.controller import OPERATOR
 from tests.sim.plan import Plan
 from tests.sim.world import World

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_rendezvous.core.records import Bounds, RoundState
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import RoundState
 from tests.sim.plan import Plan
 from tests.sim.run import simulate
 from tests.sim.world import World

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 from tests.sim.plan import Action, Plan
 from tests.sim.run import report, simulate
 from tests.sim.world import Result

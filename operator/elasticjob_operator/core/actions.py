@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from elasticjob_operator.core.names import pod_name, service_name
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_operator.model.enums import Backend
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 STORE_INDEX = 0
 """The pod that keeps the store of a c10d job. A pod's name is unique and free only when its

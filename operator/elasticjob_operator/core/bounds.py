@@ -10,7 +10,7 @@ from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.enums import ScaleUp
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.spec import Elasticity
-from elasticjob_rendezvous.core.records import Bounds, Mark
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 
 TERMINATING = "Terminating"
 """Reason of the mark of a pod that someone else deleted."""

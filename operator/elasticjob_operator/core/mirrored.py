@@ -20,13 +20,13 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core import served, verdicts
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import KeyValue
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Counts,

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.core.rendezvous_view import NOBODY_YET, RendezvousView
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 
 class PodPhase(StrEnum):

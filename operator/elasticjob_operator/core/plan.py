@@ -49,7 +49,7 @@ from elasticjob_operator.core.store_host import stale_store, with_store
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
 from elasticjob_operator.model.enums import CleanPodPolicy, Phase
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_rendezvous.core.records import Bounds
+from elasticjob_rendezvous.core.bounds import Bounds
 
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
 """Failed pods kept for their logs; each holds an index. Older ones are deleted."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elasticjob_agent.core.following import Following, Phase
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Finish, Stop
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Done,

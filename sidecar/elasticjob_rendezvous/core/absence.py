@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, MISSED_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Seat
+from elasticjob_rendezvous.core.records import Member, MemberState, Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 

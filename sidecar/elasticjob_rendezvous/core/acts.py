@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.kv import Compare, Op, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.records import Bounds, Member, Round, RoundState
+from elasticjob_rendezvous.core.records import Member, Round, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 DELETES_PER_TXN = 50

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Roster
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Member, MemberState, Roster
 from elasticjob_rendezvous.core.roster import by_name, legal_size
 from elasticjob_rendezvous.core.view import Versioned
 

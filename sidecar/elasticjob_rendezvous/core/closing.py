@@ -7,15 +7,9 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core import crashes, verdicts
 from elasticjob_rendezvous.core.acts import Act, Scene, write_round
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import (
-    Bounds,
-    Outcome,
-    OutcomeKind,
-    Round,
-    RoundState,
-    Streak,
-)
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind, Round, RoundState, Streak
 from elasticjob_rendezvous.core.retention import surplus
 
 

@@ -10,15 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from elasticjob_rendezvous.core.records import (
-    Bounds,
-    Cause,
-    CauseKind,
-    Counts,
-    Member,
-    MemberState,
-    Seat,
-)
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, MemberState, Seat
 
 
 def counted(counts: Counts, kind: CauseKind) -> Counts:

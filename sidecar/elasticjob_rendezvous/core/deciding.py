@@ -12,12 +12,13 @@ from typing import assert_never
 
 from elasticjob_rendezvous.core import absence, bootstrap, dataloss, final, frozen, joinable
 from elasticjob_rendezvous.core.acts import Act, Scene
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.fencing import duplicates, fence_over
 from elasticjob_rendezvous.core.judging import learn_of_preemption, pass_verdicts
 from elasticjob_rendezvous.core.peers import gone_keys
-from elasticjob_rendezvous.core.records import Bounds, Member, RoundState
+from elasticjob_rendezvous.core.records import Member, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     MemberState,

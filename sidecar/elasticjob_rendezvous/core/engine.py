@@ -14,6 +14,7 @@ known), `intake` and `answers` (what an event tells), `tending` (what needs no r
 from __future__ import annotations
 
 from elasticjob_rendezvous.core.alarm import Alarm
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
@@ -23,7 +24,6 @@ from elasticjob_rendezvous.core.intake import take
 from elasticjob_rendezvous.core.leaving import is_saving
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.membership import Membership
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.core.requesting import next_request
 from elasticjob_rendezvous.core.tending import tend
 from elasticjob_rendezvous.core.view import View

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, MemberState, Roster, Seat
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, Roster, Seat
 from elasticjob_rendezvous.core.view import View
 
 ABORTED = "its peers' collectives broke"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core import saving, succession
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.kv import Txn
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.own import Own
-from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, RoundState
+from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
 from elasticjob_rendezvous.core.view import Versioned
 
 

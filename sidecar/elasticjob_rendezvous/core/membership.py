@@ -9,6 +9,7 @@ from __future__ import annotations
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.attendance import Attendance
 from elasticjob_rendezvous.core.backoff import Backoff
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
@@ -21,7 +22,7 @@ from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
-from elasticjob_rendezvous.core.records import Bounds, Member, Outcome, Round, RoundState
+from elasticjob_rendezvous.core.records import Member, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.rounds import Rounds
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core.records import Bounds, Member, MemberState, Roster
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Member, MemberState, Roster
 from elasticjob_rendezvous.core.roster import legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.effects import Effect, Grant, Read, Watch, Write
@@ -39,7 +40,6 @@ from elasticjob_rendezvous.core.kv import (
     WatchEvent,
 )
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Bounds
 
 Answered = Callable[[Txn, TxnResult], TxnResult]
 Seen = Callable[[tuple[WatchEvent, ...]], tuple[WatchEvent, ...]]

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from elasticjob_rendezvous.core.records import Bounds, Member, Roster, Seat
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Member, Roster, Seat
 
 _DIGITS = re.compile(r"(\d+)")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.ending import FinalLook
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Member,

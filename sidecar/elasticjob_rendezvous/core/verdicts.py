@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
-from elasticjob_rendezvous.core.records import Bounds
 
 MASTER_PORT_RETRIES = 3
 KEPT_FAILURES = 16

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Bounds, Done, History, Member, Roster, Round
+from elasticjob_rendezvous.core.records import Done, History, Member, Roster, Round
 
 T = TypeVar("T")
 KEPT_ROSTERS = 20

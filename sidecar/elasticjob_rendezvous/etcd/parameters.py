@@ -17,9 +17,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticjob_rendezvous.api import RendezvousParameters
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.keys import job_prefix
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.etcd.client import Tls
 from elasticjob_rendezvous.etcd.member import MemberSettings
 from elasticjob_rendezvous.etcd.reach import DEFAULT_PORT, address_of, address_towards

@@ -35,10 +35,11 @@ from elasticjob_agent.health import answering
 from elasticjob_agent.serving import Witness
 from elasticjob_agent.settings import AgentSettings, EtcdAccess, LogSettings
 from elasticjob_rendezvous.core import served
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Run
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Bounds, Outcome, OutcomeKind
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from tests.unit.agent.builders import ME, roster
 
 HELLO = Hello(("python", "train.py"), 9, "python", "/", 5000, None, env_names=frozenset({"PATH"}))

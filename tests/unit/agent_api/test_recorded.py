@@ -8,17 +8,12 @@ from elasticjob_agent.core.following import Departed, Event, Joined, Seen, Told,
 from elasticjob_agent.core.recorded import Recorded, recorded, records
 from elasticjob_operator.core.mirrored import records as read_records
 from elasticjob_operator.core.mirrored import rendezvous_view
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import (
-    Bounds,
-    CauseKind,
-    MemberState,
-    OutcomeKind,
-    RoundState,
-)
+from elasticjob_rendezvous.core.records import CauseKind, MemberState, OutcomeKind, RoundState
 from elasticjob_rendezvous.core.served import merged, served
 from tests.unit.agent_api.test_following import READY, Part, failure, roster
 

@@ -27,6 +27,7 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.core import records as stored
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
@@ -276,7 +277,7 @@ def test_steps_and_the_reason_to_wait_are_seen() -> None:
     here = replace(member("pod-0"), step=120, checkpoint_step=100)
     late = replace(member("pod-1", MemberState.WAITING), round=0)
     current = Round(3, RoundState.FINAL, CAUSE, nodes=1)
-    bounds = stored.Bounds(1, 4, scale_up_wait_seconds=600.0)
+    bounds = Bounds(1, 4, scale_up_wait_seconds=600.0)
     view = rendezvous_view(
         records(
             PREFIX,

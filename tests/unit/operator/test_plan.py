@@ -31,7 +31,7 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.status import Status
-from elasticjob_rendezvous.core.records import Bounds, Mark
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from tests.unit.operator.builders import (
     NOW,
     ago,

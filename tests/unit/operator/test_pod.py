@@ -19,8 +19,8 @@ from elasticjob_operator.core.names import RESERVED_VOLUMES
 from elasticjob_operator.core.pod import PodSettings, TemplateRefused
 from elasticjob_operator.core.sidecar import KEEP_ROUNDS, LOGS_MIB, max_log_bytes
 from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.records import Bounds
 from tests.unit.operator.builders import job
 
 GOLDEN = Path(__file__).parent / "golden" / "pod.json"

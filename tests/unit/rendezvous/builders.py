@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from elasticjob_rendezvous.core.acts import Act
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.coordinator import Coordinator
@@ -17,7 +18,6 @@ from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Done,

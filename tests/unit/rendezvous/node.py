@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import UnionType
 from typing import Any, Self
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.effects import Effect, Grant, KeepAlive, Read, Unwatch, Watch, Write
@@ -25,7 +26,6 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.kv import WatchBatch
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Bounds
 from tests.sim.simetcd import SimEtcd, Watcher
 from tests.unit.rendezvous.builders import KEYS, START, UTC_MS, identity
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Mark
 from elasticjob_rendezvous.core.events import PeerUp, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     CauseKind,
     History,
-    Mark,
     MemberState,
     OutcomeKind,
     RoundState,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.census import Census, Freeze, Wait, choose, take
-from elasticjob_rendezvous.core.records import Bounds, Mark, MemberState
+from elasticjob_rendezvous.core.records import MemberState
 from tests.unit.rendezvous.builders import Job, a_member, identity
 
 WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     Done,
     History,
-    Mark,
     Member,
     Outcome,
     OutcomeKind,

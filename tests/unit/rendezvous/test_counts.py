@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Mark
 from elasticjob_rendezvous.core.counts import counted
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
@@ -13,7 +14,6 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     Counts,
     History,
-    Mark,
     MemberState,
     Round,
     RoundState,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Run, Stop
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
     MemberState,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.ending import (
     LEAVE_COALESCE_SECONDS,
     LEAVE_QUIET_SECONDS,
@@ -16,7 +17,7 @@ from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Bounds, Cause, CauseKind, Mark, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core import deciding
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.directives import Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.effects import (
@@ -52,10 +53,8 @@ from elasticjob_rendezvous.core.kv import Delete, KeyValue, Put, Range, Txn, Txn
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Cause,
     CauseKind,
-    Mark,
     MemberState,
     Outcome,
     OutcomeKind,

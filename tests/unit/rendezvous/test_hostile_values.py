@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import Bounds, Member
+from elasticjob_rendezvous.core.records import Member
 from elasticjob_rendezvous.core.roster import natural_order
 from elasticjob_rendezvous.core.verdicts import describe
 from elasticjob_rendezvous.peers import wire

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.kv import Txn
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
-    Bounds,
     Done,
     Member,
     MemberState,

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.records import (
     NEXT_STATES,
     URGENT,
-    Bounds,
     CauseKind,
     MemberState,
     RoundState,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticjob_rendezvous.core.records import Bounds, Member
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.records import Member
 from elasticjob_rendezvous.core.roster import by_name, legal_size, natural_order, seal
 from tests.unit.rendezvous.builders import a_member
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from elasticjob_rendezvous.core.absence import KILL_SECONDS, patience_seconds
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import LinkHeard, PeerDown, PeerHeard
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Bounds, Roster
+from elasticjob_rendezvous.core.records import Roster
 from elasticjob_rendezvous.core.roster import seal
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS, Safety
 from elasticjob_rendezvous.core.view import View

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Bounds
 from elasticjob_rendezvous.core.verdicts import (
     KEPT_FAILURES,
     adds_nothing,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.kv import (
     Compare,
@@ -22,7 +23,7 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchEvent,
 )
-from elasticjob_rendezvous.core.records import Bounds, MemberState, Roster, Round, RoundState
+from elasticjob_rendezvous.core.records import MemberState, Roster, Round, RoundState
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
 from elasticjob_rendezvous.core.view import KEPT_ROSTERS, View
 from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_member, a_round, identity

@@ -1,0 +1,93 @@
+"""The size and the patience of a job: the record of the operator, or of the first member."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elasticjob_rendezvous.core.codec import prepare
+from elasticjob_rendezvous.core.records import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The operator's word that a member is to leave; `preempted`: the cluster wants it gone."""
+
+    member: str
+    reason: str
+    preempted: bool = False
+
+
+LONGEST_SECONDS = 1e9
+
+
+_PATIENCE = (
+    "join_timeout_seconds",
+    "last_call_seconds",
+    "keep_alive_seconds",
+    "confirm_seconds",
+    "settle_seconds",
+    "stop_grace_seconds",
+    "scale_up_wait_seconds",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The size and the patience of a job. Durations are seconds.
+
+    `expected` is how many members can come at present (the wanted size less
+    what cannot run); None means unknown, which counts as `max_nodes`.
+    `scale_up_wait_seconds` is how long newcomers wait for a checkpoint before they
+    interrupt a round; 0 lets them at once.
+    `ceiling_nodes` is the most that the job may ever have, whatever it wants at present;
+    0 means `max_nodes`.
+    `leave_seconds` is how long a node has from when it is told to go until it is gone.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    increment: int = 1
+    expected: int | None = None
+    max_restarts: int = 3
+    join_timeout_seconds: float = 600.0
+    last_call_seconds: float = 30.0
+    keep_alive_seconds: float = 5.0
+    confirm_seconds: float = 5.0
+    settle_seconds: float = 3.0
+    stop_grace_seconds: float = 10.0
+    scale_up_wait_seconds: float = 0.0
+    leave_seconds: float = 30.0
+    ceiling_nodes: int = 0
+    marks: tuple[Mark, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no arithmetic of sizes and times survives; a reader then names the record."""
+        least = {"min_nodes": 1, "max_nodes": 1, "increment": 1, "max_restarts": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        for name in _PATIENCE:
+            seconds = getattr(self, name)
+            if not 0.0 <= seconds <= LONGEST_SECONDS:  # nor NaN
+                raise ValueError(f"{name} must be from 0 to {LONGEST_SECONDS:g}, got {seconds}")
+
+    @property
+    def wanted(self) -> int:
+        """How many members are worth waiting for."""
+        expected = self.max_nodes if self.expected is None else self.expected
+        return min(self.max_nodes, expected)
+
+    @property
+    def sizes(self) -> str:
+        """The sizes as members declare them, so that a stranger to this job is known."""
+        return f"{self.min_nodes}:{self.max_nodes}:{self.increment}"
+
+    def agrees(self, member: Member) -> bool:
+        """Whether `member` was started with these sizes, or leaves them to the operator."""
+        return not member.sizes or member.sizes == self.sizes
+
+    def marked(self, member: str) -> Mark | None:
+        return next((mark for mark in self.marks if mark.member == member), None)
+
+
+prepare(Bounds)
