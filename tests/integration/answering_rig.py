@@ -23,11 +23,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
-    Roster,
     Round,
     RoundState,
-    Seat,
 )
+from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.served import PATH, Served, proven, served, written
 from tests.integration.etcd_server import wait_until
 from tests.integration.operator_rig import SECONDS, Namespace

@@ -14,11 +14,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
-    Roster,
     Round,
     RoundState,
-    Seat,
 )
+from elasticjob_rendezvous.core.roster import Roster, Seat
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.operator_rig import SECONDS, Namespace
 

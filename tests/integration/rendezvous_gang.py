@@ -19,7 +19,8 @@ from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Roster, Round
+from elasticjob_rendezvous.core.records import Round
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 
 DEADLINE_SECONDS = 20.0

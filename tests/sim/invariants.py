@@ -18,11 +18,10 @@ from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Member,
-    Roster,
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.roster import Roster, legal_size
 from tests.sim import saving, verdicts
 from tests.sim.agent import UTC_START_MS
 from tests.sim.controller import OPERATOR

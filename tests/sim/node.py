@@ -13,7 +13,7 @@ from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 from tests.sim.agent import UTC_START_MS, Agent
 from tests.sim.script import Script
 

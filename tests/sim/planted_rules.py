@@ -31,7 +31,8 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.kv import Compare, Delete, Txn
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Roster, Round, Streak
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, Streak
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
 from tests.sim import faults

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elasticjob_rendezvous.core.directives import Directive, Refused
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind, Roster, Round, RoundState
-from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.core.records import CauseKind, OutcomeKind, Round, RoundState
+from elasticjob_rendezvous.core.roster import Roster, natural_order
 
 if TYPE_CHECKING:
     from tests.sim.invariants import Checker

@@ -35,10 +35,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     MemberState,
     Outcome,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.served import Served
 
 _OF_MACHINES = frozenset({FailureClass.SIGNAL, FailureClass.HANG, FailureClass.HOST_OUT_OF_MEMORY})

@@ -11,7 +11,7 @@ from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerSpec, WorkerSta
 from elasticjob_agent.core.model import Event, FromHands, State
 from elasticjob_agent.hands import Started
 from elasticjob_rendezvous.core.directives import Run
-from elasticjob_rendezvous.core.records import Roster, Seat
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 
 @dataclass(frozen=True, slots=True)

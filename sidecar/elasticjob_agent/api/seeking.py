@@ -13,7 +13,7 @@ from elasticjob_agent.api.finishing import SEEK_SECONDS
 from elasticjob_agent.api.looking import ENDED_NOTE, noted, trouble_of
 from elasticjob_agent.core.following import Join, Trouble
 from elasticjob_rendezvous.api import RendezvousTimeoutError
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 
 log = logging.getLogger("elasticjob.agent")
 

@@ -26,7 +26,8 @@ from elasticjob_agent.core.following import (
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind, Roster
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind
+from elasticjob_rendezvous.core.roster import Roster
 
 UNCHARGED_IN_A_ROW = 3
 """So many failures in a row may be put down to others' before one is charged all the same."""

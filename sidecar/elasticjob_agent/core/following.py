@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.core.directives import Directive, Idle
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 
 NOT_BEGUN = Idle("the launcher is not there yet")
 NOTHING = Local()

@@ -12,7 +12,7 @@ from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Roster, Seat
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 
 class ExitCode(IntEnum):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from elasticjob.layout import PROGRESS_FILE, REQUEST_FILE, SAVED_FILE
-from elasticjob_rendezvous.core.records import Roster, Seat
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 THREADS = "OMP_NUM_THREADS"

@@ -25,10 +25,10 @@ from elasticjob_rendezvous.core.records import (
     MemberState,
     Outcome,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 
 KEEP = 10
 """So many rounds are told of."""

@@ -14,7 +14,8 @@ import math
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, MISSED_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Member, MemberState, Seat
+from elasticjob_rendezvous.core.records import Member, MemberState
+from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 

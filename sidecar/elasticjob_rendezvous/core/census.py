@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Member, MemberState, Roster
-from elasticjob_rendezvous.core.roster import by_name, legal_size
+from elasticjob_rendezvous.core.records import Member, MemberState
+from elasticjob_rendezvous.core.roster import Roster, by_name, legal_size
 from elasticjob_rendezvous.core.view import Versioned
 
 Members = Mapping[str, Versioned[Member]]

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.peers import Peers, Session
-from elasticjob_rendezvous.core.records import Roster, Round
+from elasticjob_rendezvous.core.records import Round
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.silenced import Silenced
 from elasticjob_rendezvous.core.timers import Timers
 

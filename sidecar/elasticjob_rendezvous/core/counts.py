@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, MemberState, Seat
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, MemberState
+from elasticjob_rendezvous.core.roster import Seat
 
 
 def counted(counts: Counts, kind: CauseKind) -> Counts:

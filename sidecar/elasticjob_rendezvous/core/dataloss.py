@@ -17,10 +17,10 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     Member,
     MemberState,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.timers import Timers
 
 

@@ -17,10 +17,10 @@ from elasticjob_rendezvous.core.records import (
     MemberState,
     Outcome,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)

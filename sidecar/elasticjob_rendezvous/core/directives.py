@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, Outcome, Roster, Save
+from elasticjob_rendezvous.core.records import Cause, Outcome, Save
+from elasticjob_rendezvous.core.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from elasticjob_rendezvous.core.counts import leave_cause
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.newcomers import must_wait, newcomers
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState, Roster, Seat
-from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState
+from elasticjob_rendezvous.core.roster import Roster, Seat, legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 

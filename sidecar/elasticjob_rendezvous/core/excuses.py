@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, Roster, Seat
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.view import View
 
 ABORTED = "its peers' collectives broke"

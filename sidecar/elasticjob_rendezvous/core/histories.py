@@ -12,7 +12,8 @@ from elasticjob_rendezvous.core.acts import Act, Scene, held
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.kv import Compare, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.records import Cause, History, Roster, Round, RoundState
+from elasticjob_rendezvous.core.records import Cause, History, Round, RoundState
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import Versioned
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.effects import Effect, Probe
 from elasticjob_rendezvous.core.events import Verdict
-from elasticjob_rendezvous.core.records import Member, RoundState, Seat
+from elasticjob_rendezvous.core.records import Member, RoundState
+from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.view import View
 
 INQUIRY_SECONDS = 0.5

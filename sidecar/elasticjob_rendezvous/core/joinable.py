@@ -14,8 +14,8 @@ from elasticjob_rendezvous.core.closing import close
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.counts import with_later_leaves
 from elasticjob_rendezvous.core.fencing import fence_late
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind, Roster, Round, RoundState
-from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind, Round, RoundState
+from elasticjob_rendezvous.core.roster import Roster, legal_size
 from elasticjob_rendezvous.core.timers import Timers
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Member, MemberState, Roster
-from elasticjob_rendezvous.core.roster import legal_size
+from elasticjob_rendezvous.core.records import Member, MemberState
+from elasticjob_rendezvous.core.roster import Roster, legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 

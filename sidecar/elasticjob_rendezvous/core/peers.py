@@ -21,7 +21,8 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, Inquiries, probe
-from elasticjob_rendezvous.core.records import Member, MemberState, RoundState, Seat
+from elasticjob_rendezvous.core.records import Member, MemberState, RoundState
+from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0

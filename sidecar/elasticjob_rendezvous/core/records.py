@@ -4,7 +4,6 @@
 |-----------|-------------------------------------------------------|
 | `Member`  | its own agent, under a lease                          |
 | `Round`   | the coordinator                                       |
-| `Roster`  | the coordinator, once, in the Txn that sets `final`   |
 | `History` | the coordinator: what each round cost                 |
 | `Done`    | the agent whose workers all ended with success        |
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from elasticjob_rendezvous.core.codec import prepare
 
@@ -253,49 +251,6 @@ class Round:
     fenced: tuple[str, ...] = ()
 
 
-class Seat(NamedTuple):
-    """One member's place in a roster. Ranks count workers; `group_rank` counts members.
-
-    `session` and the ports are of the moment when the round was sealed: whoever
-    coordinates later can ask after a member that is gone from etcd.
-
-    A tuple, because every member reads the seats of all in every round.
-    """
-
-    id: str
-    name: str
-    address: str
-    slots: int
-    role: str
-    group_rank: int
-    base_rank: int
-    role_base_rank: int
-    role_world_size: int
-    node: str = ""
-    session: str = ""
-    agent_port: int = 0
-    launcher_port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Roster:
-    """The sealed membership of one final round, in rank order."""
-
-    number: int
-    world_size: int
-    master_address: str
-    master_port: int
-    seats: tuple[Seat, ...]
-    restarts: int = 0
-    master_served: bool = False
-    """The store of the workers listens at the master's port; else rank 0 is to serve it."""
-    max_world_size: int = 0
-    """The workers of the job at its full size, where that is known."""
-
-    def seat(self, member: str) -> Seat | None:
-        return next((seat for seat in self.seats if seat.id == member), None)
-
-
 @dataclass(frozen=True, slots=True)
 class History:
     """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
@@ -332,4 +287,4 @@ class Done:
     name: str
 
 
-prepare(Member, Round, Roster, History, Done)
+prepare(Member, Round, History, Done)

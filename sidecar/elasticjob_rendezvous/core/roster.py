@@ -5,13 +5,58 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Member, Roster, Seat
+from elasticjob_rendezvous.core.codec import prepare
+from elasticjob_rendezvous.core.records import Member
 
 _DIGITS = re.compile(r"(\d+)")
+
+
+class Seat(NamedTuple):
+    """One member's place in a roster. Ranks count workers; `group_rank` counts members.
+
+    `session` and the ports are of the moment when the round was sealed: whoever
+    coordinates later can ask after a member that is gone from etcd.
+
+    A tuple, because every member reads the seats of all in every round.
+    """
+
+    id: str
+    name: str
+    address: str
+    slots: int
+    role: str
+    group_rank: int
+    base_rank: int
+    role_base_rank: int
+    role_world_size: int
+    node: str = ""
+    session: str = ""
+    agent_port: int = 0
+    launcher_port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The sealed membership of one final round, in rank order."""
+
+    number: int
+    world_size: int
+    master_address: str
+    master_port: int
+    seats: tuple[Seat, ...]
+    restarts: int = 0
+    master_served: bool = False
+    """The store of the workers listens at the master's port; else rank 0 is to serve it."""
+    max_world_size: int = 0
+    """The workers of the job at its full size, where that is known."""
+
+    def seat(self, member: str) -> Seat | None:
+        return next((seat for seat in self.seats if seat.id == member), None)
 
 
 def legal_size(bounds: Bounds, available: int) -> int:
@@ -108,3 +153,6 @@ def seal(number: int, members: Iterable[Member], restarts: int, ceiling_nodes: i
         served,
         max(most, world_size) if ceiling_nodes else 0,
     )
+
+
+prepare(Roster)

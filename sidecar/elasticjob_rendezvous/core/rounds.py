@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.records import Roster, Round, RoundState
+from elasticjob_rendezvous.core.records import Round, RoundState
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.view import View
 
 

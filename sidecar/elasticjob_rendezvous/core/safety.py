@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
 """How long a member that etcd has just forgotten may take to register again: less than

@@ -13,15 +13,8 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.ending import FinalLook
-from elasticjob_rendezvous.core.records import (
-    Cause,
-    CauseKind,
-    Member,
-    MemberState,
-    Roster,
-    Round,
-    Save,
-)
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState, Round, Save
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 

@@ -29,10 +29,10 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     History,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"

@@ -16,7 +16,8 @@ from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Done, History, Member, Roster, Round
+from elasticjob_rendezvous.core.records import Done, History, Member, Round
+from elasticjob_rendezvous.core.roster import Roster
 
 T = TypeVar("T")
 KEPT_ROSTERS = 20

@@ -24,7 +24,8 @@ from elasticjob_rendezvous.api import (
 from elasticjob_rendezvous.core.directives import Directive, Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import MemberState, Outcome, OutcomeKind, Roster, RoundState
+from elasticjob_rendezvous.core.records import MemberState, Outcome, OutcomeKind, RoundState
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.etcd.background import Background
 from elasticjob_rendezvous.etcd.heldport import HeldPort
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember

@@ -13,7 +13,8 @@ from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import OutcomeKind, Roster
+from elasticjob_rendezvous.core.records import OutcomeKind
+from elasticjob_rendezvous.core.roster import Roster
 
 
 def failure_of(

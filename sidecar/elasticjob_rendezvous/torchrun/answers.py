@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from elasticjob_rendezvous.core.records import Roster, Seat
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"

@@ -16,7 +16,7 @@ from torch.distributed.elastic import rendezvous as torch_rendezvous
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from elasticjob_rendezvous import api
-from elasticjob_rendezvous.core.records import Roster
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.etcd import handler as etcd_handler
 from elasticjob_rendezvous.etcd.parameters import BACKEND
 from elasticjob_rendezvous.torchrun.answers import Answers, Disagreement

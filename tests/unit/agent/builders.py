@@ -18,7 +18,8 @@ from elasticjob_agent.core.step import step
 from elasticjob_agent.hands import Hello, Started, Stopped, WorkerExited
 from elasticjob_rendezvous.core.directives import Directive, Finish, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind, Roster, Seat
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, OutcomeKind
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 ME = "uid-1"
 FACTS = Facts(ME, "node-1", "rack-a", slots=2, stop_grace_seconds=7.0, run_id="digits")

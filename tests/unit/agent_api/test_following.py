@@ -31,7 +31,8 @@ from elasticjob_agent.core.following import (
 from elasticjob_rendezvous.core.directives import Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind, Roster, Seat
+from elasticjob_rendezvous.core.records import CauseKind, Outcome, OutcomeKind
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 TERMS = Terms("me", "digits", max_restarts=2, stop_grace_seconds=7.0)
 READY = Local(ready=True, master_port=4000)

@@ -26,7 +26,7 @@ from elasticjob_agent.api.spec import Std, Worker, WorkerGroup, WorkerSpec, Work
 from elasticjob_agent.call import with_local_rank
 from elasticjob_agent.core.following import Trouble
 from elasticjob_rendezvous import api
-from elasticjob_rendezvous.core.records import Roster, Seat
+from elasticjob_rendezvous.core.roster import Roster, Seat
 from tests.unit.agent_api.memory import Gang, MemoryStore
 
 

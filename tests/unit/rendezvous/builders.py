@@ -23,11 +23,10 @@ from elasticjob_rendezvous.core.records import (
     Done,
     Member,
     MemberState,
-    Roster,
     Round,
     RoundState,
 )
-from elasticjob_rendezvous.core.roster import seal
+from elasticjob_rendezvous.core.roster import Roster, seal
 from elasticjob_rendezvous.core.view import Versioned, View
 from tests.sim.simetcd import SimEtcd
 

@@ -13,7 +13,8 @@ from elasticjob_rendezvous.core.effects import Probe
 from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundState, Seat
+from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundState
+from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import KEYS, ORPHAN_SECONDS, Job, a_member, identity

@@ -20,10 +20,10 @@ from elasticjob_rendezvous.core.records import (
     Member,
     Outcome,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 
 RECORDS = (Bounds, Member, Round, Roster, History, Failure, Done)
 KEY = "/elasticjob/team/uid/0/bounds"

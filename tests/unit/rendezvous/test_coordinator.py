@@ -16,12 +16,11 @@ from elasticjob_rendezvous.core.records import (
     History,
     MemberState,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
 )
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
-from elasticjob_rendezvous.core.roster import seal
+from elasticjob_rendezvous.core.roster import Roster, seal
 from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
 
 JOINABLE, FROZEN, FINAL, CLOSED = RoundState

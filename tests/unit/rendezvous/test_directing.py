@@ -16,9 +16,9 @@ from elasticjob_rendezvous.core.records import (
     MemberState,
     Outcome,
     OutcomeKind,
-    Roster,
     RoundState,
 )
+from elasticjob_rendezvous.core.roster import Roster
 from tests.unit.rendezvous.builders import Job, a_failure, a_round, identity
 
 IDLE = Local(ready=True, master_port=1)

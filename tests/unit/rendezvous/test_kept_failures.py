@@ -9,7 +9,8 @@ from elasticjob_rendezvous.core import verdicts
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import report
-from elasticjob_rendezvous.core.records import RoundState, Seat
+from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.roster import Seat
 from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
 
 

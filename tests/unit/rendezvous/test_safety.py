@@ -9,8 +9,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import LinkHeard, PeerDown, PeerHeard
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
-from elasticjob_rendezvous.core.records import Roster
-from elasticjob_rendezvous.core.roster import seal
+from elasticjob_rendezvous.core.roster import Roster, seal
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS, Safety
 from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import KEYS, a_member, identity

@@ -19,11 +19,10 @@ from elasticjob_rendezvous.core.records import (
     MemberState,
     Outcome,
     OutcomeKind,
-    Roster,
     Round,
     RoundState,
-    Seat,
 )
+from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.served import (
     FRESH_SECONDS,
     Served,

@@ -23,8 +23,9 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchEvent,
 )
-from elasticjob_rendezvous.core.records import MemberState, Roster, Round, RoundState
+from elasticjob_rendezvous.core.records import MemberState, Round, RoundState
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
+from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.view import KEPT_ROSTERS, View
 from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_member, a_round, identity
 
