@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.keys import ROOT
 from elasticjob_rendezvous.core.kv import Range
-from elasticjob_rendezvous.core.records import History
 from elasticjob_rendezvous.etcd.client import Client
 
 SECONDS = 5.0

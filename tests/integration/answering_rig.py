@@ -15,11 +15,11 @@ from itertools import count
 from typing import Any
 
 from elasticjob_operator.core.sidecar import HEALTH_PORT
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    History,
     Member,
     MemberState,
     Outcome,

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 
 from elasticjob_rendezvous.core.codec import Record, encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    History,
     Member,
     MemberState,
     Outcome,

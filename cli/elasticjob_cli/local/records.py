@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elasticjob_operator.core.mirrored import Records
-from elasticjob_rendezvous.core.records import History
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.roster import Roster
 
 

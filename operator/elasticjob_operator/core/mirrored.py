@@ -22,6 +22,7 @@ from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core import served, verdicts
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import ROOT, Keys
 from elasticjob_rendezvous.core.kv import KeyValue
@@ -31,7 +32,6 @@ from elasticjob_rendezvous.core.records import (
     CauseKind,
     Counts,
     Done,
-    History,
     Member,
     MemberState,
     Outcome,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from elasticjob_agent.core.following import Following, Phase
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.directives import Finish, Stop
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
@@ -20,7 +21,6 @@ from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Done,
-    History,
     Member,
     MemberState,
     Outcome,

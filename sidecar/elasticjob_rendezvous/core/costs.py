@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from elasticjob_rendezvous.core.records import History, Member, MemberState
+from elasticjob_rendezvous.core.codec import prepare
+from elasticjob_rendezvous.core.records import Cause, Member, MemberState
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
+
+    detect: first symptom to decision; stop: decision to the last worker stopped;
+    join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
+    first_step: to the first step of the slowest, where the workers report their steps;
+    backoff: how long it was put off after a failure, which is part of none of them.
+    cold_nodes: on how many nodes workers were started cold; None where nobody says.
+    cold_reason: why, of that which took longest.
+    """
+
+    number: int
+    cause: Cause
+    nodes: int
+    final_ms: int = 0
+    detect_ms: int | None = None
+    stop_ms: int | None = None
+    join_ms: int | None = None
+    start_ms: int | None = None
+    confirm_ms: int | None = None
+    first_step_ms: int | None = None
+    backoff_ms: int | None = None
+    cold_nodes: int | None = None
+    cold_reason: str = ""
 
 
 def spent_ms(begin: float | None, end: float | None) -> int | None:
@@ -49,3 +77,6 @@ def _runs(member: Member, history: History) -> bool:
 
 def _first(known: int | None, said: int | None) -> int | None:
     return said if known is None else known
+
+
+prepare(History)

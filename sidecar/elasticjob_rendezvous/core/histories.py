@@ -10,9 +10,10 @@ from dataclasses import replace
 from elasticjob_rendezvous.core import costs
 from elasticjob_rendezvous.core.acts import Act, Scene, held
 from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.kv import Compare, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.records import Cause, History, Round, RoundState
+from elasticjob_rendezvous.core.records import Cause, Round, RoundState
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import Versioned

@@ -4,7 +4,6 @@
 |-----------|-------------------------------------------------------|
 | `Member`  | its own agent, under a lease                          |
 | `Round`   | the coordinator                                       |
-| `History` | the coordinator: what each round cost                 |
 | `Done`    | the agent whose workers all ended with success        |
 """
 
@@ -252,33 +251,6 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
-
-    detect: first symptom to decision; stop: decision to the last worker stopped;
-    join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
-    first_step: to the first step of the slowest, where the workers report their steps;
-    backoff: how long it was put off after a failure, which is part of none of them.
-    cold_nodes: on how many nodes workers were started cold; None where nobody says.
-    cold_reason: why, of that which took longest.
-    """
-
-    number: int
-    cause: Cause
-    nodes: int
-    final_ms: int = 0
-    detect_ms: int | None = None
-    stop_ms: int | None = None
-    join_ms: int | None = None
-    start_ms: int | None = None
-    confirm_ms: int | None = None
-    first_step_ms: int | None = None
-    backoff_ms: int | None = None
-    cold_nodes: int | None = None
-    cold_reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """Every worker of `member` in `round` ended with success."""
 
@@ -287,4 +259,4 @@ class Done:
     name: str
 
 
-prepare(Member, Round, History, Done)
+prepare(Member, Round, Done)

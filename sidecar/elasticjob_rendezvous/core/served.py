@@ -22,16 +22,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import KeyValue
-from elasticjob_rendezvous.core.records import (
-    Cause,
-    CauseKind,
-    History,
-    OutcomeKind,
-    Round,
-    RoundState,
-)
+from elasticjob_rendezvous.core.records import Cause, CauseKind, OutcomeKind, Round, RoundState
 from elasticjob_rendezvous.core.roster import Roster
 
 PATH = "/rendezvous"

@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Done, History, Member, Round
+from elasticjob_rendezvous.core.records import Done, Member, Round
 from elasticjob_rendezvous.core.roster import Roster
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from elasticjob_operator.core.rendezvous_view import OutcomeKind, RendezvousView
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob, Phase, RendezvousState
 from elasticjob_operator.model.status import Status
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    History,
     Member,
     MemberState,
     Outcome,

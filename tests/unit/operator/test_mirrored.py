@@ -29,6 +29,7 @@ from elasticjob_operator.model import RendezvousState
 from elasticjob_rendezvous.core import records as stored
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.kv import KeyValue, RangeResult, WatchBatch
@@ -36,7 +37,6 @@ from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Counts,
-    History,
     Member,
     MemberState,
     Outcome,

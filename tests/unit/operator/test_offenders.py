@@ -22,8 +22,9 @@ from elasticjob_operator.core.rendezvous_view import OffenceView, RendezvousView
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
 from elasticjob_operator.model import Phase, RendezvousState
 from elasticjob_operator.model.status import AvoidedNode, RendezvousStatus, Status, Straggler
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind, History, Member, Round, RoundState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, Round, RoundState
 from elasticjob_rendezvous.core.roster import seal
 from tests.unit.operator.builders import NOW, ago, final_round, job, later, pod
 from tests.unit.operator.test_mirrored import KEYS, PREFIX, kv

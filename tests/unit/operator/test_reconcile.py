@@ -18,7 +18,8 @@ from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.observe import Sight
 from elasticjob_operator.reconcile import Parts, Reconciler
 from elasticjob_operator.wakeups import Retry
-from elasticjob_rendezvous.core.records import Cause, CauseKind, History, Round, RoundState
+from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
 from tests.unit.operator.builders import NOW, job, manifest, observed
 
 KEY = JobKey("default", "job")

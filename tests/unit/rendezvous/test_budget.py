@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Mark
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.events import PeerUp, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import (
-    CauseKind,
-    History,
-    MemberState,
-    OutcomeKind,
-    RoundState,
-)
+from elasticjob_rendezvous.core.records import CauseKind, MemberState, OutcomeKind, RoundState
 from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Done,
-    History,
     Member,
     Outcome,
     OutcomeKind,

@@ -8,12 +8,12 @@ import pytest
 
 from elasticjob_rendezvous.core.bootstrap import CROWD, CROWD_SECONDS
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.deciding import decide
 from elasticjob_rendezvous.core.events import Verdict
 from elasticjob_rendezvous.core.kv import Compare, Target
 from elasticjob_rendezvous.core.records import (
     CauseKind,
-    History,
     MemberState,
     OutcomeKind,
     Round,

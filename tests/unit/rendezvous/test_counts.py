@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Mark
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.counts import counted
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Counts,
-    History,
     MemberState,
     Round,
     RoundState,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from elasticjob_rendezvous.core import crashes
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.crashes import SOON_SECONDS, Life, after_failure, pause_seconds
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    History,
     MemberState,
     OutcomeKind,
     RoundState,

@@ -9,12 +9,12 @@ import pytest
 
 from elasticjob_operator.core.mirrored import records, records_of_agents, rendezvous_view
 from elasticjob_rendezvous.core.codec import MalformedRecord
+from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
-    History,
     Member,
     MemberState,
     Outcome,
