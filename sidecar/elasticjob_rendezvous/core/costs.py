@@ -1,4 +1,4 @@
-"""What a round cost, part by part: when each part of its history is known. Pure."""
+"""The record of what a round cost, part by part, and when each part is known. Pure."""
 
 from __future__ import annotations
 

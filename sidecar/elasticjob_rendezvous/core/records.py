@@ -1,10 +1,14 @@
 """The records of one rendezvous, as stored in etcd.
 
-| record    | written by                                            |
-|-----------|-------------------------------------------------------|
-| `Member`  | its own agent, under a lease                          |
-| `Round`   | the coordinator                                       |
-| `Done`    | the agent whose workers all ended with success        |
+| record    | written by                                            | in         |
+|-----------|-------------------------------------------------------|------------|
+| `Bounds`  | the operator; outside Kubernetes the first member     | `bounds`   |
+| `Member`  | its own agent, under a lease                          | here       |
+| `Round`   | the coordinator                                       | here       |
+| `Roster`  | the coordinator, once, in the Txn that sets `final`   | `roster`   |
+| `History` | the coordinator: what each round cost                 | `costs`    |
+| `Failure` | the agent whose worker failed                         | `failures` |
+| `Done`    | the agent whose workers all ended with success        | here       |
 """
 
 from __future__ import annotations

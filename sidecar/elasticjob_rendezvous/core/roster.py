@@ -1,4 +1,4 @@
-"""Who gets which rank, and which sizes are legal. Pure."""
+"""The record of who runs in a round: who gets which rank, and which sizes are legal. Pure."""
 
 from __future__ import annotations
 
