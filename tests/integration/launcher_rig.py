@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -94,6 +95,18 @@ def wait_for_end(pids: list[int]) -> None:
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"processes still run: {left}"
         time.sleep(0.005)
+
+
+def few_descriptors(pid: int) -> Callable[[], None]:
+    """Let a process open no more files than it has; what is returned lets it again."""
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    there = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (there, most))
+
+    def more() -> None:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+
+    return more
 
 
 def marked_processes(mark: str) -> list[int]:

@@ -18,6 +18,8 @@ from elasticjob_agent.hands import (
     HandsGone,
     Hello,
     LauncherSignalled,
+    Prepared,
+    PrepareWorkers,
     Started,
     Stopped,
     WorkerExited,
@@ -33,6 +35,7 @@ from tests.integration.launcher_rig import (
     alive,
     attached,
     exits,
+    few_descriptors,
     launcher_file,
     mark,
     python,
@@ -386,6 +389,28 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(65536):
             writer.write(data)
     writer.close()
+
+
+def test_without_descriptors_it_says_what_it_cannot_start_and_lives(
+    start_launcher: StartLauncher, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        launcher = start_launcher()
+        (tmp_path / "train.py").write_text("")
+        worker = (sys.executable, str(tmp_path / "train.py"))
+        hands, events, _ = await attached(launcher)
+        more = few_descriptors(launcher.process.pid)
+        await hands.prepare(PrepareWorkers(worker, {}, (), ""))
+        assert "Too many open files" in (await until(events, Prepared, ready=False)).reason
+        await hands.start(start_workers(1, worker))
+        assert "Too many open files" in (await until(events, WorkerExited)).message
+        more()
+        await until(events, Stopped)
+        await hands.start(start_workers(2, worker))
+        assert (await until(events, WorkerExited)).exit_code == 0
+        await hands.aclose()
+
+    asyncio.run(scenario())
 
 
 def test_a_second_launcher_at_one_socket_is_refused(start_launcher: StartLauncher) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import resource
 import signal
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from tests.integration.launcher_rig import (
     StartLauncher,
     alive,
     attached,
+    few_descriptors,
     launcher_file,
     mark,
     soon,
@@ -81,10 +81,6 @@ def test_the_answer_is_signed_and_says_who_and_how(start_launcher: StartLauncher
     asyncio.run(scenario())
 
 
-def descriptors(pid: int) -> int:
-    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-
-
 def cpu_ticks(pid: int) -> int:
     """What it has used of a processor, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -98,8 +94,7 @@ def test_without_descriptors_who_comes_waits_and_nothing_spins(
         launcher = start_launcher()
         hands, _events, hello = await attached(launcher)
         pid = launcher.process.pid
-        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors(pid), most))
+        more = few_descriptors(pid)
         before = cpu_ticks(pid)
         probing = asyncio.create_task(probe(hello.probe_port))
         coming = asyncio.create_task(attached(launcher, session="s2"))
@@ -108,7 +103,7 @@ def test_without_descriptors_who_comes_waits_and_nothing_spins(
         assert cpu_ticks(pid) - before < 100 * OBSERVED_SECONDS / 4, "it turned all the time"
         assert not probing.done()
         assert not coming.done()
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        more()
         assert (await probing)["member"] == "pod-0"
         newer, _, _ = await coming
         assert launcher.stderr.read_text().count(NO_CONNECTION) == 2, "each listener says it once"

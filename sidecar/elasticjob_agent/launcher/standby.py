@@ -146,7 +146,10 @@ class Standby:
 
     def serve(self) -> int | None:
         """Ask for a store; the descriptor on which its pid and port come, the caller's to close."""
-        told, tell = os.pipe()
+        try:
+            told, tell = os.pipe()
+        except OSError:  # too many open files
+            return None
         try:
             self._pass_on({"do": "serve"}, [tell])
         except OSError:

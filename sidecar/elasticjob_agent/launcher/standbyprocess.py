@@ -18,7 +18,7 @@ from . import standbyboot
 from .loop import Loop
 from .output import Output
 from .shown import ROOM, ROOM_VALUE
-from .spawn import spawn
+from .spawn import LaunchError, spawn
 from .stream import WorkerStream
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class StandbyProcess:
         self._on_message = on_message
         self._on_lost = on_lost
         self._over = False
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        read_fd, write_fd = os.pipe()
+        ours, theirs, read_fd, write_fd = _channels()
         argv = standbyboot.command(wanted, theirs.fileno())
         fds = (theirs.fileno(), *keep_fds)
         try:
@@ -127,3 +126,15 @@ class StandbyProcess:
             self._loop.unwatch(self._sock.fileno())
             self._sock.close()
             self._sock = None
+
+
+def _channels() -> tuple[socket.socket, socket.socket, int, int]:
+    """A pair of sockets for messages, and a pipe for what it prints; raises LaunchError."""
+    pair: tuple[socket.socket, ...] = ()
+    try:
+        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return (*pair, *os.pipe())
+    except OSError as error:
+        for end in pair:
+            end.close()
+        raise LaunchError(126, f"no channels to the standby: {error}") from error
