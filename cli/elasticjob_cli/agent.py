@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import Annotated
 
@@ -139,8 +140,22 @@ def agent(
     except SettingsError as error:
         raise BadInput(str(error)) from error
     ending = asyncio.run(_run(plain))
-    print(ending.message, file=sys.stdout if ending.code is ExitCode.OK else sys.stderr)
+    _say(ending)
     raise typer.Exit(int(ending.code))
+
+
+def _say(ending: Ending) -> None:
+    """Where nobody takes it, that does not change how the job ended."""
+    for stream in (sys.stdout, sys.stderr)[ending.code is not ExitCode.OK :]:
+        if stream is None:  # it was closed when this process began
+            continue
+        try:
+            print(ending.message, file=stream, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):
+                stream.close()  # what is left in its buffer would be tried once more
+        else:
+            return
 
 
 async def _run(plain: PlainAgent) -> Ending:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from elasticjob_agent.launcher.stdstreams import open_missing
 from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
 
@@ -102,6 +103,7 @@ def kubectl() -> None:
 
 def _run(app: Callable[[], typer.Typer], name: str) -> None:
     """Errors become a line on standard error and an exit code."""
+    open_missing()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # what a locale lacks must not end a command
             stream.reconfigure(errors="backslashreplace")

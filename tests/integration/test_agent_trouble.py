@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.agent_rig import QUICK, Gang, gang, until
+from tests.integration.agent_rig import PATIENCE_SECONDS, PYTHONPATH, QUICK, Gang, gang, until
 from tests.integration.etcd_server import EtcdServer
 from tests.integration.launcher_rig import alive, mark
 
@@ -152,6 +156,25 @@ def test_ctrl_c_leaves_in_good_order_and_a_second_one_at_once(gang: Gang, tmp_pa
     until(asked.exists, "the worker's SIGTERM")
     agent.signal(signal.SIGINT)
     assert agent.wait() == 0, agent.output()
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&-", "> /dev/full", "| true"])
+def test_output_that_nobody_takes_changes_no_outcome(gang: Gang, streams: str) -> None:
+    words = [sys.executable, "-m", "elasticjob_cli", "agent", f"--rdzv-conf={QUICK}"]
+    words += [f"--rdzv-endpoint=127.0.0.1:{gang.etcd.port}", f"--rdzv-id={gang.run_id}"]
+    command = shlex.join([*words, str(gang.script), str(gang.folder)])
+    gang.finish()
+    ran = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} {streams}"],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS * 3,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.endswith(f"job {gang.run_id} succeeded\n")
+    assert "Traceback" not in ran.stderr
 
 
 def test_signals_until_its_end_change_nothing(gang: Gang) -> None:

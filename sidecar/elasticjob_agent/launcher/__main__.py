@@ -14,16 +14,17 @@ def main() -> None:
     """Never returns: a writer thread stuck on a dead disk must not hold up the end."""
     # The first process of a container ignores SIGTERM for as long as nothing handles it.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TOLD))
+    from .stdstreams import open_missing
+
+    open_missing()
     from .app import Launcher
     from .settings import SettingsError, from_process
 
     try:
         exit_code = Launcher(from_process(), os.environ).run()
     except SettingsError as error:
-        sys.stderr.write(f"elasticjob launcher: {error}\n")
+        print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
         exit_code = EXIT_USAGE
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(exit_code)
 
 
