@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
+from http import HTTPStatus
 from itertools import groupby
 from typing import assert_never
 
@@ -43,6 +44,7 @@ from elasticjob_operator.kube import (
     KubeError,
     NotFound,
     QuotaExceeded,
+    Unreachable,
 )
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.mirror import Contended, close, remove_members, write_bounds
@@ -64,13 +66,18 @@ EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 
 @dataclass(slots=True)
 class Applied:
-    """What came of a plan: what was done, and what went wrong first."""
+    """What came of a plan: what was done, and what went wrong first.
+
+    Args:
+        kept: pods that the API server refuses to delete, and its words.
+    """
 
     actions: list[Action] = field(default_factory=list)
     created: list[Json] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)
     error: Exception | None = None
     refused: bool = False
+    kept: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +154,11 @@ class Applier:
             creations = [one for one in actions if isinstance(one, CreatePod)]
             try:
                 await self._prepare(task, planned, needed=True)
-            except NameTaken as error:
-                task.memory.refuse(Obstacle.NAME_CONFLICT, str(error), self._now())
+            except (NameTaken, KubeError) as error:
+                obstacle = _obstacle(error)
+                if obstacle is None:
+                    raise
+                task.memory.refuse(obstacle, str(error), self._now())
                 applied.refused = True
             else:
                 await self._create(task, creations, applied)
@@ -247,12 +257,12 @@ class Applier:
             await self._find_holder(task, action)
         except TemplateRefused as error:
             memory.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
-        except QuotaExceeded as error:
-            memory.refuse(Obstacle.QUOTA, error.message, self._now())
-        except Invalid as error:
-            memory.refuse(Obstacle.TEMPLATE_INVALID, error.message, self._now())
-        except Forbidden as error:
-            memory.refuse(Obstacle.REFUSED, error.message, self._now())
+        except KubeError as error:
+            template = isinstance(error, Invalid)
+            obstacle = Obstacle.TEMPLATE_INVALID if template else _obstacle(error)
+            if obstacle is None:
+                raise
+            memory.refuse(obstacle, error.message, self._now())
         else:
             applied.actions.append(action)
             applied.created.append(raw)
@@ -278,10 +288,31 @@ class Applier:
 
     async def _delete_one(self, task: Task, action: DeletePod, applied: Applied) -> None:
         namespace = task.job.metadata.namespace
+        try:
+            deleted = await self._kube.delete(PODS, namespace, action.name, uid=action.uid)
+        except KubeError as error:
+            if _obstacle(error) is not None:
+                applied.kept[action.name] = error.message
+            raise
         applied.deleted.add(action.uid)
-        if await self._kube.delete(PODS, namespace, action.name, uid=action.uid):
+        if deleted:
             applied.actions.append(action)
             self._metrics.pods_deleted.labels(action.reason.value).inc()
+
+
+def _obstacle(error: NameTaken | KubeError) -> Obstacle | None:
+    """What it is to the user that this cannot be done; None where trying again is all there is.
+
+    A status of 500 is what the API server says of an admission webhook that nobody answers.
+    """
+    match error:
+        case NameTaken():
+            return Obstacle.NAME_CONFLICT
+        case QuotaExceeded():
+            return Obstacle.QUOTA
+        case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
+            return Obstacle.REFUSED
+    return None
 
 
 async def _all(calls: list[Coroutine[None, None, None]]) -> None:

@@ -15,6 +15,7 @@ from elasticjob_operator.core.happenings import (
     invalid,
     settled_rounds,
     stepped_rounds,
+    undeletable,
     unlabelled,
 )
 from elasticjob_operator.core.lifecycle import FINISHED, deadline
@@ -246,7 +247,7 @@ class Reconciler:
         self._parts.events.tell(Subject.of_job(job), told)
 
     def _tell(self, job: ElasticJob, before: Status, after: Status, applied: Applied) -> None:
-        found = happenings(before, after, applied.actions)
+        found = (*happenings(before, after, applied.actions), *undeletable(applied.kept))
         self._parts.events.tell(Subject.of_job(job), found)
 
 

@@ -6,7 +6,7 @@ operator that was just started.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,6 +72,17 @@ def invalid(problems: str) -> Happening:
 def unlabelled(pod: Pod) -> Happening:
     """A pod whose labels somebody took off or changed."""
     return Happening(EventType.WARNING, "LabelsLost", "; ".join(label_words([pod])))
+
+
+def undeletable(kept: Mapping[str, str]) -> tuple[Happening, ...]:
+    """Pods (by name) that the API server refuses to delete, each with its words."""
+    by_words: dict[str, list[str]] = {}
+    for name, said in kept.items():
+        by_words.setdefault(said.replace(f'"{name}"', "…"), []).append(name)
+    return tuple(
+        Happening(EventType.WARNING, "DeletionRefused", f"{_some(names)} cannot be deleted: {said}")
+        for said, names in by_words.items()
+    )
 
 
 def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:
