@@ -114,11 +114,11 @@ def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) 
 
 def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
     """One member alone keeps the version alive, for longer than the ten seconds that it has."""
-    first = run.ours(1, 3, last_call_timeout=13).enter()
+    first = run.ours(1, 2, last_call_timeout=SECONDS).enter()
     joined = time.monotonic()
     run.await_text('"participants": [0]')
     wait_until(lambda: time.monotonic() > joined + 11, "the time to live to pass", SECONDS)
-    second = run.ours(1, 3, last_call_timeout=13).enter()
+    second = run.ours(1, 2, last_call_timeout=SECONDS).enter()
     assert agreed([first.done(), second.done()])[0].round == 1
 
 
@@ -383,3 +383,31 @@ def requests(run: Run) -> int:
 
     counted = EtcdServer(f"127.0.0.1:{run.server.port}", 0).requests()
     return sum(counted.values())
+
+
+def test_a_version_whose_rank_0_dies_before_it_says_where_to_meet_is_made_anew(run: Run) -> None:
+    silent, other = (run.ours(1, 2, last_call_timeout=2) for _ in range(2))
+    barrier = threading.Thread(target=silent.rendezvous.rendezvous_barrier, daemon=True)
+    barrier.start()
+    run.await_text('"participants": [0]')
+    other.enter()
+    barrier.join(SECONDS)
+    silent.rendezvous.close()  # as if it was killed: it publishes nothing, its key runs out
+    assert other.done().round == 2
+
+
+def test_who_leaves_or_finds_the_run_closed_waits_for_no_rank_0(run: Run) -> None:
+    silent, leaver, other = (run.ours(3, 3) for _ in range(3))
+    barrier = threading.Thread(target=silent.rendezvous.rendezvous_barrier, daemon=True)
+    barrier.start()
+    run.await_text('"participants": [0]')
+    leaver.enter()
+    run.await_text('"participants": [0, 1]')
+    other.enter()
+    barrier.join(SECONDS)
+    leaver.handler.leave()
+    with pytest.raises(RendezvousGracefulExitError):
+        leaver.done()
+    silent.handler.set_closed()
+    with pytest.raises(RendezvousClosedError):
+        other.done()

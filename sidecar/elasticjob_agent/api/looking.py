@@ -32,6 +32,9 @@ def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
     waiting, closed = handler.num_nodes_waiting(), handler.is_closed()
     if store is None:
         return Seen(waiting, closed)
+    left = noted(store, LEFT_NOTE) if waiting > 0 or _keeps_who_left(handler) else ""
+    if left and not closed:
+        waiting = max(1, waiting)
     failed = noted(store, FAILED_NOTE) if waiting > 0 or closed else ""
     moved_on = waiting > 0 and not closed and _moved_on(handler, store)
     # From the first that is done no round begins for newcomers, nor for who was done and ended.
@@ -44,9 +47,14 @@ def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
         ended=noted(store, ENDED_NOTE) if closed else "",
         met=bool(met_at) and _met(handler, store, met_at, nodes),
         lost=waiting > 0 and told(handler, "lost"),
-        left=noted(store, LEFT_NOTE) if waiting > 0 else "",
+        left=left if waiting > 0 else "",
         moved_on=bool(met_at) and moved_on,
     )
+
+
+def _keeps_who_left(handler: Any) -> bool:
+    """Whether the place of who left looks alive until its time is over; none of torch's own."""
+    return kept_by_etcd(handler) and hasattr(handler, "gone")
 
 
 def _moved_on(handler: Any, store: Any) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
+from datetime import timedelta
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import etcd
 
 from elasticjob_rendezvous.api import (
+    RendezvousClosedError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -23,10 +27,13 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
     DEFAULT_TIMEOUT_SECONDS,
 )
 from elasticjob_rendezvous.etcd_v2.rendezvous import NOTICE_SECONDS, EtcdRendezvous
+from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
 log = logging.getLogger(__name__)
 
 BACKEND = "etcd"
+LOOK_AGAIN = timedelta(seconds=1)
+"""How long rank 0 is waited for until it is looked whether its version still stands."""
 
 
 class EtcdRendezvousHandler(RendezvousHandler):
@@ -59,8 +66,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
         return self._rdzv_impl.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        version, rank, world_size = self._rdzv_impl.rendezvous_barrier()
-        store = self._rdzv_impl.setup_kv_store(version)
+        while True:
+            version, rank, world_size = self._rdzv_impl.rendezvous_barrier()
+            store = self._rdzv_impl.setup_kv_store(version)
+            if self._is_told(rank, version, store):
+                break
+            log.info("%s: version %s is over before it began", self.get_run_id(), version)
         try:
             info = RendezvousStoreInfo.build(rank, store, self._local_addr)
         except (LookupError, ValueError) as error:
@@ -69,6 +80,31 @@ class EtcdRendezvousHandler(RendezvousHandler):
             ) from error
         self._waiting = 0
         return RendezvousInfo(store, rank, world_size, info, int(version))
+
+    def _is_told(self, rank: int, version: str, store: EtcdStore) -> bool:
+        """Wait until rank 0 has told where to meet; False where its version ended before.
+
+        torch's waits until the store's timeout, also for one that died or left meanwhile.
+        """
+        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
+        deadline = time.monotonic() + store.timeout.total_seconds()
+        while rank != 0:
+            try:
+                store.wait(keys, LOOK_AGAIN)
+                return True
+            except LookupError as error:
+                if time.monotonic() >= deadline:
+                    raise RendezvousStateError(
+                        f"rank 0 of version {version} does not tell its address and port: {error}"
+                    ) from error
+            if self._left:
+                raise RendezvousGracefulExitError("this member left the rendezvous")
+            if self.is_closed():
+                raise RendezvousClosedError(f"the run {self.get_run_id()!r} is closed")
+            self.num_nodes_waiting()  # which looks for who is gone
+            if self.lost() or self.moved_on():
+                return False
+        return True
 
     def is_closed(self) -> bool:
         """As etcd has it, or where it does not answer, as it last had."""
