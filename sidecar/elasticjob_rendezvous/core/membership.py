@@ -18,6 +18,7 @@ from elasticjob_rendezvous.core.effects import Effect, Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.inflight import InFlight
 from elasticjob_rendezvous.core.keys import Keys
+from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.local import Local
@@ -33,6 +34,7 @@ class Membership:
     """One member's part in its job.
 
     Attributes:
+        everything, shared: what a coordinator reads and watches, and what all others do.
         view: what is known of the job's keys.
         session: the name of our present session; empty when there is none.
         sessions: how many we have begun.
@@ -48,6 +50,8 @@ class Membership:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.keys = Keys(config.prefix)
+        self.everything = (Range(config.prefix, prefix=True),)
+        self.shared = (Range(self.keys.state, prefix=True),)
         self.view = View(self.keys)
         self.crew = Crew()
         self.departure = Departure()

@@ -70,7 +70,7 @@ def _enter(our: Membership, own: Own) -> Request | None:
 def _look(our: Membership, own: Own) -> Read:
     """Read everything that our part needs, at one revision."""
     if our.coordinator.active:
-        return Read((Range(our.config.prefix, prefix=True),))
+        return Read(our.everything)
     return Read((*own.look, own.folder))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core import succession
 from elasticjob_rendezvous.core.effects import KeepAlive
-from elasticjob_rendezvous.core.kv import Range
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import RoundState
 from elasticjob_rendezvous.core.vouching import vouch
@@ -52,9 +51,7 @@ def _tend_watches(our: Membership) -> None:
     """The coordinator watches everything; the others the job's state, and the coordinator."""
     watches, leadership, now, alarm = our.watches, our.leadership, our.now, our.alarm
     leads = our.coordinator.active
-    everything = Range(our.config.prefix, prefix=True)
-    needed = everything if leads else Range(our.keys.state, prefix=True)
-    opened = watches.keep_main((needed,), now, alarm)
+    opened = watches.keep_main(our.everything if leads else our.shared, now, alarm)
     if opened:
         our.doubt = True
         our.effects += opened
