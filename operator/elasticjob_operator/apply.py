@@ -174,8 +174,6 @@ class Applier:
         """What pods need before they are made, and while they run. Raises `NameTaken`."""
         if planned.bounds is None or task.etcd is None:
             return
-        # Its agents answer whoever knows their key.
-        needed = needed or isinstance(task.etcd, Agents)
         await self._dependents.ensure(
             task.job, task.memory, task.etcd, needed=needed, renew=task.lost
         )

@@ -13,7 +13,7 @@ from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.core import children
 from elasticjob_operator.core.access import Access, access_of, data_of, given_access
 from elasticjob_operator.core.budget import min_available
-from elasticjob_operator.core.names import budget_name, secret_name
+from elasticjob_operator.core.names import budget_name, secret_name, service_name
 from elasticjob_operator.etcd_access import access_for
 from elasticjob_operator.etcds import Etcd
 from elasticjob_operator.jobs import RECHECK_SECONDS, JobMemory
@@ -32,6 +32,9 @@ from elasticjob_operator.wakeups import Retry
 
 PREDECESSOR_SECONDS = 60.0
 """For so long the children of a deleted job of the same name are waited for without a word."""
+
+NEEDED_RECHECK_SECONDS = 10.0
+"""How long it is believed where pods are to be made, which would wait for what is not there."""
 
 
 class NameTaken(Exception):
@@ -61,13 +64,26 @@ class Dependents:
         Raises:
             NameTaken: a stranger has the name.
         """
-        access = memory.access
-        old = self._clock() - memory.checked_at > RECHECK_SECONDS
-        stale = access is not None and _is_stale(access, etcd)
-        if old or renew or stale or (needed and access is None):
+        access, age = memory.access, self._clock() - memory.checked_at
+        if access is None:
+            due = needed or isinstance(etcd, Agents)  # which answer whoever knows their key
+        else:
+            due = _is_stale(access, etcd)
+            # Only whether they are there: what else is to be checked costs etcd more.
+            if needed and age > NEEDED_RECHECK_SECONDS:
+                due = due or await self._is_gone(job)
+        if due or renew or age > RECHECK_SECONDS:
             await self._find_or_create(job, memory, SERVICES, children.service(job))
             memory.access = await self._ensure_access(job, memory, etcd)
             memory.checked_at = self._clock()
+
+    async def _is_gone(self, job: ElasticJob) -> bool:
+        """Whether somebody has deleted one of the two."""
+        namespace = job.metadata.namespace
+        for kind, name in ((SECRETS, secret_name(job)), (SERVICES, service_name(job))):
+            if await self._get(kind, namespace, name) is None:
+                return True
+        return False
 
     async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
         """Make the budget what it should be, if the job wants one. Raises `NameTaken`."""
@@ -109,7 +125,9 @@ class Dependents:
         if raw is not None:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
-        access = await access_for(etcd.users, namespace, job.metadata.uid, before, etcd.ca)
+        # Agents that run have what a Secret held that is gone: those of new pods must fit to them.
+        known = before or memory.access
+        access = await access_for(etcd.users, namespace, job.metadata.uid, known, etcd.ca)
         if not etcd.own and (given := job.spec.rendezvous.secret_name):
             access = given_access(await self._kube.get(SECRETS, namespace, given), access.job_key)
         if raw is None:

@@ -158,9 +158,11 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
     """A new incarnation, once nobody of the old one can still write a checkpoint.
 
     Pods on a machine that is cut off are not waited for: their lease is gone, so is their work.
+    Nor are those of which a finalizer keeps the object alone.
     """
     old = [pod for pod in _in_order(observed) if not _is_fresh(job, pod)]
-    remaining = [pod for pod in old if pod.node_state is not NodeState.NOT_READY]
+    there = (pod for pod in old if pod.node_state is not NodeState.NOT_READY)
+    remaining = [pod for pod in there if not (pod.over and pod.terminating)]
     if remaining:
         actions = [
             DeletePod(pod.name, pod.uid, DeleteReason.SUSPENDED)

@@ -19,7 +19,7 @@ from elasticjob_operator.core.actions import (
     WriteNodes,
 )
 from elasticjob_operator.core.bounds import bounds_of
-from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Pod, Refusal
+from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Pod, PodPhase, Refusal
 from elasticjob_operator.core.plan import KEPT_FAILED_PODS, Plan, plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
@@ -307,6 +307,18 @@ def test_resumption_does_not_wait_for_a_machine_that_is_cut_off() -> None:
     lost = pod(0).terminating().on(NodeState.NOT_READY).get()
     found = plan(job(maxNodes=2), observed(lost, view=SUSPENDED), NOW)
     assert created(found) == [1, 2]
+
+
+def test_resumption_does_not_wait_for_an_object_that_a_finalizer_keeps() -> None:
+    """Nobody is in it any more. Its name is not free all the same."""
+    kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
+    found = plan(job(maxNodes=2), observed(kept, view=SUSPENDED), NOW)
+    assert created(found) == [1, 2]
+    ended = replace(kept, over=False, lingering=True)
+    assert plan(job(maxNodes=2), observed(ended, view=SUSPENDED), NOW).actions == ()
+    untold = replace(kept, terminating=False)
+    found = plan(job(maxNodes=2), observed(untold, view=SUSPENDED), NOW)
+    assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
 
 
 def started(seconds: float, **status: Any) -> Status:

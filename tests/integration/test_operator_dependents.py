@@ -1,0 +1,59 @@
+"""What somebody deletes of a job's objects while it runs, on a real API server."""
+
+from __future__ import annotations
+
+from elasticjob_operator.agent_status import Agents, AgentStatus
+from elasticjob_operator.core.names import secret_name, service_name
+from elasticjob_operator.dependents import Dependents
+from elasticjob_operator.jobs import RECHECK_SECONDS, JobKey, JobMemory
+from elasticjob_operator.kube import SECRETS, SERVICES, Kube
+from elasticjob_operator.model import ElasticJob, parse_manifest
+from tests.integration.apiserver import ApiServer
+from tests.integration.kube_rig import ELASTICJOBS_PATH, elasticjob, run
+
+
+def _job(server: ApiServer, namespace: str) -> ElasticJob:
+    body = elasticjob(rendezvous={"backend": "c10d"})
+    path = ELASTICJOBS_PATH.format(namespace)
+    server.request("POST", path, body)
+    started = {"status": {"phase": "Pending"}}
+    return parse_manifest(server.patch(f"{path}/job/status", started))
+
+
+def test_a_secret_that_was_deleted_comes_back_as_it_was(
+    api_server: ApiServer, namespace: str
+) -> None:
+    """Running agents go on with what it held, and those of new pods must know them by it."""
+    job = _job(api_server, namespace)
+
+    async def scenario(kube: Kube) -> None:
+        now = 0.0
+        dependents = Dependents(kube, lambda: now)
+        memory = JobMemory(JobKey(namespace, "job"), job.metadata.uid)
+        agents = Agents(AgentStatus(lambda *_: None), namespace, job.metadata.uid)
+
+        async def ensure(needed: bool) -> None:
+            await dependents.ensure(job, memory, agents, needed=needed, renew=False)
+
+        async def remove() -> None:
+            for kind, name in ((SECRETS, secret_name(job)), (SERVICES, service_name(job))):
+                found = await kube.get(kind, namespace, name)
+                await kube.delete(kind, namespace, name, uid=found["metadata"]["uid"])
+
+        await ensure(needed=True)
+        first = await kube.get(SECRETS, namespace, secret_name(job))
+        assert first["data"]
+        await remove()
+        now += RECHECK_SECONDS + 1
+        await ensure(needed=False)
+        again = await kube.get(SECRETS, namespace, secret_name(job))
+        assert again["data"] == first["data"]
+        # A pod that is to be made needs them now, not at the next recheck.
+        await remove()
+        now += 60
+        await ensure(needed=True)
+        once_more = await kube.get(SECRETS, namespace, secret_name(job))
+        assert once_more["data"] == first["data"]
+        assert await kube.get(SERVICES, namespace, service_name(job))
+
+    run(api_server, scenario)
