@@ -40,7 +40,8 @@ def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
 ) -> None:
     async def main() -> None:
         async with Client([etcd.url]) as client:
-            start = (await client.range(Range(prefix, True))).revision + 1
+            found = await client.range(Range(prefix, True))
+            start = found.revision + 1
             revisions = []
             for turn in range(30):
                 puts = tuple(Put(f"{prefix}{key}", b"%d" % turn) for key in range(40))
@@ -50,13 +51,14 @@ def test_from_an_old_revision_everything_is_delivered_in_order_and_unsplit(
                 asyncio.timeout(15),
                 aclosing(client.watch([Range(prefix, True)], start)) as watch,
             ):
-                assert (await anext(watch)).revision == start - 1
+                assert await anext(watch) == WatchBatch(start - 1, (), found.cluster_id)
                 while sum(len(batch.events) for batch in batches) < 1200:
                     batches.append(await anext(watch))
             seen = [event.mod_revision for batch in batches for event in batch.events]
             assert seen == [revision for revision in revisions for _ in range(40)]
             for batch in batches:
                 assert batch.revision == batch.events[-1].mod_revision
+                assert batch.cluster_id == found.cluster_id
                 assert len(batch.events) % 40 == 0
 
     asyncio.run(main())

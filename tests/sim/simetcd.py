@@ -211,13 +211,12 @@ class SimEtcd:
         if watcher in self._watchers:
             self._watchers.remove(watcher)
 
-    @staticmethod
-    def _notify(watcher: Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
+    def _notify(self, watcher: Watcher, revision: int, events: tuple[WatchEvent, ...]) -> None:
         if not watcher.alive or revision < watcher.start:
             return
         seen = tuple(event for event in events if watcher.target.covers(event.key))
         if seen:
-            watcher.sink(WatchBatch(revision, seen))
+            watcher.sink(WatchBatch(revision, seen, self.cluster_id))
 
     # -- trouble --------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class WatchLines:
             world.at(world.network.delay(), self._break, line, "etcd is behind")
             return
         since = effect.revision - 1 if effect.revision else world.etcd.revision
-        opened = WatchOpened(line.generation, since)
+        opened = WatchOpened(line.generation, since, world.etcd.cluster_id)
         arrives = world.now + world.network.delay()
         world.at(arrives - world.now, self._opened, line, opened)
         try:

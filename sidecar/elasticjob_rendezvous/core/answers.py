@@ -24,7 +24,7 @@ def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRe
     """News of our lease."""
     match event:
         case Granted(lease, deadline):
-            our.inflight.request = None
+            our.inflight.failed()
             _calm(our)
             our.lease.grant(lease, deadline, our.now)
         case KeptAlive(lease, deadline):
@@ -91,14 +91,14 @@ def take_txn(our: Membership, event: TxnDone) -> None:
 
 def take_doubt(our: Membership) -> None:
     """Nobody knows whether a write was carried out."""
-    our.inflight.request = None
+    our.inflight.failed()
     our.doubt = True
     our.backoff.failed(our.now)
 
 
 def take_failure(our: Membership, event: RequestFailed) -> None:
     """Etcd did not serve us: hopeless at the start, a matter of patience later."""
-    our.inflight.request = None
+    our.inflight.failed()
     our.backoff.failed(our.now)
     if our.view.cluster_id:
         return

@@ -95,10 +95,14 @@ class StoreRefused:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The watch is in place: every later event than `revision` will come as `Changed`."""
+    """The watch is in place: every later event than `revision` will come as `Changed`.
+
+    `cluster_id` is that of the etcd that the watch is on.
+    """
 
     generation: int
     revision: int
+    cluster_id: int
 
 
 @dataclass(frozen=True, slots=True)

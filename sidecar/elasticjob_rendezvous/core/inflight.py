@@ -36,6 +36,10 @@ class InFlight:
         request, self.request = self.request, None
         return request
 
+    def failed(self) -> None:
+        """It is under way no more, and nobody knows of anything that it did."""
+        self.request, self.note = None, ""
+
     def is_up_to_date(self, watches: Watches) -> bool:
         """Whether what the request read is still true: its watch has seen all that followed."""
         return watches.kept(self.under)
@@ -44,7 +48,7 @@ class InFlight:
         self, view: View, watches: Watches, cluster_id: int, revision: int, ranges: Ranges
     ) -> bool:
         """Whether the answer comes from another past than ours: etcd was set up anew."""
-        if watches.is_ahead_of(self.under, revision):
+        if watches.has_another_past(self.under, revision, cluster_id):
             return True
         if not view.cluster_id:
             return False

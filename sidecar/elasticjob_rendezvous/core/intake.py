@@ -72,8 +72,8 @@ def take(our: Membership, event: Event) -> None:
 
 def _take_watch(our: Membership, event: WatchOpened | Changed | WatchBroken) -> None:
     match event:
-        case WatchOpened(generation, revision):
-            our.watches.opened(generation, revision)
+        case WatchOpened(generation, revision, cluster_id):
+            our.watches.opened(generation, revision, cluster_id)
         case Changed(generation, revision, events):
             if our.watches.holds(generation):
                 our.view.apply(revision, events)

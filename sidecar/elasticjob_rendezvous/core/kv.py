@@ -148,10 +148,14 @@ WatchEvent = KeyValue | Deleted
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Events of one watch response, in revision order, never split within a revision."""
+    """Events of one watch response, in revision order, never split within a revision.
+
+    `cluster_id` is that of the etcd that the watch is on.
+    """
 
     revision: int
     events: tuple[WatchEvent, ...]
+    cluster_id: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class _Play:
                 post((index, Granted(index + 1, now + ttl_seconds)))
             case Watch(generation, ranges):
                 self._watches[index, generation] = ranges
-                post((index, WatchOpened(generation, self._store.revision)))
+                post((index, WatchOpened(generation, self._store.revision, _CLUSTER)))
             case Read(ranges):
                 found = tuple((target, self._store.range(target)) for target in ranges)
                 post((index, ReadDone(self._store.revision, _CLUSTER, found)))

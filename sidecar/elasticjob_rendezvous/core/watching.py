@@ -19,6 +19,7 @@ class _Open:
     ranges: tuple[Range, ...]
     ready: bool = False
     revision: int = 0
+    cluster_id: int = 0
 
 
 @dataclass(slots=True)
@@ -44,14 +45,17 @@ class Watches:
         """Whether a read that was sent under `generation` is still up to date."""
         return self.main is not None and self.main.generation == generation
 
-    def opened(self, generation: int, revision: int) -> None:
+    def opened(self, generation: int, revision: int, cluster_id: int) -> None:
         if self.main is not None and self.main.generation == generation:
             self.main.ready = True
             self.main.revision = revision
+            self.main.cluster_id = cluster_id
 
-    def is_ahead_of(self, generation: int, revision: int) -> bool:
-        """Whether the watch began later than what was read under it: another past."""
-        return self.kept(generation) and self.main is not None and self.main.revision > revision
+    def has_another_past(self, generation: int, revision: int, cluster_id: int) -> bool:
+        """Whether the watch is on another etcd than what was read under it, or began later."""
+        if self.main is None or not self.main.ready or not self.kept(generation):
+            return False
+        return self.main.revision > revision or self.main.cluster_id != cluster_id
 
     def holds(self, generation: int) -> bool:
         return any(

@@ -297,7 +297,7 @@ class Driver:
                 async for batch in batches:
                     if not opened:
                         opened = True
-                        self.post(WatchOpened(generation, batch.revision))
+                        self.post(WatchOpened(generation, batch.revision, batch.cluster_id))
                     if batch.events:
                         self.post(Changed(generation, batch.revision, batch.events))
         except EtcdError as error:

@@ -92,6 +92,7 @@ class _Stream:
         self._call: Any = link.watch.Watch(metadata=metadata)
         self._early: list[Any] = []
         self._revision = 0
+        self._cluster_id = 0
         self._reading_since: float | None = None
         self._gave_up = False
         self._attention: asyncio.Task[None] | None = None
@@ -110,11 +111,12 @@ class _Stream:
             if reply.created:
                 created += 1
                 self._revision = self._revision if start_revision else reply.header.revision
+                self._cluster_id = reply.header.cluster_id
                 self._check_not_behind(reply)
             else:  # a watch already delivers while the next is still being created
                 self._early.append(reply)
         self._attention = asyncio.create_task(self._end_when_silent())
-        return WatchBatch(self._revision, ())
+        return WatchBatch(self._revision, (), self._cluster_id)
 
     def _check_not_behind(self, reply: Any) -> None:
         """A server behind the start may have lost its data, and be silent for ever."""
@@ -132,7 +134,7 @@ class _Stream:
             if reply.events:
                 events = wire.watch_events(reply.events)
                 self._revision = max(self._revision, events[-1].mod_revision)
-                return WatchBatch(events[-1].mod_revision, events)
+                return WatchBatch(events[-1].mod_revision, events, self._cluster_id)
             self._check_not_behind(reply)  # progress
 
     async def _write(self, request: Any) -> None:

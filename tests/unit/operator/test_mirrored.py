@@ -300,9 +300,9 @@ class Scripted:
         self._first, *self._later = values
 
     async def watch(self, targets: object) -> AsyncIterator[WatchBatch]:
-        yield WatchBatch(1, ())
+        yield WatchBatch(1, (), 1)
         for value in self._later:
-            yield WatchBatch(value.mod_revision, (value,))
+            yield WatchBatch(value.mod_revision, (value,), 1)
         await asyncio.Event().wait()
 
     async def range(self, target: object) -> RangeResult:

@@ -133,7 +133,7 @@ class Node:
         def sink(batch: WatchBatch) -> None:
             self._inbox.append(Changed(generation, batch.revision, batch.events))
 
-        self._inbox.append(WatchOpened(generation, self.etcd.revision))
+        self._inbox.append(WatchOpened(generation, self.etcd.revision, self.etcd.cluster_id))
         self._watches[generation] = [
             self.etcd.watch(target, watch.revision, sink) for target in watch.ranges
         ]

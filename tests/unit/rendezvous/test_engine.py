@@ -109,7 +109,9 @@ def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
     assert grant.ttl_seconds == LEASE
     effects = node.engine.step(Granted(7, START + LEASE), Clock(node.now, 0))
     assert not [effect for effect in effects if isinstance(effect, Read | Write)]
-    effects = node.engine.step(WatchOpened(watch.generation, 1), Clock(node.now, 0))
+    effects = node.engine.step(
+        WatchOpened(watch.generation, 1, node.etcd.cluster_id), Clock(node.now, 0)
+    )
     assert [type(effect) for effect in effects if isinstance(effect, Read | Write)] == [Write]
 
 

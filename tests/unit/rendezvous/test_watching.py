@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.watching import Watches
 
 NARROW = (Range("/job/state/", prefix=True),)
 WIDE = (Range("/job/", prefix=True),)
+CLUSTER = 1
 
 
 def test_the_main_watch_is_opened_from_now_and_once() -> None:
@@ -24,7 +25,7 @@ def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
     watches.keep_main(NARROW, 0.0, Alarm())
     assert (watches.ready, watches.reading_under) == (False, 0)
     assert not watches.kept(watches.reading_under)
-    watches.opened(1, 5)
+    watches.opened(1, 5, CLUSTER)
     assert (watches.ready, watches.reading_under) == (True, 1)
     assert watches.kept(1)
 
@@ -32,12 +33,12 @@ def test_nothing_counts_as_read_before_the_watch_is_in_place() -> None:
 def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    watches.opened(1, 5)
+    watches.opened(1, 5, CLUSTER)
     assert watches.keep_main(WIDE, 1.0, Alarm()) == [Unwatch(1), Watch(2, WIDE, 0)]
-    watches.opened(1, 5)  # the old watch's late answer
+    watches.opened(1, 5, CLUSTER)  # the old watch's late answer
     assert not watches.ready
     assert not watches.kept(1)
-    watches.opened(2, 6)
+    watches.opened(2, 6, CLUSTER)
     assert watches.kept(2)
 
 
@@ -45,7 +46,7 @@ def test_what_was_opened_for_less_is_replaced_at_once_though_another_watch_just_
     """Whoever coordinates from now on must not decide by what it knew as a plain member."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    watches.opened(1, 5)
+    watches.opened(1, 5, CLUSTER)
     watches.keep_leader("/job/members/a/s", 4, 0.0, Alarm())
     assert watches.broke(2, retry_at=9.0)
     assert watches.keep_main(WIDE, 1.0, Alarm()) == [Unwatch(1), Watch(3, WIDE, 0)]
@@ -60,23 +61,32 @@ def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
     """A read from before the watch began comes from a store with another past."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    assert not watches.is_ahead_of(1, revision)  # nobody knows yet when it begins
-    watches.opened(1, 5)
-    assert watches.is_ahead_of(1, revision) is ahead
+    assert not watches.has_another_past(1, revision, CLUSTER)  # nobody knows yet when it begins
+    watches.opened(1, 5, CLUSTER)
+    assert watches.has_another_past(1, revision, CLUSTER) is ahead
 
 
 def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
     watches = Watches()
-    assert not watches.is_ahead_of(0, 4)
+    assert not watches.has_another_past(0, 4, CLUSTER)
     watches.keep_main(NARROW, 0.0, Alarm())
-    watches.opened(1, 5)
-    assert not watches.is_ahead_of(0, 4)
+    watches.opened(1, 5, CLUSTER)
+    assert not watches.has_another_past(0, 4, CLUSTER)
     watches.keep_main(WIDE, 1.0, Alarm())
-    watches.opened(1, 9)
-    watches.opened(2, 7)
-    assert not watches.is_ahead_of(1, 4)
-    assert watches.is_ahead_of(2, 6)
-    assert not watches.is_ahead_of(2, 7)
+    watches.opened(1, 9, CLUSTER)
+    watches.opened(2, 7, CLUSTER)
+    assert not watches.has_another_past(1, 4, CLUSTER)
+    assert watches.has_another_past(2, 6, CLUSTER)
+    assert not watches.has_another_past(2, 7, CLUSTER)
+
+
+def test_a_watch_on_an_etcd_that_was_set_up_anew_has_another_past() -> None:
+    """It would be silent for ever, whatever the revisions are."""
+    watches = Watches()
+    watches.keep_main(NARROW, 0.0, Alarm())
+    watches.opened(1, 5, CLUSTER)
+    assert watches.has_another_past(1, 6, CLUSTER + 1)
+    assert not watches.has_another_past(1, 6, CLUSTER)
 
 
 def watched(effects: list[Effect]) -> list[tuple[int, str, int]]:
@@ -102,7 +112,7 @@ def test_the_coordinators_key_is_watched_from_right_after_it_was_seen() -> None:
 def test_a_broken_watch_is_opened_anew_after_a_pause() -> None:
     watches, alarm = Watches(), Alarm()
     watches.keep_main(NARROW, 0.0, alarm)
-    watches.opened(1, 5)
+    watches.opened(1, 5, CLUSTER)
     assert watches.broke(1, retry_at=2.0)
     assert not watches.ready
     assert watches.keep_main(NARROW, 1.0, alarm) == []
