@@ -117,6 +117,10 @@ class Events:
             if self._allowed(subject.uid) and not self._queue.full():
                 self._queue.put_nowait(_Told(subject, said, self._now()))
 
+    async def finish(self) -> None:
+        """Wait until all that was told is posted."""
+        await self._queue.join()
+
     async def run(self) -> None:
         """Post what is told until cancelled."""
         while True:
@@ -125,6 +129,8 @@ class Events:
                 await self._post(told)
             except KubeError as error:
                 log.debug("an event could not be posted: %s", error)
+            finally:
+                self._queue.task_done()
 
     async def _post(self, told: _Told) -> None:
         namespace, known = told.subject.namespace, self._series.get(told.same)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, cast
 
 import kopf
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 FIRST_READ_SECONDS = 15.0
 """How long a start waits for etcd, so that no status says in vain that it cannot be read."""
 STUCK_SECONDS = 300.0
+FINISH_SECONDS = 3.0
+"""How long an end waits for the looks that are under way, and for their events."""
 
 
 class Active:
@@ -95,6 +97,11 @@ class Active:
             for part in (events.run(), sweep.run(), self._wakeups.run(reconciler.look))
         ]
         await self._watch()
+        # What a look has written its successor finds written, and does not tell.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await self._wakeups.finish()
+                await events.finish()
         for part in parts:
             part.cancel()
 

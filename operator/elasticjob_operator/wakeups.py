@@ -116,6 +116,7 @@ class Wakeups:
         self._news = asyncio.Event()
         self._failed = failed
         self._complaints: dict[JobKey, str] = {}
+        self._ending = False
 
     def wake(self, key: JobKey, delay_seconds: float = 0.0) -> None:
         """Have the job looked at after the delay, or earlier if another wake-up says so."""
@@ -141,13 +142,20 @@ class Wakeups:
                 key = await self._next()
                 tasks.create_task(self._look(key, work))
 
+    async def finish(self) -> None:
+        """Begin no look any more, and wait for those that are under way."""
+        self._ending = True
+        while self._agenda.oldest_began() is not None:
+            self._news.clear()
+            await self._news.wait()
+
     async def _next(self) -> JobKey:
         while True:
             self._news.clear()
-            key = self._agenda.take(self._clock())
+            key = None if self._ending else self._agenda.take(self._clock())
             if key is not None:
                 return key
-            at = self._agenda.next_at()
+            at = None if self._ending else self._agenda.next_at()
             seconds = None if at is None else max(at - self._clock(), 0.0)
             try:
                 async with asyncio.timeout(seconds):

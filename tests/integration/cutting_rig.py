@@ -1,4 +1,4 @@
-"""A proxy before a real API server that loses the answer to a request of the test's choice."""
+"""A proxy before a real API server that loses, or holds back, an answer of the test's choice."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ Match = Callable[[str, bytes], bool]
 
 @dataclass
 class CuttingProxy:
-    """Passes all on. `lost` counts the requests that were carried out and never answered."""
+    """Passes all on. `lost` counts the answers that were lost or held back: the server did it."""
 
     server: ApiServer
     match: Match | None = None
     lost: int = 0
     url: str = ""
+    _held: asyncio.Event | None = None
     _done: asyncio.Event = field(default_factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
 
     @contextmanager
     def running(self) -> Iterator[CuttingProxy]:
-        loop = asyncio.new_event_loop()
+        loop = self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_until_complete, args=(self._serve(),))
         thread.start()
         try:
@@ -47,6 +49,17 @@ class CuttingProxy:
     def lose(self, match: Match) -> None:
         """Lose the answer to the next such request."""
         self.match = match
+
+    @contextmanager
+    def hold(self, match: Match) -> Iterator[None]:
+        """Keep the answer to the next such request back until the end of the block."""
+        self._held = asyncio.Event()
+        self.match = match
+        try:
+            yield
+        finally:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(self._held.set)
 
     async def _serve(self) -> None:
         own = self.server.certificates.server
@@ -72,9 +85,14 @@ class CuttingProxy:
                     passing.cancel()
                     await asyncio.gather(passing, return_exceptions=True)
                     requests.write(head + body)
-                    await answers.readuntil(b"\r\n")  # it was carried out
+                    begin = await answers.readuntil(b"\r\n")  # it was carried out
                     self.lost += 1
-                    return
+                    if self._held is None:
+                        return
+                    await self._held.wait()
+                    writer.write(begin)
+                    passing = asyncio.create_task(_pass_on(answers, writer))
+                    continue
                 requests.write(head + body)
                 await requests.drain()
         except (asyncio.IncompleteReadError, ConnectionError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,9 +50,6 @@ def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
 ) -> None:
     agents = running(here, newest_etcd, 2)
 
-    def tells_of_round_2(line: str, body: bytes) -> bool:
-        return line.startswith("PATCH") and "/status" in line and b'"round":2' in _dense(body)
-
     proxy.lose(tells_of_round_2)
     agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
     wait_until(lambda: proxy.lost == 1, "the lost answer", SECONDS)
@@ -65,5 +64,23 @@ def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
     assert operator.metric("elasticjob_rounds_total", cause="leave") == 1
 
 
-def _dense(body: bytes) -> bytes:
-    return body.replace(b" ", b"")
+def test_what_was_written_is_told_by_an_operator_that_is_told_to_end(
+    here: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
+) -> None:
+    """Its successor finds the status as it is, and has nothing to tell."""
+    agents = running(here, newest_etcd, 2)
+    with proxy.hold(tells_of_round_2):
+        agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+        wait_until(lambda: proxy.lost == 1, "the status", SECONDS)
+        operator.signal(signal.SIGTERM)
+        process = operator.process
+        assert process is not None
+        with suppress(TimeoutError):  # long enough for one that does not wait
+            wait_until(lambda: process.poll() is not None, "its end", 1.0)
+    assert process.wait(SECONDS) == 0
+    assert any("round 2 is final" in text for _, text in here.events())
+
+
+def tells_of_round_2(line: str, body: bytes) -> bool:
+    dense = body.replace(b" ", b"")
+    return line.startswith("PATCH") and "/status" in line and b'"round":2' in dense

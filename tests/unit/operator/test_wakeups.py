@@ -228,3 +228,32 @@ def test_errors_are_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> N
     bugs = [record for record in caplog.records if "a bug" in record.message]
     assert len(bugs) == 1
     assert bugs[0].exc_info, "a traceback shows where the bug is"
+
+
+def test_what_is_under_way_is_finished_and_nothing_else_begun() -> None:
+    async def main() -> None:
+        wakeups, let_go = Wakeups(asyncio.get_running_loop().time), asyncio.Event()
+        ended: list[JobKey] = []
+
+        async def look(key: JobKey) -> float | None:
+            begun.set()
+            await let_go.wait()
+            ended.append(key)
+            return 0.0
+
+        begun = asyncio.Event()
+        running = asyncio.create_task(wakeups.run(look))
+        wakeups.wake(A)
+        await begun.wait()
+        finishing = asyncio.create_task(wakeups.finish())
+        await asyncio.sleep(0)
+        wakeups.wake(B)
+        assert not finishing.done()
+        let_go.set()
+        async with asyncio.timeout(10):
+            await finishing
+        assert ended == [A]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
