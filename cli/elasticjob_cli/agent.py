@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from elasticjob_agent.preflight import PreflightError, check
 from elasticjob_agent.settings import SettingsError
 from elasticjob_agent.wiring import explain, run_agent, session_nonce, to_standard_error
 from elasticjob_cli.errors import BadInput
+from elasticjob_cli.lastwords import last_words
 
 CONTEXT = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
@@ -140,22 +140,9 @@ def agent(
     except SettingsError as error:
         raise BadInput(str(error)) from error
     ending = asyncio.run(_run(plain))
-    _say(ending)
+    with last_words():
+        print(ending.message, file=sys.stdout if ending.code is ExitCode.OK else sys.stderr)
     raise typer.Exit(int(ending.code))
-
-
-def _say(ending: Ending) -> None:
-    """Where nobody takes it, that does not change how the job ended."""
-    for stream in (sys.stdout, sys.stderr)[ending.code is not ExitCode.OK :]:
-        if stream is None:  # it was closed when this process began
-            continue
-        try:
-            print(ending.message, file=stream, flush=True)
-        except OSError:
-            with contextlib.suppress(OSError):
-                stream.close()  # what is left in its buffer would be tried once more
-        else:
-            return
 
 
 async def _run(plain: PlainAgent) -> Ending:

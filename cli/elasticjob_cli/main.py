@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elasticjob_agent.launcher.stdstreams import open_missing
@@ -136,13 +137,22 @@ def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
     return command
 
 
+def _here() -> bool:
+    """Whether there is a current folder."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
 def _told(error: OSError) -> str:
     """What the machine refused, in words."""
     said = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: {said}"
     match error.errno:
-        case errno.ENOENT:  # of all calls that name no file, getcwd says so
+        case errno.ENOENT if not _here():
             return "the current folder was removed: change to another one"
         case errno.ENOSPC:
             return f"the output cannot be written: {said}"

@@ -41,7 +41,13 @@ def _home() -> Path:
 
 def run_dir() -> Path:
     """A new folder for one run's sockets and etcd data, which only this user can enter."""
-    base = tempfile.gettempdir()
+    try:
+        base = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise CommandError(
+            f"there is no room for temporary files: {error.strerror}; set TMPDIR to a folder in "
+            "which this user can write"
+        ) from error
     return Path(
         tempfile.mkdtemp(
             prefix="elasticjob-", dir=base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp"

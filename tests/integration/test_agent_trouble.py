@@ -173,7 +173,6 @@ def test_output_that_nobody_takes_changes_no_outcome(gang: Gang, streams: str) -
         timeout=PATIENCE_SECONDS * 3,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.endswith(f"job {gang.run_id} succeeded\n")
     assert "Traceback" not in ran.stderr
 
 

@@ -202,6 +202,24 @@ def test_signals_until_its_end_do_not_keep_it_from_saying_how_it_ended(rig: Loca
     rig.nothing_left()
 
 
+def test_output_that_nobody_takes_changes_no_outcome(rig: LocalRig) -> None:
+    rig.finish()
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            rig.command("run", "--plain", rig.manifest()),
+            env=rig.env,
+            cwd=rig.job,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == "elasticjob: the output cannot be written: No space left on device\n"
+    rig.nothing_left()
+
+
 def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
     """As with `| head -1`, or when Ctrl-C ends the `tee` behind the pipe first."""
     runner = rig.start(rig.manifest(), "--plain")

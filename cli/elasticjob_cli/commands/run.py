@@ -11,6 +11,7 @@ import typer
 
 from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, ExitCode
+from elasticjob_cli.lastwords import last_words
 from elasticjob_cli.local import screen
 from elasticjob_cli.local.container import Trainer, trainer
 from elasticjob_cli.local.ended import Ended
@@ -76,7 +77,8 @@ def run(
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     finally:
         view.close()
-    print_end(ended)
+    with last_words():
+        print_end(ended)
     raise typer.Exit(int(ended.exit_code))
 
 

@@ -112,6 +112,22 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
     assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
 
 
+def test_a_disk_that_is_full_for_temporary_files_is_said(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(MANIFEST)
+    script = f"ulimit -f 0; {sys.executable} -m elasticjob_cli run job.yaml"
+    ran = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == ExitCode.FAILED
+    assert "there is no room for temporary files: No usable temporary directory" in ran.stderr
+    assert "set TMPDIR to a folder" in ran.stderr
+
+
 def test_names_that_are_no_text_are_shown_all_the_same(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/j\xff.yaml"
     Path(os.fsdecode(file)).write_text(MANIFEST)
