@@ -87,6 +87,10 @@ class PlainAgent:
 
 def plain_agent(options: Options) -> PlainAgent:
     """Check everything that can be checked before anything starts. Raises `SettingsError`."""
+    try:
+        Path.cwd()
+    except OSError as error:  # programs that run there fail in odd ways
+        raise SettingsError("the current folder was removed: change to another one") from error
     command = _command(options)
     least, most = _nodes(options.nnodes)
     backend = _backend(options.rdzv_backend)

@@ -112,6 +112,18 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path) -> None:
     assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
 
 
+def test_an_agent_is_not_started_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "train.py").write_text("")
+    words = f"agent --rdzv-id=x --rdzv-endpoint=127.0.0.1:1 {tmp_path}/train.py"
+    script = f"rmdir {tmp_path}/gone; {sys.executable} -m elasticjob_cli {words}"
+    ran = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == ExitCode.BAD_INPUT
+    assert ran.stderr == "elasticjob: the current folder was removed: change to another one\n"
+
+
 def test_a_disk_that_is_full_for_temporary_files_is_said(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(MANIFEST)
     script = f"ulimit -f 0; {sys.executable} -m elasticjob_cli run job.yaml"
