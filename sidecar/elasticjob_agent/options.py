@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import re
 import secrets
-import shutil
 import socket
-import sys
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
 from elasticjob_agent.rdzv_conf import Conf, read_conf
+from elasticjob_agent.script import worker_command
 from elasticjob_agent.settings import (
     AgentSettings,
     Backend,
@@ -87,11 +85,7 @@ class PlainAgent:
 
 def plain_agent(options: Options) -> PlainAgent:
     """Check everything that can be checked before anything starts. Raises `SettingsError`."""
-    try:
-        Path.cwd()
-    except OSError as error:  # programs that run there fail in odd ways
-        raise SettingsError("the current folder was removed: change to another one") from error
-    command = _command(options)
+    command = worker_command(options.command, options.module, options.no_python)
     least, most = _nodes(options.nnodes)
     backend = _backend(options.rdzv_backend)
     if options.max_restarts < 0:
@@ -200,32 +194,6 @@ def _gpus() -> int:
     if visible is None:
         return devices
     return min(devices, len([part for part in visible.split(",") if part.strip()]))
-
-
-def _command(options: Options) -> tuple[str, ...]:
-    if not options.command:
-        raise SettingsError(
-            "no command: give a script, -m and a module, or --no-python and a program"
-        )
-    if options.module and options.no_python:
-        raise SettingsError("-m and --no-python must not be given together")
-    program, *arguments = options.command
-    if options.no_python:
-        if shutil.which(program) is None:
-            raise SettingsError(f"{program!r} is not a program that can be run")
-        return (program, *arguments)
-    if options.module:
-        top = program.partition(".")[0]
-        here = [str(Path.cwd()), *sys.path]
-        if importlib.machinery.PathFinder.find_spec(top, here) is None:
-            raise SettingsError(f"-m {program}: there is no module {top!r} here or installed")
-        return (sys.executable, "-u", "-m", program, *arguments)
-    path = Path(program)
-    if not path.exists():
-        raise SettingsError(f"the script {program!r} does not exist (looked in {Path.cwd()})")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise SettingsError(f"{program!r} is a folder without a __main__.py, not a script")
-    return (sys.executable, "-u", program, *arguments)
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -88,6 +88,7 @@ def test_a_fixed_number_of_nodes() -> None:
     ("options", "message"),
     [
         ({"command": ()}, "no command"),
+        ({"command": ("",)}, "no command"),
         ({"command": ("train.py",)}, "the script 'train.py' does not exist"),
         ({"command": ("/",)}, "a folder without a __main__.py"),
         ({"command": ("no_such_module.x",), "module": True}, "no module 'no_such_module'"),
