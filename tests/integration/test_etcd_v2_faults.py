@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -376,3 +377,21 @@ def test_who_replaces_a_lost_member_is_not_patient_with_an_old_leader(run: Run) 
     run.await_text('"version": "2"')
     agreed([members[0].enter().done(), newcomer.done()])
     assert newcomer.rendezvous._failed_at < began - 10
+
+
+@pytest.mark.parametrize("version", ["3.4", "3.5.35"])
+def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
+    start_etcd: StartEtcd, start_v2_run: StartRun, version: str
+) -> None:
+    """The cluster's id is the same again, and its index counts from the beginning."""
+    server = start_etcd(version, arguments=ENABLE_V2)
+    run = start_v2_run(server)
+    for number in range(100):
+        run.client.set("/elsewhere", number)
+    waiting = run.ours(3, 3).enter()
+    run.await_text('"participants": [0]')
+    server.kill()
+    shutil.rmtree(server.folder / "data")
+    server.start()
+    others = [run.ours(3, 3).enter() for _ in range(2)]
+    assert len(agreed([member.done() for member in [waiting, *others]])) == 3

@@ -175,17 +175,27 @@ class Feed:
             response.close()
 
     def _read_all(self) -> None:
-        try:
-            found = self._client.read(self._paths.active)
-            text, index = found.value, found.etcd_index
-        except etcd.EtcdKeyNotFound as error:
-            text, index = None, int(error.payload["index"])
+        before = self._seen.index
+        text, index = self._read()
+        if index < before:  # a server that lags, unless all servers together know no better
+            text, index = self._read(quorum=True)
+        lost = index < before
+        if lost:
+            log.warning("etcd has lost its data: %s begins anew", self._paths.rendezvous)
         with self._changed:
             seen = self._seen
-            if index < seen.index:  # a server that lags
+            if index < seen.index and not lost:
                 text, index = seen.text, seen.index
             news = replace(seen, text=text, index=index, reading=seen.reading + 1, gone=frozenset())
             self._update(news, changed=True)
+
+    def _read(self, **options: bool) -> tuple[str | None, int]:
+        """The text, and etcd's index."""
+        try:
+            found = self._client.read(self._paths.active, **options)
+            return found.value, found.etcd_index
+        except etcd.EtcdKeyNotFound as error:
+            return None, int(error.payload["index"])
 
     def _follow(self, response: Any, stop: threading.Event) -> None:
         rest = b""
