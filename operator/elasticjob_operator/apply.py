@@ -270,8 +270,9 @@ class Applier:
         """Whose pod has the name? A stranger's is passed by at the next look."""
         try:
             raw = await self._kube.get(PODS, task.job.metadata.namespace, action.name)
-        except NotFound:
-            return  # gone already
+        except NotFound as error:
+            # One without our label wakes nobody when it goes.
+            raise Retry(f"pod {action.name} was there a moment ago") from error
         if is_owned(task.job, raw):
             # Made by a request of ours that got no answer, or its label was taken off.
             task.memory.unlisted.add(action.name)
