@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from io import FileIO
 from pathlib import Path
 
 _NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
@@ -22,7 +23,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         if error.errno not in _NOT_BESIDE or not target.exists():
             raise
-        _overwrite(target, content)
+        overwrite(target, content)
 
 
 def swap(target: Path, content: bytes) -> None:
@@ -43,12 +44,21 @@ def swap(target: Path, content: bytes) -> None:
         raise
 
 
-def _overwrite(target: Path, content: bytes) -> None:
-    """In its place; the room of what was there is enough for putting that back."""
-    before = target.read_bytes()
-    try:
-        target.write_bytes(content)
-    except OSError:
-        with contextlib.suppress(OSError):
-            target.write_bytes(before)
-        raise
+def overwrite(target: Path, content: bytes) -> None:
+    """In its place and room, none of which is let go of before. Raises OSError."""
+    with target.open("r+b", buffering=0) as file:
+        before = file.read()
+        try:
+            _fill(file, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                _fill(file, before)
+            raise
+
+
+def _fill(file: FileIO, content: bytes) -> None:
+    file.seek(0)
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+    file.truncate(len(content))

@@ -15,6 +15,7 @@ Only the runner writes here; `delete` removes the folder of a job that does not 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import re
@@ -28,7 +29,7 @@ from pydantic import ValidationError
 
 from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.settings import state_root
-from elasticjob_cli.wholefile import swap
+from elasticjob_cli.wholefile import overwrite, swap
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.problems import field_path
 
@@ -174,8 +175,16 @@ class JobFolder:
 
 
 def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
-    """Replace a file by a JSON document: a reader sees the old one or the new one, whole."""
-    swap(path, (json.dumps(document, indent=2) + "\n").encode())
+    """Replace a file by a JSON document: a reader sees the old one or the new one, whole.
+
+    On a full disk, where there is no room for both, it takes the old one's, without indentation.
+    """
+    try:
+        swap(path, (json.dumps(document, indent=2) + "\n").encode())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
+            raise
+        overwrite(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
 
 
 def jobs(namespace: str | None) -> list[JobFolder]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import pwd
 from pathlib import Path
@@ -10,7 +12,9 @@ import pytest
 
 from elasticjob_cli import settings
 from elasticjob_cli.errors import BadInput, CommandError
+from elasticjob_cli.local import state
 from elasticjob_cli.local.state import JobFolder, Run, job, jobs, write_json
+from tests.unit.disk import room
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +53,27 @@ def test_jobs_are_listed_by_namespace_and_name() -> None:
     assert [folder.name for folder in jobs(None)] == ["a", "b", "c"]
     with pytest.raises(CommandError, match=r'"x" not found in namespace "default"; there is: a, b'):
         job("default", "x")
+
+
+def test_a_disk_that_is_full_takes_what_a_job_came_to(
+    corner: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = corner / "status.json"
+    write_json(path, {"status": {"phase": "Running", "members": ["a", "b"]}})
+    size = path.stat().st_size
+    monkeypatch.setattr(state, "swap", full)
+    with room(size):
+        write_json(path, {"status": {"phase": "Succeeded", "members": ["a", "b"]}})
+    succeeded = {"status": {"phase": "Succeeded", "members": ["a", "b"]}}
+    assert json.loads(path.read_bytes()) == succeeded
+    with pytest.raises(OSError, match="File too large"), room(size):
+        write_json(path, {"status": {"phase": "x" * size}})
+    assert json.loads(path.read_bytes()) == succeeded, "the old one is put back"
+    with pytest.raises(OSError, match="No space left"):
+        write_json(corner / "new.json", {})
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "A", "-a", "a" * 64, "a\n"])
