@@ -19,6 +19,7 @@ FOUND = {
     "who is told to go cannot say that it goes": 12000692,
     "etcd loses a round that was sealed, before anybody heard of it": 12005205,
     "etcd loses its data, and who alone knows of the last round comes back late": 5304137,
+    "who leaves can't write it until the verdict on its peers is due": 17000137,
     "a watch stays on the etcd whose data was lost, before anything was read": 16000127,
 }
 

@@ -6,6 +6,7 @@ and what it writes then. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticjob_rendezvous.core import crashes, verdicts
@@ -15,8 +16,10 @@ from elasticjob_rendezvous.core.counts import counted, told_of_preemption
 from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.histories import corrected
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, RoundState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, RoundState
+from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
+from elasticjob_rendezvous.core.view import View
 
 
 def pass_verdicts(scene: Scene, peers: Peers, timers: Timers) -> Act | None:
@@ -72,19 +75,31 @@ def _without(pending: tuple[int, ...], number: int) -> tuple[int, ...]:
 def _verdict_is_due(scene: Scene, number: int, peers: Peers, timers: Timers) -> bool:
     """Whether nobody can explain a failure any more.
 
-    While a member of that round answers nobody, its lease decides whether it is lost: that
-    is waited for twice as long.
+    While a member of that round answers nobody its lease decides whether it is lost, and one
+    that has not told of its workers' end may be about to tell of its own failure or leave:
+    that is waited for twice as long.
     """
     window = verdicts.window_seconds(scene.bounds)
     if not timers.over(("verdict", number), window):
         return False
     roster = scene.view.rosters.get(number)
-    silent = [
-        seat
-        for seat in (roster.seats if roster else ())
-        if seat.id in peers.silent and not peers.alive(seat.id, timers.now)
-    ]
-    return not silent or timers.over(("verdict", number), 2 * window)
+    seats = roster.seats if roster else ()
+    silent = any(seat.id in peers.silent and not peers.alive(seat.id, timers.now) for seat in seats)
+    if not silent and not _some_have_yet_to_tell(scene.view, seats, number):
+        return True
+    return timers.over(("verdict", number), 2 * window)
+
+
+def _some_have_yet_to_tell(view: View, seats: Iterable[Seat], number: int) -> bool:
+    """Whether a member's last word is from before its workers of that round had ended."""
+    done = view.dones_of(number)
+    found = [view.member(seat.id) for seat in seats if seat.id not in done]
+    records = [member.record for member in found if member is not None]
+    ran = (MemberState.RUNNING, MemberState.STOPPING)
+    return any(
+        record.round < number or (record.state in ran and record.round == number)
+        for record in records
+    )
 
 
 def learn_of_preemption(scene: Scene) -> Act | None:

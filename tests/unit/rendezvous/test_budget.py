@@ -113,12 +113,16 @@ def test_without_restarts_the_first_failure_ends_the_job() -> None:
 
 
 def aborted(**bounds: Any) -> Job:
-    """Collectives broke at a and b, for no visible reason; round 2 is joinable."""
-    job = gang(**bounds).failure("a", kind=ABORT).failure("b", kind=ABORT)
+    """Collectives broke at a and b, for no visible reason; round 2 waits for more nodes."""
+    job = (
+        gang(**{"min_nodes": 5, "max_nodes": 5, **bounds})
+        .failure("a", kind=ABORT)
+        .failure("b", kind=ABORT)
+    )
     current = job.act()
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
     assert (current.charged, current.pending) == ((), (1,))
-    return job.idle()
+    return stopped(job, "a", "b", "c").idle()
 
 
 def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
@@ -126,6 +130,26 @@ def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
     current = job.later(0.1).act()
     assert (current.charged, current.pending) == ((1,), ())
     assert (current.number, current.state) == (2, RoundState.JOINABLE)
+
+
+@pytest.mark.parametrize(
+    ("state", "round"),
+    [(MemberState.RUNNING, 1), (MemberState.STOPPING, 1), (MemberState.WAITING, 0)],
+    ids=["it runs", "it stops its workers", "it has not started yet"],
+)
+def test_the_verdict_waits_for_a_member_that_has_yet_to_tell(
+    state: MemberState, round: int
+) -> None:
+    """It may be about to say that it leaves, and the way of its word is long."""
+    job = aborted(stop_grace_seconds=60).change("c", state=state, round=round)
+    job.later(2 * WINDOW - 0.1).idle()
+    current = job.change("c", state=MemberState.LEAVING, reason="evicted").act()
+    assert (current.charged, current.cause.members, current.counts.leaves) == ((), ("c",), 1)
+
+
+def test_the_verdict_does_not_wait_for_what_is_never_told() -> None:
+    job = aborted(stop_grace_seconds=60).change("c", state=MemberState.RUNNING, round=1)
+    assert job.later(WINDOW).idle().later(WINDOW).act().charged == (1,)
 
 
 def test_the_verdict_waits_for_the_lease_of_a_member_that_answers_nobody() -> None:
@@ -215,7 +239,7 @@ def test_a_cause_that_shows_later_is_charged_at_once() -> None:
 
 
 def test_the_verdict_does_not_hold_up_the_next_round() -> None:
-    job = stopped(aborted(), "a", "b", "c")
+    job = aborted().bounds(max_nodes=3, max_restarts=3)
     assert job.act().state is RoundState.FROZEN
     stored = job.view().round
     assert stored is not None
@@ -230,7 +254,7 @@ def test_the_verdict_does_not_hold_up_the_next_round() -> None:
 
 def test_a_verdict_does_not_disturb_a_frozen_round() -> None:
     """It would change the revision that members confirm."""
-    job = stopped(aborted(confirm_seconds=60), "a", "b", "c")
+    job = aborted().bounds(max_nodes=3, max_restarts=3, confirm_seconds=60)
     assert job.act().state is RoundState.FROZEN
     job.idle().later(WINDOW + 1).idle()
 

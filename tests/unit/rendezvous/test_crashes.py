@@ -130,7 +130,7 @@ def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
         job.failure("b", kind=ABORT).act()
         for name in "ab":
             job.change(name, step=-1)
-        current = job.idle().later(6).act()
+        current = job.idle().later(12).act()
     assert (current.charged, current.streak.row) == ((1,), 0)
 
 
@@ -177,7 +177,7 @@ def test_an_abort_waits_once_it_is_charged() -> None:
     job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
     current = job.act()
     assert (current.streak.row, current.pending) == (4, (1,))
-    job.idle().later(6)
+    job.idle().later(12)  # nobody told that its workers have ended
     current = job.act()
     assert (current.streak.row, current.charged) == (5, (1,))
     assert "backing off 8 s" in current.cause.detail
