@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
-from http import HTTPStatus
 from itertools import groupby
 from typing import assert_never
 
@@ -37,19 +36,17 @@ from elasticjob_operator.kube import (
     ELASTICJOBS,
     PODS,
     AlreadyExists,
-    Forbidden,
     Invalid,
     Json,
     Kube,
     KubeError,
     NotFound,
-    QuotaExceeded,
-    Unreachable,
 )
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.mirror import Contended, close, remove_members, write_bounds
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.observe import Sight
+from elasticjob_operator.refusals import obstacle_of
 from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
@@ -155,7 +152,7 @@ class Applier:
             try:
                 await self._prepare(task, planned, needed=True)
             except (NameTaken, KubeError) as error:
-                obstacle = _obstacle(error)
+                obstacle = obstacle_of(error)
                 if obstacle is None:
                     raise
                 task.memory.refuse(obstacle, str(error), self._now())
@@ -257,7 +254,7 @@ class Applier:
             memory.refuse(Obstacle.TEMPLATE_INVALID, str(error), self._now())
         except KubeError as error:
             template = isinstance(error, Invalid)
-            obstacle = Obstacle.TEMPLATE_INVALID if template else _obstacle(error)
+            obstacle = Obstacle.TEMPLATE_INVALID if template else obstacle_of(error)
             if obstacle is None:
                 raise
             memory.refuse(obstacle, error.message, self._now())
@@ -290,28 +287,13 @@ class Applier:
         try:
             deleted = await self._kube.delete(PODS, namespace, action.name, uid=action.uid)
         except KubeError as error:
-            if _obstacle(error) is not None:
+            if obstacle_of(error) is not None:
                 applied.kept[action.name] = error.message
             raise
         applied.deleted.add(action.uid)
         if deleted:
             applied.actions.append(action)
             self._metrics.pods_deleted.labels(action.reason.value).inc()
-
-
-def _obstacle(error: NameTaken | KubeError) -> Obstacle | None:
-    """What it is to the user that this cannot be done; None where trying again is all there is.
-
-    A status of 500 is what the API server says of an admission webhook that nobody answers.
-    """
-    match error:
-        case NameTaken():
-            return Obstacle.NAME_CONFLICT
-        case QuotaExceeded():
-            return Obstacle.QUOTA
-        case Invalid() | Forbidden() | Unreachable(status=HTTPStatus.INTERNAL_SERVER_ERROR):
-            return Obstacle.REFUSED
-    return None
 
 
 async def _all(calls: list[Coroutine[None, None, None]]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticjob_operator.core.backends import STORE_INDEX
 from elasticjob_operator.core.conditions import refusal_of
+from elasticjob_operator.core.labels import label_words
 from elasticjob_operator.core.missing import Missing, missing
 from elasticjob_operator.core.names import pod_name
 from elasticjob_operator.core.observed import Obstacle, Pod
@@ -20,7 +21,6 @@ from elasticjob_operator.core.words import (
     because,
     clock,
     counted,
-    label_words,
     listed,
     moment,
     named,

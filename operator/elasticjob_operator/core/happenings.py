@@ -18,10 +18,11 @@ from elasticjob_operator.core.actions import (
     WriteNodes,
 )
 from elasticjob_operator.core.costs import cold_text, costs_text, recovery_ms, seconds_text
+from elasticjob_operator.core.labels import label_words
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, label_words, why
+from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, why
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     Condition,

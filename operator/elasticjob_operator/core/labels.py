@@ -6,6 +6,8 @@ read from what nobody can change: its name and its agent's environment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from elasticjob_operator.core.clashes import OWN_VARIABLES
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.mirrored import job_of
@@ -15,6 +17,8 @@ from elasticjob_operator.core.names import (
     pod_labels,
     pod_name,
 )
+from elasticjob_operator.core.observed import Pod
+from elasticjob_operator.core.words import NAMED, listed, named
 from elasticjob_operator.model.job import ElasticJob
 
 PREFIX_VARIABLE = f"{OWN_VARIABLES}PREFIX"
@@ -56,3 +60,20 @@ def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
     if not incarnation:
         del wanted[INCARNATION_LABEL]
     return tuple(f"{key}={value}" for key, value in wanted.items() if labels.get(key) != value)
+
+
+def label_words(pods: Iterable[Pod]) -> Iterator[str]:
+    """What it means that these pods have lost labels of ours, and how they are put back."""
+    lost = [pod for pod in pods if pod.lost_labels]
+    if not lost:
+        return
+    keys = sorted({label.partition("=")[0] for pod in lost for label in pod.lost_labels})
+    what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
+    many = len(lost) > 1
+    yield (
+        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: still of the "
+        "job, but seen late by the operator, and perhaps unknown to the job's Service and budget"
+    )
+    for pod in sorted(lost, key=lambda pod: pod.index)[:NAMED]:
+        labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
+        yield f"`kubectl label --overwrite pod {pod.name} {labels}` puts {it} back"

@@ -7,11 +7,11 @@ the same story. docs/explain.md has the same table for people.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from elasticjob_operator.core.observed import DISRUPTIONS, Obstacle, Pod, PodEnd
+from elasticjob_operator.core.observed import DISRUPTIONS, Obstacle, PodEnd
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.status import (
     MAX_ROUND_MEMBERS,
@@ -244,23 +244,6 @@ def _detail(said: str, many: bool) -> str:
     own = [words for part, words in zip(parts, told, strict=True) if part != ABORTED]
     also = [words for part, words in zip(parts, told, strict=True) if part == ABORTED]
     return "; ".join(filter(None, (", or ".join(own), *also)))
-
-
-def label_words(pods: Iterable[Pod]) -> Iterator[str]:
-    """What it means that these pods have lost labels of ours, and how they are put back."""
-    lost = [pod for pod in pods if pod.lost_labels]
-    if not lost:
-        return
-    keys = sorted({label.partition("=")[0] for pod in lost for label in pod.lost_labels})
-    what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
-    many = len(lost) > 1
-    yield (
-        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: still of the "
-        "job, but seen late by the operator, and perhaps unknown to the job's Service and budget"
-    )
-    for pod in sorted(lost, key=lambda pod: pod.index)[:NAMED]:
-        labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
-        yield f"`kubectl label --overwrite pod {pod.name} {labels}` puts {it} back"
 
 
 def named(names: Iterable[str], cut: bool = False) -> str:
