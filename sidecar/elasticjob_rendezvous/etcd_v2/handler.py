@@ -69,42 +69,40 @@ class EtcdRendezvousHandler(RendezvousHandler):
         while True:
             version, rank, world_size = self._rdzv_impl.rendezvous_barrier()
             store = self._rdzv_impl.setup_kv_store(version)
-            if self._is_told(rank, version, store):
-                break
+            info = self._meeting_place(rank, version, store)
+            if info is not None:
+                self._waiting = 0
+                return RendezvousInfo(store, rank, world_size, info, int(version))
             log.info("%s: version %s is over before it began", self.get_run_id(), version)
-        try:
-            info = RendezvousStoreInfo.build(rank, store, self._local_addr)
-        except (LookupError, ValueError) as error:
-            raise RendezvousStateError(
-                f"rank 0 of version {version} does not tell its address and port: {error}"
-            ) from error
-        self._waiting = 0
-        return RendezvousInfo(store, rank, world_size, info, int(version))
 
-    def _is_told(self, rank: int, version: str, store: EtcdStore) -> bool:
-        """Wait until rank 0 has told where to meet; False where its version ended before.
+    def _meeting_place(
+        self, rank: int, version: str, store: EtcdStore
+    ) -> RendezvousStoreInfo | None:
+        """Where rank 0 lets the workers meet; None where the version ended before it said so.
 
         torch's waits until the store's timeout, also for one that died or left meanwhile.
         """
-        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
-        deadline = time.monotonic() + store.timeout.total_seconds()
-        while rank != 0:
+        limit = store.timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
             try:
-                store.wait(keys, LOOK_AGAIN)
-                return True
-            except LookupError as error:
-                if time.monotonic() >= deadline:
+                if rank != 0:
+                    store.set_timeout(LOOK_AGAIN)
+                return RendezvousStoreInfo.build(rank, store, self._local_addr)
+            except (LookupError, ValueError) as error:
+                if time.monotonic() >= deadline or isinstance(error, ValueError):
                     raise RendezvousStateError(
                         f"rank 0 of version {version} does not tell its address and port: {error}"
                     ) from error
+            finally:
+                store.set_timeout(limit)
             if self._left:
                 raise RendezvousGracefulExitError("this member left the rendezvous")
             if self.is_closed():
                 raise RendezvousClosedError(f"the run {self.get_run_id()!r} is closed")
             self.num_nodes_waiting()  # which looks for who is gone
             if self.lost() or self.moved_on():
-                return False
-        return True
+                return None
 
     def is_closed(self) -> bool:
         """As etcd has it, or where it does not answer, as it last had."""
