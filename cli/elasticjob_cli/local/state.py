@@ -174,10 +174,11 @@ class JobFolder:
         return document if whole else []
 
 
-def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
+def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> OSError | None:
     """Replace a file by a JSON document: a reader sees the old one or the new one, whole.
 
-    On a full disk, where there is no room for both, it takes the old one's, without indentation.
+    On a full disk, where there is no room for both, it takes the old one's, without indentation,
+    and what the disk said is returned.
     """
     try:
         swap(path, (json.dumps(document, indent=2) + "\n").encode())
@@ -185,6 +186,8 @@ def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.exists():
             raise
         overwrite(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
+        return error
+    return None
 
 
 def jobs(namespace: str | None) -> list[JobFolder]:

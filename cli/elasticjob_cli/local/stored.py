@@ -71,9 +71,12 @@ class StoredJob:
 
     def _write(self, path: Path, document: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         try:
-            write_json(path, document)
+            full = write_json(path, document)
         except OSError as error:
             self._trouble(f"{path}: {error.strerror}")
+        else:
+            if full is not None:
+                self._trouble(f"more in {path.parent}: {full.strerror}")
 
 
 def admitted(job: ElasticJob) -> ElasticJob:

@@ -66,7 +66,9 @@ def test_a_disk_that_is_full_takes_what_a_job_came_to(
     size = path.stat().st_size
     monkeypatch.setattr(state, "swap", full)
     with room(size):
-        write_json(path, {"status": {"phase": "Succeeded", "members": ["a", "b"]}})
+        said = write_json(path, {"status": {"phase": "Succeeded", "members": ["a", "b"]}})
+    assert said is not None
+    assert said.errno == errno.ENOSPC
     succeeded = {"status": {"phase": "Succeeded", "members": ["a", "b"]}}
     assert json.loads(path.read_bytes()) == succeeded
     with pytest.raises(OSError, match="File too large"), room(size):
