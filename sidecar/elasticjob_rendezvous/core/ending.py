@@ -126,12 +126,10 @@ def _all_left(
     leaving: list[Seat], staying: list[Seat], number: int, bounds: Bounds, timers: Timers
 ) -> bool:
     """Whether no other leave is waited for any more."""
-    latest = timers.since(("leave", number)) + LEAVE_COALESCE_SECONDS
+    leave = ("leave", number)
     if any(bounds.marked(seat.id) is not None for seat in staying):
-        return timers.passed(latest)
-    # One for each count of them: every further leave begins the quiet anew.
-    quiet = timers.since(("leave", number, len(leaving))) + LEAVE_QUIET_SECONDS
-    return timers.passed(min(quiet, latest))
+        return timers.over(leave, LEAVE_COALESCE_SECONDS)
+    return timers.calm(leave, len(leaving), LEAVE_QUIET_SECONDS, LEAVE_COALESCE_SECONDS)
 
 
 def _resize(
@@ -154,11 +152,12 @@ def _resize(
     if must_wait(view, roster, bounds, timers, first):
         return FinalLook()
     if size + len(new) < bounds.wanted:
-        settled = timers.passed(first + bounds.settle_seconds)
-        if bounds.expected is None and not settled:
+        seconds = bounds.settle_seconds
+        if bounds.expected is None:
             # Nobody knows how many will come: a quiet moment after the last one is enough.
-            latest = timers.since((settling, len(new)))
-            settled = timers.passed(latest + bounds.settle_seconds / QUIET_PART)
+            settled = timers.calm(settling, len(new), seconds / QUIET_PART, seconds)
+        else:
+            settled = timers.over(settling, seconds)
         if not settled:
             return FinalLook()
     names = tuple(member.name for member in new[:16])

@@ -42,6 +42,14 @@ class Timers:
         self.wake = at if self.wake is None else min(self.wake, at)
         return False
 
+    def calm(self, what: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
+        """Whether there have been this many for long enough, or any for the most; else wake then.
+
+        Each count has its own watch: with every further one the quiet begins anew.
+        """
+        quiet_at = self.since((what, count)) + quiet_seconds
+        return self.passed(min(quiet_at, self.since(what) + most_seconds))
+
     def forget(self, what: object) -> None:
         self._started.pop(what, None)
 
