@@ -24,7 +24,7 @@ def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRe
     """News of our lease."""
     match event:
         case Granted(lease, deadline):
-            our.inflight.failed()
+            our.inflight.taken()
             _calm(our)
             our.lease.grant(lease, deadline, our.now)
         case KeptAlive(lease, deadline):
@@ -42,7 +42,7 @@ def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRe
 
 def take_read(our: Membership, event: ReadDone) -> None:
     """Where things stand."""
-    read = our.inflight.taken()
+    read, _ = our.inflight.taken()
     _calm(our)
     if our.inflight.tells_of_loss(
         our.view, our.watches, event.cluster_id, event.revision, event.ranges
@@ -64,8 +64,7 @@ def take_read(our: Membership, event: ReadDone) -> None:
 
 def take_txn(our: Membership, event: TxnDone) -> None:
     """What came of a write, and what was read with it."""
-    write = our.inflight.taken()
-    note, our.inflight.note = our.inflight.note, ""
+    write, note = our.inflight.taken()
     _calm(our)
     assert isinstance(write, Write)
     result = event.result
@@ -91,14 +90,14 @@ def take_txn(our: Membership, event: TxnDone) -> None:
 
 def take_doubt(our: Membership) -> None:
     """Nobody knows whether a write was carried out."""
-    our.inflight.failed()
+    our.inflight.taken()
     our.doubt = True
     our.backoff.failed(our.now)
 
 
 def take_failure(our: Membership, event: RequestFailed) -> None:
     """Etcd did not serve us: hopeless at the start, a matter of patience later."""
-    our.inflight.failed()
+    our.inflight.taken()
     our.backoff.failed(our.now)
     if our.view.cluster_id:
         return

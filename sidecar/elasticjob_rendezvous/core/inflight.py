@@ -31,14 +31,11 @@ class InFlight:
         self.under = watches.reading_under
         self.revision = view.revision
 
-    def taken(self) -> Request | None:
-        """The request, which is under way no more."""
-        request, self.request = self.request, None
-        return request
-
-    def failed(self) -> None:
-        """It is under way no more, and nobody knows of anything that it did."""
+    def taken(self) -> tuple[Request | None, str]:
+        """The request, which is under way no more, and its note."""
+        request, note = self.request, self.note
         self.request, self.note = None, ""
+        return request, note
 
     def is_up_to_date(self, watches: Watches) -> bool:
         """Whether what the request read is still true: its watch has seen all that followed."""
