@@ -16,7 +16,6 @@ from elasticjob_rendezvous.core.records import (
     Cause,
     CauseKind,
     Member,
-    MemberState,
     Round,
     RoundState,
 )
@@ -73,5 +72,4 @@ def _used_before(scene: Scene, member: Member) -> bool:
     if current.state in (RoundState.JOINABLE, RoundState.FROZEN):
         return True
     roster = scene.view.rosters.get(current.number)
-    ran = member.state in (MemberState.RUNNING, MemberState.STOPPING)
-    return ran and roster is not None and roster.seat(member.id) is None
+    return member.runs and roster is not None and roster.seat(member.id) is None

@@ -28,7 +28,7 @@ def next_act(scene: Scene, memory: Coordinator) -> Act | None:
     if count.unstopped:
         patience = bounds.stop_grace_seconds + bounds.confirm_seconds
         return _fence(scene, count) if timers.over(opened, patience) else None
-    if _still_writing(scene, memory, roster, timers.since(opened)):
+    if _still_writing(scene, memory, timers.since(opened)):
         return None
     timers.since(("stopped", current.number))
     if _backs_off(current, timers):
@@ -42,7 +42,7 @@ def next_act(scene: Scene, memory: Coordinator) -> Act | None:
     if isinstance(choice, census.Wait):
         memory.awaited = max(0, bounds.wanted - len(count.waiting))
         return _join_timeout(scene, timers, choice)
-    return _freeze(scene, roster, choice)
+    return _freeze(scene, choice)
 
 
 def _count(scene: Scene, memory: Coordinator, roster: Roster | None) -> census.Census:
@@ -63,17 +63,13 @@ def _fence(scene: Scene, count: census.Census) -> Act | None:
     return fence_late(scene, late) if late else None
 
 
-def _still_writing(scene: Scene, memory: Coordinator, roster: Roster | None, opened: float) -> bool:
+def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
     """Whether workers of the last roster may run though their member's key is gone."""
     view, peers = scene.view, memory.peers
     if peers.orphans:
         return True
-    done = view.dones_of(roster.number) if roster else {}
-    absent = [
-        seat
-        for seat in (roster.seats if roster else ())
-        if seat.id not in view.members() and seat.id not in done
-    ]
+    members = view.members()
+    absent = [seat for seat in view.undone(scene.current.previous) if seat.id not in members]
     # All are asked, not only the first: each sets its own alarm.
     stopped = [
         absence.has_stopped(seat, view, scene.bounds, peers, memory.timers, opened)
@@ -106,12 +102,10 @@ def _join_timeout(scene: Scene, timers: Timers, wait: census.Wait) -> Act | None
     return close(scene, Outcome(OutcomeKind.TIMED_OUT, detail))
 
 
-def _freeze(scene: Scene, roster: Roster | None, choice: census.Freeze) -> Act:
+def _freeze(scene: Scene, choice: census.Freeze) -> Act:
     """Ask the chosen to confirm."""
     current, view = scene.current, scene.view
-    done = view.dones_of(current.previous)
-    ended = [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
-    cause = with_later_leaves(current.cause, ended, view.last_word)
+    cause = with_later_leaves(current.cause, view.undone(current.previous), view.last_word)
     frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
     note = f"round {current.number} is frozen with {len(choice.ids)} members"
     return write_round(scene, frozen, note)

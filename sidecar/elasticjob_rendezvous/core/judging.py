@@ -6,7 +6,6 @@ and what it writes then. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from elasticjob_rendezvous.core import crashes, verdicts
@@ -16,8 +15,7 @@ from elasticjob_rendezvous.core.counts import counted, told_of_preemption
 from elasticjob_rendezvous.core.excuses import excuse
 from elasticjob_rendezvous.core.histories import corrected
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState, RoundState
-from elasticjob_rendezvous.core.roster import Seat
+from elasticjob_rendezvous.core.records import Cause, CauseKind, RoundState
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
@@ -85,20 +83,17 @@ def _verdict_is_due(scene: Scene, number: int, peers: Peers, timers: Timers) -> 
     roster = scene.view.rosters.get(number)
     seats = roster.seats if roster else ()
     silent = any(seat.id in peers.silent and not peers.alive(seat.id, timers.now) for seat in seats)
-    if not silent and not _some_have_yet_to_tell(scene.view, seats, number):
+    if not silent and not _some_have_yet_to_tell(scene.view, number):
         return True
     return timers.over(("verdict", number), 2 * window)
 
 
-def _some_have_yet_to_tell(view: View, seats: Iterable[Seat], number: int) -> bool:
+def _some_have_yet_to_tell(view: View, number: int) -> bool:
     """Whether a member's last word is from before its workers of that round had ended."""
-    done = view.dones_of(number)
-    found = [view.member(seat.id) for seat in seats if seat.id not in done]
+    found = (view.member(seat.id) for seat in view.undone(number))
     records = [member.record for member in found if member is not None]
-    ran = (MemberState.RUNNING, MemberState.STOPPING)
     return any(
-        record.round < number or (record.state in ran and record.round == number)
-        for record in records
+        record.round < number or (record.runs and record.round == number) for record in records
     )
 
 

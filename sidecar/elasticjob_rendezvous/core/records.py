@@ -167,6 +167,11 @@ class Member:
     completed: bool = False
     cold: str | None = None
 
+    @property
+    def runs(self) -> bool:
+        """Whether workers of its round run, or are being stopped."""
+        return self.state in (MemberState.RUNNING, MemberState.STOPPING)
+
 
 @dataclass(frozen=True, slots=True)
 class Save:

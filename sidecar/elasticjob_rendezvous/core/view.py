@@ -18,7 +18,7 @@ from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
 from elasticjob_rendezvous.core.records import Done, Member, Round
-from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.core.roster import Roster, Seat
 
 T = TypeVar("T")
 KEPT_ROSTERS = 20
@@ -135,6 +135,11 @@ class View:
     def failures_of(self, number: int) -> dict[str, Failure]:
         """What failed in a round: only members that had a seat in it are believed."""
         return self._of_seated(number, self.failures)
+
+    def undone(self, number: int) -> list[Seat]:
+        """The seats of a round whose members are not done with it; none where nobody knows it."""
+        roster, done = self.rosters.get(number), self.dones_of(number)
+        return [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
 
     def dones_of(self, number: int) -> dict[str, Done]:
         """Who was done in a round, of those that had a seat in it."""
