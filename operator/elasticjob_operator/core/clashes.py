@@ -26,6 +26,11 @@ _TRAINER = {
 }
 
 
+def own_variable(name: str) -> str:
+    """The full name of a variable of ours, in the agent's and the launcher's environment."""
+    return f"{OWN_VARIABLES}{name}"
+
+
 def check(spec: Json, trainer: str) -> None:
     """Refuse a pod's spec that clashes with what is added. Raises `TemplateRefused`."""
     for name, message in _EVERY_POD.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from elasticjob_operator.core.clashes import OWN_VARIABLES
+from elasticjob_operator.core.clashes import own_variable
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.mirrored import job_of
 from elasticjob_operator.core.names import (
@@ -21,7 +21,7 @@ from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.words import NAMED, listed, named
 from elasticjob_operator.model.job import ElasticJob
 
-PREFIX_VARIABLE = f"{OWN_VARIABLES}PREFIX"
+PREFIX_VARIABLE = own_variable("PREFIX")
 
 
 def index_in(name: str) -> int | None:

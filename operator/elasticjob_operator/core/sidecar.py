@@ -17,7 +17,7 @@ from elasticjob_operator.core.backends import (
     keeps_store,
     told_bounds,
 )
-from elasticjob_operator.core.clashes import OWN_VARIABLES
+from elasticjob_operator.core.clashes import own_variable
 from elasticjob_operator.core.json import Json
 from elasticjob_operator.core.workers import workers_per_node
 from elasticjob_operator.model.enums import Backend
@@ -260,11 +260,11 @@ def mount(volume: str, path: str) -> Json:
 
 def variable(name: str, value: object) -> Json:
     """How the agent and the launcher are told something."""
-    return {"name": f"{OWN_VARIABLES}{name}", "value": str(value)}
+    return {"name": own_variable(name), "value": str(value)}
 
 
 def _field(name: str, path: str) -> Json:
     return {
-        "name": f"{OWN_VARIABLES}{name}",
+        "name": own_variable(name),
         "valueFrom": {"fieldRef": {"fieldPath": path}},
     }
