@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 from elasticjob_cli.errors import CommandError
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.explain import explanation
-from elasticjob_operator.core.labels import index_of, lost_labels
+from elasticjob_operator.core.labels import index_of
 from elasticjob_operator.core.names import uid_selector
 from elasticjob_operator.core.nodeview import Node, node_of
-from elasticjob_operator.core.podview import observed_pod
+from elasticjob_operator.core.podview import pod_of
 from elasticjob_operator.model import ElasticJob, InvalidManifest, parse_manifest
 
 RESOURCE = "elasticjobs.elasticjob.dev"
@@ -103,9 +103,8 @@ def cluster_explanation(
     job: ElasticJob, pods: list[Json], nodes: Mapping[str, Node] | None
 ) -> tuple[str, ...]:
     """What the operator says of the same job, pods and nodes."""
-    found = ((raw, observed_pod(raw, job.trainer().name, nodes)) for raw in pods)
-    known = [replace(pod, lost_labels=lost_labels(job, raw)) for raw, pod in found if pod]
-    return explanation(job, known)
+    found = (pod_of(job, raw, nodes) for raw in pods)
+    return explanation(job, [pod for pod in found if pod is not None])
 
 
 def event_line(event: Mapping[str, Any]) -> str:

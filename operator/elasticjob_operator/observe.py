@@ -12,7 +12,7 @@ from elasticjob_operator.core.agent_causes import Attendance, with_causes
 from elasticjob_operator.core.agent_view import agent_view
 from elasticjob_operator.core.children import is_owned
 from elasticjob_operator.core.ends import bounded, first_seen
-from elasticjob_operator.core.labels import incarnation_of, index_of, lost_labels
+from elasticjob_operator.core.labels import incarnation_of, index_of
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.names import (
     pod_name,
@@ -20,7 +20,7 @@ from elasticjob_operator.core.names import (
     uid_selector,
 )
 from elasticjob_operator.core.observed import Observed, Pod
-from elasticjob_operator.core.podview import observed_pod
+from elasticjob_operator.core.podview import pod_of
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.etcds import Etcd
@@ -145,9 +145,7 @@ class Observer:
 
     def pod(self, job: ElasticJob, raw: Json) -> Pod | None:
         """A Pod object as the plan sees it."""
-        found = observed_pod(raw, job.trainer().name, self._nodes.known)
-        lost = lost_labels(job, raw)
-        return replace(found, lost_labels=lost) if found and lost else found
+        return pod_of(job, raw, self._nodes.known)
 
     async def _check_foreign(self, job: ElasticJob, memory: JobMemory) -> None:
         """A stranger's pod that has gone gives its name free again."""

@@ -7,6 +7,7 @@ and the pod's own phase may be Failed when it was not the trainer that failed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +23,8 @@ from elasticjob_operator.core.containers import (
     statuses,
     waiting_trouble,
 )
-from elasticjob_operator.core.labels import index_in
+from elasticjob_operator.core.json import Json
+from elasticjob_operator.core.labels import index_in, lost_labels
 from elasticjob_operator.core.names import AGENT_CONTAINER
 from elasticjob_operator.core.nodeview import Node, state_under
 from elasticjob_operator.core.observed import (
@@ -33,10 +35,17 @@ from elasticjob_operator.core.observed import (
     PodEnd,
     PodPhase,
 )
+from elasticjob_operator.model.job import ElasticJob
 
 _OVER = ("Succeeded", "Failed")
 DISRUPTED = "DisruptionTarget"
 """The condition of a pod that is preempted, evicted or driven away by a taint."""
+
+
+def pod_of(job: ElasticJob, raw: Json, nodes: Mapping[str, Node] | None) -> Pod | None:
+    """A pod of the job; see `observed_pod`."""
+    found = observed_pod(raw, job.trainer().name, nodes)
+    return replace(found, lost_labels=lost_labels(job, raw)) if found else None
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
