@@ -19,6 +19,7 @@ from elasticjob_rendezvous.core.effects import (
     Probe,
     Read,
     Serve,
+    Tell,
     Unlink,
     Unwatch,
     Watch,
@@ -52,6 +53,7 @@ class Agent:
     Attributes:
         origin: names this process in the commits it makes.
         serves: the round number it tells its links, 0 before it serves any.
+        tells: who leaves, as its links say with each heartbeat.
         paused: stopped; it neither reads nor acts.
         exited: gone for good.
     """
@@ -63,6 +65,7 @@ class Agent:
         self.engine: Engine = world.new_engine(config)
         self.wire = Wire(world, self)
         self.serves = 0
+        self.tells: tuple[tuple[str, str], ...] = ()
         self.paused = False
         self.paused_at = 0.0
         self.resumes_at = 0.0
@@ -142,6 +145,8 @@ class Agent:
             case Serve(round):
                 self.serves = round
                 self.world.links.serve(self)
+            case Tell(leaving):
+                self.tells = leaving
             case Probe():
                 self.world.links.probe(self, effect)
             case Note():

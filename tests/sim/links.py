@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
+    LeavesTold,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -38,10 +39,11 @@ REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One side of a link: whether it believes in the link, and when it heard the other last."""
+    """One side of a link: whether it believes in it, when it heard the other last, what it told."""
 
     agent: Agent
     heard: float
+    told: tuple[tuple[str, str], ...] = ()
     open: bool = True
     quiet: bool = False
 
@@ -183,6 +185,9 @@ class Switchboard:
         there.heard = self.world.now
         there.quiet = False
         there.agent.deliver(self._word(here, connection))
+        if here.agent.tells != here.told:
+            here.told = here.agent.tells
+            there.agent.deliver(LeavesTold(here.told))
 
     def _word(self, here: End, connection: Connection) -> Event:
         target = connection.target

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Member, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts
 from elasticjob_rendezvous.core.roster import Seat
 
 
@@ -48,21 +48,21 @@ def leave_cause(
 
 
 def with_later_leaves(
-    cause: Cause, ended: Iterable[Seat], said: Callable[[str], Member | None]
+    cause: Cause, ended: Iterable[Seat], why: Callable[[str], str | None]
 ) -> Cause:
     """The cause of a round that a leave opened, with those who left until it froze.
 
-    `ended` are the seats of the round that the leave ended, but for the done; `said` gives
-    the last word of a member. A later leave that was a preemption is `told_of_preemption`'s.
+    `ended` are the seats of the round that the leave ended, but for the done; `why` tells
+    why a member left, or None. A later leave that was a preemption is `told_of_preemption`'s.
     """
     if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
         return cause
     seats = tuple(ended)
     later = {}
     for seat in seats:
-        last = said(seat.id)
-        if seat.name not in cause.members and last and last.state is MemberState.LEAVING:
-            later[seat.name] = last.reason
+        reason = why(seat.id)
+        if seat.name not in cause.members and reason is not None:
+            later[seat.name] = reason
     if not later:
         return cause
     names = tuple(seat.name for seat in seats if seat.name in later or seat.name in cause.members)

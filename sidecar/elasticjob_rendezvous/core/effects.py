@@ -81,6 +81,13 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """From now on tell with each heartbeat, on every link, who leaves and why: (id, reason)."""
+
+    leaving: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask a member's launcher (or agent) whether it lives; answered by `Probed`.
 
@@ -104,5 +111,7 @@ class Note:
     warning: bool = False
 
 
-Effect = Grant | KeepAlive | Read | Write | Watch | Unwatch | Link | Unlink | Serve | Probe | Note
+Effect = (
+    Grant | KeepAlive | Read | Write | Watch | Unwatch | Link | Unlink | Serve | Tell | Probe | Note
+)
 """At most one of Grant, Read and Write is under way at any time."""

@@ -11,7 +11,7 @@ from elasticjob_rendezvous.core.counts import leave_cause
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.newcomers import must_wait, newcomers
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
 from elasticjob_rendezvous.core.roster import Roster, Seat, legal_size
 from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
@@ -51,12 +51,17 @@ def look_at_final(
     if all(seat.id in done for seat in roster.seats):
         return FinalLook(succeeded=True)
     for seat in roster.seats:
-        last = view.last_word(seat.id)
-        if last is not None and last.state is MemberState.LEAVING:
-            leavers[seat.id] = last.reason
+        reason = view.leaves(seat.id)
+        if reason is not None:
+            leavers[seat.id] = reason
     pending = [seat for seat in roster.seats if seat.id not in done]
-    lost, unproven = _lost(view, number, pending, bounds, peers, timers, leavers)
+    lost, unproven = _lost(view, pending, bounds, peers, timers, leavers)
     leaving = [seat for seat in pending if seat.id in leavers]
+    # Where somebody leaves the gang is not whole, which is why others stopped: it is the leave.
+    stopped = (
+        [] if leaving else [seat for seat in pending if _stopped_by_itself(seat, view, number)]
+    )
+    lost += stopped
     failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
         return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
@@ -70,8 +75,9 @@ def look_at_final(
         staying = [seat for seat in pending if seat.id not in leavers]
         if not _all_left(leaving, staying, number, bounds, timers):
             return FinalLook()
-        # Failures here are aborted collectives: the other peers are stuck in them.
-        cause = leave_cause(leaving, leavers, bounds, urgent=bool(failures))
+        # Where collectives broke, or a leaver is gone, the other peers are stuck in them.
+        urgent = bool(failures) or any(view.member(seat.id) is None for seat in leaving)
+        cause = leave_cause(leaving, leavers, bounds, urgent=urgent)
         return FinalLook(cause=cause, symptom=first)
     if done or unproven:
         return FinalLook()
@@ -87,7 +93,6 @@ def _failure(failures: list[Failure]) -> Cause:
 
 def _lost(
     view: View,
-    number: int,
     seats: list[Seat],
     bounds: Bounds,
     peers: Peers,
@@ -100,11 +105,8 @@ def _lost(
     """
     lost, unproven = [], False
     for seat in seats:
-        member = view.member(seat.id)
-        if member is not None:
+        if view.member(seat.id) is not None:
             absence.ended(seat.id, timers)
-            if _stopped_by_itself(member.record, view, number):
-                lost.append(seat)
         elif seat.id not in leavers:
             if absence.is_lost(seat, view, bounds, peers, timers):
                 lost.append(seat)
@@ -113,13 +115,16 @@ def _lost(
     return lost, unproven
 
 
-def _stopped_by_itself(member: Member, view: View, number: int) -> bool:
+def _stopped_by_itself(seat: Seat, view: View, number: int) -> bool:
     """Whether its workers of this round ended without success or failure: it was cut off.
 
     One that waits with an older number has only not started yet.
     """
-    waits = member.state is MemberState.WAITING and member.round >= number
-    return waits and member.id not in view.failures.get(number, {})
+    member = view.member(seat.id)
+    if member is None:
+        return False
+    waits = member.record.state is MemberState.WAITING and member.record.round >= number
+    return waits and seat.id not in view.failures.get(number, {})
 
 
 def _all_left(

@@ -13,13 +13,14 @@ known), `intake` and `answers` (what an event tells), `tending` (what needs no r
 
 from __future__ import annotations
 
+from elasticjob_rendezvous.core import farewells
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directing import Facts, direct
 from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
 from elasticjob_rendezvous.core.effects import Effect
-from elasticjob_rendezvous.core.events import Clock, Event, PeerHeard, PeerUp
+from elasticjob_rendezvous.core.events import Clock, Event, LeavesTold, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
 from elasticjob_rendezvous.core.leaving import is_saving
 from elasticjob_rendezvous.core.local import Local
@@ -74,12 +75,15 @@ class Engine:
         if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
             our.coordinator.peers.up(event, clock.now)
             return []
+        if isinstance(event, LeavesTold):
+            return farewells.hear(our, event)
         our.alarm = Alarm()
         our.effects = []
         take(our, event)
         self._name_malformed()
         if our.rounds.remember(our.view):
             our.attendance.sealed_at = clock.now
+            farewells.forget(our)
         our.coordinator.last = our.rounds.last
         tend(our)
         self._request()

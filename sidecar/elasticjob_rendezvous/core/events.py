@@ -188,6 +188,13 @@ class PeerDown:
     session: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeavesTold:
+    """A link, of ours or to us, told which members leave, and why: (id, reason) of each."""
+
+    leaving: tuple[tuple[str, str], ...]
+
+
 class Verdict(StrEnum):
     """What a probe of a member's launcher (or agent) found."""
 
@@ -239,6 +246,7 @@ Event = (
     | PeerHeard
     | PeerQuiet
     | PeerDown
+    | LeavesTold
     | Probed
     | Close
     | Tick

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.view import View
 
@@ -16,27 +16,30 @@ ABORTED = "its peers' collectives broke"
 def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
     """Why this round really ended: who of it is lost, or else leaves; None when nobody is.
 
-    Members that were done are not missed. The cause is urgent: peers may be stuck.
+    One that came back under a new session was lost in between, but where others leave that may
+    have come of it. Members that were done are not missed. The cause is urgent: peers may be stuck.
     """
     if roster is None:
         return None
     done = view.dones_of(roster.number)
     lost: list[Seat] = []
+    returned: list[Seat] = []
     reasons: dict[str, str] = {}
     for seat in roster.seats:
         if seat.id in done:
             continue
-        member = view.member(seat.id)
-        # One that came back under a new session was lost in between.
-        if member is None or seat.session not in ("", member.record.session.rstrip("~")):
+        member, reason = view.member(seat.id), view.leaves(seat.id)
+        if reason is not None:
+            reasons[seat.id] = reason
+        elif member is None:
             lost.append(seat)
-        elif member.record.state is MemberState.LEAVING:
-            reasons[seat.id] = member.record.reason
+        elif seat.session not in ("", member.record.session.rstrip("~")):
+            returned.append(seat)
         elif (mark := bounds.marked(seat.id)) is not None:
             # Told to go; its own word of that may have been lost on its way.
             reasons[seat.id] = mark.reason
-    if lost:
-        return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost), ABORTED)
+    if lost or (returned and not reasons):
+        return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost or returned), ABORTED)
     if not reasons:
         return None
     left = (seat for seat in roster.seats if seat.id in reasons)

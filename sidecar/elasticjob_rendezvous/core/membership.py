@@ -44,6 +44,7 @@ class Membership:
         left, refused: our part is over: we have left; why we are not let in.
         close: the outcome with which our agent wants the job to end.
         served: the round number that those who link to us are told; -1 for none.
+        told: who leaves, as our links tell it.
         clock, alarm, effects: of the step that is being taken.
     """
 
@@ -75,6 +76,7 @@ class Membership:
         self.refused = ""
         self.close: Outcome | None = None
         self.served = -1
+        self.told: tuple[tuple[str, str], ...] = ()
         self.clock = Clock(0.0, 0)
         self.alarm = Alarm()
         self.effects: list[Effect] = []

@@ -1,8 +1,8 @@
-"""What a member does that needs no request: renew, watch, link, probe, vouch. Pure."""
+"""What a member does that needs no request: renew, watch, link, probe, vouch, tell. Pure."""
 
 from __future__ import annotations
 
-from elasticjob_rendezvous.core import succession
+from elasticjob_rendezvous.core import farewells, succession
 from elasticjob_rendezvous.core.effects import KeepAlive
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import RoundState
@@ -15,6 +15,7 @@ def tend(our: Membership) -> None:
     _renew(our)
     _tend_roles(our)
     vouch(our)
+    farewells.tell(our)
 
 
 def _renew(our: Membership) -> None:

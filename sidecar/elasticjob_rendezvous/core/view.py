@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Done, Member, Round
+from elasticjob_rendezvous.core.records import Done, Member, MemberState, Round
 from elasticjob_rendezvous.core.roster import Roster, Seat
 
 T = TypeVar("T")
@@ -35,6 +35,14 @@ class Versioned(Generic[T]):
     modified: int
 
 
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """Why a member leaves, and the newest store revision known when it was told."""
+
+    reason: str
+    revision: int
+
+
 class View:
     """The replica. Reading is free; `absorb`, `apply` and `wrote` bring it forward.
 
@@ -43,6 +51,7 @@ class View:
         cluster_id: of the etcd that answered last; 0 before the first answer.
         sessions: member id -> session -> record.
         departed: member id -> what its last session said before its key went.
+        farewells: member id -> why it leaves, told on a link; until it registers anew.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -58,6 +67,7 @@ class View:
         self.failures: dict[int, dict[str, Failure]] = {}
         self.dones: dict[int, dict[str, Done]] = {}
         self.departed: dict[str, Member] = {}
+        self.farewells: dict[str, Farewell] = {}
         self._members: dict[str, Versioned[Member]] = {}
         self._newest: dict[str, int] = {}
         self._present: set[str] = set()
@@ -117,6 +127,12 @@ class View:
                     self._set(KeyValue(op.key, op.value, created, result.revision, op.lease))
         self.absorb(result.revision, result.ranges)
 
+    def told_leaving(self, leaving: Iterable[tuple[str, str]]) -> None:
+        """Take in what a link told of members that leave."""
+        for id, reason in leaving:
+            if id not in self.farewells:
+                self.farewells[id] = Farewell(reason, self.revision)
+
     # -- reading --------------------------------------------------------------------
 
     def member(self, id: str) -> Versioned[Member] | None:
@@ -127,6 +143,14 @@ class View:
         """What a member says, or said last before its key went."""
         member = self.member(id)
         return self.departed.get(id) if member is None else member.record
+
+    def leaves(self, id: str) -> str | None:
+        """Why a member leaves or left, as its key said, or else a link; None if neither did."""
+        last = self.last_word(id)
+        if last is not None and last.state is MemberState.LEAVING:
+            return last.reason
+        farewell = self.farewells.get(id)
+        return farewell.reason if farewell is not None and self.member(id) is None else None
 
     def members(self) -> dict[str, Versioned[Member]]:
         """The valid session of each member; not to be changed by the caller."""
@@ -214,8 +238,10 @@ class View:
             case ("bounds",):
                 self.bounds = versioned(Bounds)
             case ("members", id, session):
-                self.sessions.setdefault(id, {})[session] = versioned(Member)
+                member = versioned(Member)
+                self.sessions.setdefault(id, {})[session] = member
                 self.departed.pop(id, None)
+                self._heed(member)
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
@@ -228,6 +254,13 @@ class View:
                 self.failures.setdefault(int(number), {})[id] = failure
             case ("done", number, id) if number.isdigit():
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
+
+    def _heed(self, member: Versioned[Member]) -> None:
+        """Who registers anew, and does not leave, is another agent than the one that left."""
+        farewell = self.farewells.get(member.record.id)
+        stays = member.record.state is not MemberState.LEAVING
+        if farewell is not None and stays and member.created > farewell.revision:
+            del self.farewells[member.record.id]
 
     def _choose_session(self, id: str) -> None:
         sessions = self.sessions.get(id)

@@ -23,6 +23,7 @@ from elasticjob_rendezvous.core.effects import (
     Probe,
     Read,
     Serve,
+    Tell,
     Unlink,
     Unwatch,
     Watch,
@@ -50,7 +51,7 @@ from elasticjob_rendezvous.core.kv import Put, Range, Txn, TxnResult
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import Ambiguous, EtcdError, LeaseLost, Terminal
 from elasticjob_rendezvous.etcd.reach import all_refuse
-from elasticjob_rendezvous.peers import dial
+from elasticjob_rendezvous.peers import dial, wire
 from elasticjob_rendezvous.peers.server import PeerServer
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class Driver:
         self._tasks: asyncio.TaskGroup | None = None
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._link: asyncio.Task[None] | None = None
+        self._leaving: wire.Leaving = ()
         self._checking_reach = False
         self._renewals = 0
 
@@ -220,6 +222,9 @@ class Driver:
                 self._relink(None)
             case Serve(round):
                 self._server.serve(round)
+            case Tell(leaving):
+                self._leaving = leaving
+                self._server.tell(leaving)
             case Probe():
                 self._spawn(self._probe(effect))
             case Note(text, warning):
@@ -328,9 +333,16 @@ class Driver:
             identity = self._engine.config.identity
             session = self._engine.session
             delay = LINK_DELAY_SECONDS * (0.5 + self._engine.config.jitter)
-            self._link = self._spawn(
-                dial.hold_link(link, identity.id, session, self._job_key, self.post, delay)
+            work = dial.hold_link(
+                link,
+                identity.id,
+                session,
+                self._job_key,
+                self.post,
+                lambda: self._leaving,
+                delay,
             )
+            self._link = self._spawn(work)
 
     async def _probe(self, probe: Probe) -> None:
         self.post(await dial.ask(probe, self._job_key))

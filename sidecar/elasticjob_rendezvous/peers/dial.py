@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
+    LeavesTold,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -48,9 +49,12 @@ async def hold_link(
     session: str,
     job_key: bytes,
     post: Callable[[Event], None],
+    leaving: Callable[[], wire.Leaving],
     delay_seconds: float,
 ) -> None:
     """Keep a link to `link`'s agent until cancelled, dialling again whenever it breaks.
+
+    Each heartbeat says what `leaving` tells: who leaves, and why.
 
     The first dial waits for `delay_seconds`: a thousand members must not greet their new
     coordinator in the very moment in which it forms a round.
@@ -64,7 +68,7 @@ async def hold_link(
                 await _greet(link, member, session, job_key, reader, writer)
                 post(LinkUp(link.member, link.session))
                 pause = FIRST_REDIAL_SECONDS
-                await _listen(link, reader, writer, post)
+                await _listen(link, reader, writer, post, leaving)
         except ConnectionRefusedError:
             refused = True
         except (OSError, EOFError, TimeoutError, wire.BadPeer):
@@ -96,15 +100,17 @@ async def _listen(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     post: Callable[[Event], None],
+    leaving: Callable[[], wire.Leaving],
 ) -> None:
     """Pass on what the coordinator says and send heartbeats, until either side goes."""
     loop = asyncio.get_running_loop()
     next_beat = heard = loop.time()
     quiet = False
+    told: wire.Leaving = ()
     while True:
         now = loop.time()
         if now >= next_beat:
-            writer.write(wire.line({}))
+            writer.write(wire.line(wire.leaving_line(leaving())))
             next_beat = now + wire.HEARTBEAT_SECONDS
         patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
         wait = min(next_beat, heard + patience) - now + 0.01
@@ -123,6 +129,10 @@ async def _listen(
         number = message.get("round")
         if isinstance(number, int):
             post(LinkHeard(link.member, link.session, number))
+        others = wire.leaving_told(message)
+        if others != told:
+            told = others
+            post(LeavesTold(others))
 
 
 async def ask(probe: Probe, job_key: bytes) -> Probed:

@@ -9,7 +9,14 @@ import logging
 import socket
 from collections.abc import Callable
 
-from elasticjob_rendezvous.core.events import Event, PeerDown, PeerHeard, PeerQuiet, PeerUp
+from elasticjob_rendezvous.core.events import (
+    Event,
+    LeavesTold,
+    PeerDown,
+    PeerHeard,
+    PeerQuiet,
+    PeerUp,
+)
 from elasticjob_rendezvous.peers import wire
 
 log = logging.getLogger(__name__)
@@ -21,9 +28,9 @@ ACCEPT_AGAIN_SECONDS = 0.5
 class PeerServer:
     """Listens on one port for the whole life of an agent.
 
-    `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet` and `PeerDown`. `serve` sets the round
-    number told on every link. `workers` tells how many workers run here, or one where that
-    is not counted: a prober that has no launcher to ask asks us.
+    `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet`, `PeerDown` and `LeavesTold`. `serve` sets
+    the round number told on every link, `tell` who leaves. `workers` tells how many workers run
+    here, or one where that is not counted: a prober that has no launcher to ask asks us.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class PeerServer:
         self._links: dict[tuple[str, str], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._round = 0
+        self._leaving: wire.Message = {}
         self._heart: asyncio.TimerHandle | None = None
         self.session = ""
 
@@ -75,13 +83,17 @@ class PeerServer:
         self._round = round
         self._tell()
 
+    def tell(self, leaving: wire.Leaving) -> None:
+        """Tell every linked member, with each heartbeat, who leaves and why."""
+        self._leaving = wire.leaving_line(leaving)
+
     def _beat(self) -> None:
         self._tell()
         loop = asyncio.get_running_loop()
         self._heart = loop.call_later(wire.HEARTBEAT_SECONDS, self._beat)
 
     def _tell(self) -> None:
-        message = wire.line({"round": self._round})
+        message = wire.line({"round": self._round, **self._leaving})
         for writer in self._links.values():
             writer.write(message)
 
@@ -166,29 +178,34 @@ class PeerServer:
         writer: asyncio.StreamWriter,
     ) -> None:
         key = (member, session)
+        told: wire.Leaving = ()
         self._links[key] = writer
         writer.write(wire.line({"round": self._round}))
         self._post(PeerUp(member, session))
         try:
             while True:
                 try:
-                    await wire.read(reader, wire.QUIET_SECONDS)
+                    message = await wire.read(reader, wire.QUIET_SECONDS)
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
-                    await self._last_word(reader)
+                    message = await self._last_word(reader)
                 self._post(PeerHeard(member, session))
+                leaving = wire.leaving_told(message)
+                if leaving != told:
+                    told = leaving
+                    self._post(LeavesTold(leaving))
         finally:
             if self._links.get(key) is writer:
                 del self._links[key]
                 self._post(PeerDown(member, session))
 
     @staticmethod
-    async def _last_word(reader: asyncio.StreamReader) -> None:
+    async def _last_word(reader: asyncio.StreamReader) -> wire.Message:
         """Wait for a member that misses beats for as long as its link may be silent."""
         try:
-            await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
+            return await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
         except TimeoutError:
-            await wire.read(reader, wire.LAST_LOOK_SECONDS)
+            return await wire.read(reader, wire.LAST_LOOK_SECONDS)
 
 
 def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:

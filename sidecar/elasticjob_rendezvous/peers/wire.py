@@ -10,6 +10,8 @@ name, proves the key in a second line, and then both sides send heartbeats:
     member       {"hmac"}                                         signed over m
     coordinator  {"round": 7}        at once when it changes, and every half second
     member       {}                  every half second
+
+Both say in `"leaving": {<member's id>: "why"}` who leaves, as long as they know of any.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ LAST_LOOK_SECONDS = 0.05
 """Who stood still itself reads what came meanwhile before silence counts."""
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
+MAX_LEAVING_BYTES = 3072
+MAX_REASON_CHARACTERS = 100
 
 Message = dict[str, Any]
+Leaving = tuple[tuple[str, str], ...]
+"""Members that leave, and why: (id, reason) of each."""
 
 
 class BadPeer(Exception):
@@ -61,6 +67,25 @@ def verified(job_key: bytes, question: str, body: Message) -> bool:
 
 def line(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def leaving_line(leaving: Leaving) -> Message:
+    """What a heartbeat says of who leaves: as many as its line has room for."""
+    told: Message = {}
+    for id, reason in leaving:
+        more = {**told, id: reason[:MAX_REASON_CHARACTERS]}
+        if len(line(more)) > MAX_LEAVING_BYTES:
+            break
+        told = more
+    return {"leaving": told} if told else {}
+
+
+def leaving_told(message: Message) -> Leaving:
+    """Who leaves, by the other side's heartbeat."""
+    told = message.get("leaving")
+    if not isinstance(told, dict):
+        return ()
+    return tuple((id, reason) for id, reason in told.items() if isinstance(reason, str))
 
 
 async def read(reader: asyncio.StreamReader, seconds: float) -> Message:

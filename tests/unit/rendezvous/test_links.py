@@ -15,6 +15,7 @@ from elasticjob_agent.launcher.probe import answer as launcher_answer
 from elasticjob_rendezvous.core.effects import Link, Probe
 from elasticjob_rendezvous.core.events import (
     Event,
+    LeavesTold,
     LinkDown,
     LinkHeard,
     LinkQuiet,
@@ -85,11 +86,17 @@ async def coordinator(
 
 @contextlib.asynccontextmanager
 async def link_to(
-    port: int, heard: Heard, member: str = "id-a", job_key: bytes = KEY
+    port: int,
+    heard: Heard,
+    leaving: Callable[[], wire.Leaving] = tuple,
+    member: str = "id-a",
+    job_key: bytes = KEY,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Member b's link to the agent at this port."""
     link = Link(member, "s1", HOST, port)
-    task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", job_key, heard.post, 0.0))
+    task = asyncio.create_task(
+        dial.hold_link(link, "id-b", "s2", job_key, heard.post, leaving, 0.0)
+    )
     try:
         yield task
     finally:
@@ -148,6 +155,23 @@ def test_a_new_link_is_told_the_round_at_once() -> None:
             async with link_to(port, there):
                 await there.until(LinkHeard("id-a", "s1", 3))
         assert there.all[:2] == [LinkUp("id-a", "s1"), LinkHeard("id-a", "s1", 3)]
+
+    run(scenario())
+
+
+def test_both_sides_of_a_link_hear_it_once() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        leaves, goes = (("id-b", "drained"),), (("id-a", "its node goes"),)
+        leaving: list[wire.Leaving] = [()]
+        async with coordinator(here) as (server, port), link_to(port, there, lambda: leaving[0]):
+            leaving[0] = leaves
+            await here.until(LeavesTold(leaves))
+            server.tell(goes)
+            await there.until(LeavesTold(goes))
+            leaving[0] = ()
+            await here.until(LeavesTold(()))
+        assert len([event for event in here.all if isinstance(event, LeavesTold)]) == 2
 
     run(scenario())
 
@@ -393,7 +417,9 @@ def test_a_link_to_nowhere_is_down_and_dialled_again(address: str, port: int) ->
     async def scenario() -> None:
         heard = Heard()
         link = Link("id-a", "s1", address, port)
-        task = asyncio.create_task(dial.hold_link(link, "id-b", "s2", KEY, heard.post, 0.0))
+        task = asyncio.create_task(
+            dial.hold_link(link, "id-b", "s2", KEY, heard.post, lambda: (), 0.0)
+        )
         await heard.until(LinkDown("id-a", "s1", refused=False))
         await heard.until(LinkDown("id-a", "s1", refused=False))
         task.cancel()

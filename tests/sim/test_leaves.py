@@ -1,0 +1,71 @@
+"""Who leaves while nobody can write to etcd has left, and is not lost.
+
+Its key is all that others wait for otherwise; here its word on the links must do. Simulated at
+many moments of an outage, for those that coordinate and those that do not.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.codec import decode
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Round
+from tests.sim.plan import Action, Plan
+from tests.sim.run import report, simulate
+from tests.sim.world import Result
+
+SEEDS = range(40)
+OUTAGE_AT = 6.0
+LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
+
+
+def plan(seed: int, outage: str, seconds: float, victims: tuple[int, ...]) -> Plan:
+    """Four nodes; in the outage some are told to end, and have gone before it is over."""
+    drained_at = OUTAGE_AT + 0.1 + 2.0 * seed / len(SEEDS)
+    actions = [Action(OUTAGE_AT, outage, 0, seconds)]
+    actions += [Action(drained_at + 0.4 * i, "drain", who) for i, who in enumerate(victims)]
+    return Plan(
+        profile="leaves",
+        bounds=Bounds(2, 4, keep_alive_seconds=5.0, last_call_seconds=1.0, stop_grace_seconds=0.5),
+        arrivals=(0.1, 0.2, 0.3, 0.4),
+        operator=False,
+        replaces=False,
+        launcher=seed % 3 > 0,
+        hang_share=float(seed % 2),
+        stubborn=0.0,
+        actions=tuple(actions),
+        quiet_at=OUTAGE_AT + seconds + 2.0,
+    )
+
+
+def causes(result: Result) -> list[Cause]:
+    """Why each round after the first began, as it was told last."""
+    key = result.world.keys.round
+    found: dict[int, Cause] = {}
+    for _, who, _, detail in result.trace:
+        for change in detail if who == "etcd" and isinstance(detail, tuple) else ():
+            if change.key == key and change.after is not None:
+                record = decode(Round, key, change.after.value)
+                found[record.number] = record.cause
+    return [cause for number, cause in found.items() if number > 1]
+
+
+@pytest.mark.parametrize(
+    "victims", [(2,), (0,), (2, 0), (0, 0)], ids=["member", "coordinator", "both", "successor too"]
+)
+@pytest.mark.parametrize("outage", ["cut_all_etcd", "restart_etcd"])
+@pytest.mark.parametrize("seconds", [6.0, 12.0])
+def test_a_leave_in_an_outage_of_etcd_is_no_loss(
+    seconds: float, outage: str, victims: tuple[int, ...]
+) -> None:
+    for seed in SEEDS:
+        result = simulate(seed, plan=plan(seed, outage, seconds, victims))
+        assert result.violation is None, report(result)
+        left = {pod.name for pod in result.world.pods if pod.leaving}
+        told = causes(result)
+        lost = {name for cause in told if cause.kind is CauseKind.LOSS for name in cause.members}
+        named = {name for cause in told if cause.kind in LEAVES for name in cause.members}
+        assert len(left) == len(victims), report(result)
+        assert not lost, f"{told}\n{report(result)}"
+        assert named == left, f"{told}\n{report(result)}"

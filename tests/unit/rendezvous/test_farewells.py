@@ -1,0 +1,183 @@
+"""Leaves that are told on links: who tells what, who keeps it for how long, and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.effects import Read, Tell, Write
+from elasticjob_rendezvous.core.events import LeavesTold, LocalChanged
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.peers import Peers
+from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.peers import wire
+from tests.sim.simetcd import SimEtcd
+from tests.unit.rendezvous.builders import Job, identity
+from tests.unit.rendezvous.node import READY, Node
+from tests.unit.rendezvous.test_budget import aborted
+from tests.unit.rendezvous.test_ending import Round
+
+A, B, C = identity("a"), identity("b"), identity("c")
+DRAINED = ((B, "drained"),)
+
+
+@pytest.fixture
+def pair() -> tuple[Node, Node]:
+    """a, which coordinates, and b, in a final round; neither has started its workers."""
+    etcd, bounds = SimEtcd(), Bounds(1, 2, last_call_seconds=1.0)
+    a, b = Node(etcd, "a", bounds=bounds).start(), Node(etcd, "b", bounds=bounds).start()
+    for _ in range(30):
+        a.later(0.1)
+        b.later(0.1)
+    assert a.engine.coordinator.active
+    return a, b
+
+
+# -- telling ---------------------------------------------------------------------------
+
+
+def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
+    _, b = pair
+    b.held = True
+    local = replace(READY, workers=Workers.RUNNING, round=1)
+    b.hear(LocalChanged(local)).hear(LocalChanged(replace(local, leaving="drained")))
+    assert b.made(Tell) == [Tell(DRAINED)], "once"
+
+
+def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
+    """Whoever succeeds it may hear of it from nobody else. Nobody is judged anew for it."""
+    a, _ = pair
+    before = len(a.made(Read | Write))
+    a.hear(LeavesTold(DRAINED)).hear(LeavesTold(DRAINED))
+    assert a.made(Tell) == [Tell(DRAINED)]
+    assert len(a.made(Read | Write)) == before
+
+
+def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> None:
+    _, b = pair
+    b.hear(LeavesTold(((A, "drained"),)))
+    assert not b.made(Tell)
+    assert b.engine.view.farewells[A].reason == "drained"
+
+
+def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> None:
+    _, b = pair
+    b.hear(LeavesTold(((C, "drained"), (A, "drained"))))
+    b.engine._our.rounds.last = None  # as if it saw the round final only now
+    b.later(0.1)
+    assert set(b.engine.view.farewells) == {A}
+
+
+# -- keeping ---------------------------------------------------------------------------
+
+
+def test_a_farewell_counts_once_the_key_says_no_more() -> None:
+    job = Job("a", "b")
+    view = job.view()
+    view.told_leaving(DRAINED)
+    assert view.leaves(B) is None
+    job.gone("b")
+    assert job.view().leaves(B) == "drained"
+    assert view.leaves(A) is None
+
+
+def test_what_the_key_said_goes_before() -> None:
+    job = Job("a", "b")
+    job.view().told_leaving(DRAINED)
+    job.change("b", state=MemberState.LEAVING, reason="scaled down").gone("b")
+    assert job.view().leaves(B) == "scaled down"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [(MemberState.WAITING, None), (MemberState.LEAVING, "drained")]
+)
+def test_who_registers_anew_and_stays_is_another(state: MemberState, reason: str | None) -> None:
+    job = Job("a", "b")
+    job.view().told_leaving(DRAINED)
+    job.gone("b").member("b", session="s2", state=state, reason=reason or "").view()
+    job.gone("b")
+    assert job.view().leaves(B) == reason
+
+
+def test_a_late_write_of_who_leaves_changes_nothing() -> None:
+    """It was under way before the member knew that it leaves."""
+    job = Job("a", "b")
+    job.view().told_leaving(DRAINED)
+    job.change("b", state=MemberState.RUNNING, round=1).view()
+    job.gone("b")
+    assert job.view().leaves(B) == "drained"
+
+
+# -- what it is for --------------------------------------------------------------------
+
+
+def test_who_left_without_a_write_is_not_lost() -> None:
+    """Its peers may be stuck in collectives by now: they are stopped without grace."""
+    round = Round()
+    round.job.view().told_leaving(DRAINED)
+    assert round.seen(60) is None
+    round.job.gone("b")
+    assert round.seen() is None, "others may leave with it"
+    assert round.look_after(0.1).cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
+
+
+def test_who_stopped_because_others_left_is_not_lost() -> None:
+    """A gang that is not whole cannot outlive etcd."""
+    round = Round()
+    round.job.view().told_leaving(DRAINED)
+    round.job.change("c", state=MemberState.WAITING, round=1).gone("b")
+    round.seen()
+    assert round.seen(0.1) == (CauseKind.LEAVE, ("b",))
+
+
+def test_a_loss_beside_a_leave_is_told() -> None:
+    round = Round()
+    round.job.view().told_leaving(DRAINED)
+    round.job.gone("b", "c")
+    assert round.seen() == (CauseKind.LOSS, ("c",))
+
+
+def test_a_leave_that_was_only_told_excuses_its_peers() -> None:
+    job = aborted()
+    job.view().told_leaving(((C, "drained"),))
+    current = job.gone("c").act()
+    assert (current.charged, current.pending) == ((), ())
+    assert (current.cause.kind, current.cause.members) == (CauseKind.LEAVE, ("c",))
+
+
+def test_who_came_back_after_others_left_was_not_lost() -> None:
+    job = aborted()
+    job.view().told_leaving(((C, "drained"),))
+    job.gone("b", "c").member("b", session="s2", round=1)
+    assert job.act().cause.members == ("c",)
+
+
+def test_it_says_nothing_of_the_leavers_workers() -> None:
+    """They are asked for before the next round begins."""
+    job = Job("a", "b").sealed("a", "b")
+    job.view().told_leaving(DRAINED)
+    job.gone("b")
+    peers = job.coordinator.peers
+    assert isinstance(peers, Peers)
+    assert job.view().departed[B].state is MemberState.RUNNING
+
+
+# -- on the wire -----------------------------------------------------------------------
+
+
+def test_a_line_has_room_for_only_so_many() -> None:
+    many = tuple((f"{number:032d}", "\u20ac" * 1000) for number in range(1000))
+    message = wire.leaving_line(many)
+    assert 2 < len(message["leaving"]) < 20
+    assert len(wire.line({"round": 2**40, **message})) < wire.MAX_LINE_BYTES
+    assert wire.leaving_told(message) == tuple(
+        (id, reason[: wire.MAX_REASON_CHARACTERS]) for id, reason in many[: len(message["leaving"])]
+    )
+
+
+@pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": None}])
+def test_what_is_no_word_of_a_leave_counts_for_nothing(told: object) -> None:
+    assert wire.leaving_told({"leaving": told}) == ()
+    assert wire.leaving_told({}) == ()
