@@ -1,0 +1,45 @@
+"""Agents that are told to end while etcd is down: they left, whoever is asked later."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elasticjob_rendezvous.core.records import CauseKind, RoundState
+from tests.integration.agent_rig import Gang, gang, until
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import NEWEST, EtcdServer
+from tests.integration.launcher_rig import launcher_file, mark
+from tests.integration.test_detection import running
+
+__all__ = ["gang", "launcher_file", "mark"]
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def etcd(start_etcd: StartEtcd, gang: Gang) -> EtcdServer:
+    """One of the gang's own, that may go away."""
+    gang.etcd = start_etcd(NEWEST)
+    return gang.etcd
+
+
+@pytest.mark.parametrize("coordinates", [False, True], ids=["a member", "the coordinator"])
+def test_who_leaves_while_etcd_is_down_is_not_lost(
+    gang: Gang, etcd: EtcdServer, launcher_file: Path, coordinates: bool
+) -> None:
+    with running(gang, launcher_file) as job:
+        pod, _ = job.pod(coordinates)
+        etcd.kill()
+        pod.agent.signal(signal.SIGTERM)
+        pod.agent.wait(SECONDS)
+        etcd.start()
+        kind, _ = job.opened()
+        assert kind == CauseKind.LEAVE, gang.outputs()
+        until(lambda: gang.round().state is RoundState.FINAL, "the next round", SECONDS)
+        round = gang.round()
+        assert (round.number, round.cause.members) == (2, (pod.name,)), gang.outputs()
+        assert round.cause.detail == "SIGTERM"
+        assert (round.charged, round.counts.leaves, round.counts.losses) == ((), 1, 0)
