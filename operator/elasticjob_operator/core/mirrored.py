@@ -192,7 +192,7 @@ def rendezvous_view(found: Records) -> RendezvousView:
         failures_charged=len(current.charged),
         interruptions=_interruptions(current.counts),
         offences=tuple(_offences(found)),
-        first_failure=_first_failure(found, current.charged),
+        first_failure=_first_failure(found, current),
         outcome=_outcome_view(current.outcome),
     )
 
@@ -299,17 +299,20 @@ def _round_view(item: History) -> RoundView:
     )
 
 
-def _first_failure(found: Records, charged: Iterable[int]) -> FailureView | None:
-    """The culprit of the latest failure.
+def _first_failure(found: Records, current: Round) -> FailureView | None:
+    """The culprit of the latest failure, or that which ended the job.
 
     What only follows from a node's loss or leave is no failure: it is never charged.
     """
     by_round: dict[int, list[Failure]] = {}
     for failure in found.failures:
         by_round.setdefault(failure.round, []).append(failure)
-    counted = set(charged) | {n for n in by_round if verdicts.speaks_for_itself(by_round[n])}
+    blamed = current.outcome.culprit if current.outcome is not None else ""
+    counted = set(current.charged)
+    if not blamed:
+        counted |= {n for n in by_round if verdicts.speaks_for_itself(by_round[n])}
     latest = max(counted & by_round.keys(), default=None)
-    culprit = None if latest is None else verdicts.culprit(by_round[latest])
+    culprit = None if latest is None else verdicts.blamed(by_round[latest], blamed)
     if culprit is None:
         return None
     return FailureView(

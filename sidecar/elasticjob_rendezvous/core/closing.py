@@ -27,7 +27,7 @@ def outcome_of_charge(
     if verdicts.spent(charged, bounds):
         return _spent(failures, bounds)
     if crashes.is_hopeless(streak):
-        return Outcome(OutcomeKind.FAILED, crashes.hopeless(streak, failures))
+        return _failed(crashes.hopeless(streak, failures), failures)
     return None
 
 
@@ -35,5 +35,10 @@ def _spent(failures: Collection[Failure], bounds: Bounds) -> Outcome:
     first = verdicts.culprit(failures)
     said = verdicts.describe(first) if first else "a worker failed"
     most = bounds.max_restarts
-    times = f"after {most} restarts" if most else "no restarts allowed"
-    return Outcome(OutcomeKind.FAILED, f"{said} ({times})")
+    times = f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
+    return _failed(f"{said} ({times})", failures)
+
+
+def _failed(said: str, failures: Collection[Failure]) -> Outcome:
+    first = verdicts.culprit(failures)
+    return Outcome(OutcomeKind.FAILED, said, first.member if first else "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core import verdicts
 from elasticjob_rendezvous.core.failures import Failure
-from elasticjob_rendezvous.core.records import Cause, RoundState, Streak
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState, Streak
 from elasticjob_rendezvous.core.timers import Timers
 
 SOON_SECONDS = 60.0
@@ -92,6 +92,20 @@ def explained(cause: Cause, streak: Streak) -> Cause:
         return cause
     said = f"backing off {pause:g} s after the {_ordinal(streak.row)} failure in a row"
     return replace(cause, detail=f"{cause.detail}; {said}" if cause.detail else said)
+
+
+def put_right(current: Round, failures: Collection[Failure]) -> Cause:
+    """The cause of a round that a failure opened, now that more have told of theirs.
+
+    Who told first need not be who failed first: peers of one that hung, or crashed, notice at
+    once, and of several that fail together any may be the first to be heard.
+    """
+    cause, known = current.cause, verdicts.cause_of(failures)
+    if known is None or not cause.kind is known.kind is CauseKind.FAILURE:
+        return cause
+    if known.members == cause.members:
+        return cause
+    return explained(known, current.streak) if current.previous in current.charged else known
 
 
 def _ordinal(number: int) -> str:

@@ -127,4 +127,5 @@ def _finish(facts: Facts, current: Round) -> Finish:
     if failed and current.charged:
         failures = facts.own.view.failures_of(current.charged[-1])
     grace_seconds = 0.0 if failed else facts.grace_seconds
-    return Finish(outcome, verdicts.culprit(failures.values()), grace_seconds)
+    failure = verdicts.blamed(failures.values(), outcome.culprit)
+    return Finish(outcome, failure, grace_seconds)

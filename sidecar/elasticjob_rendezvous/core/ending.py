@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from elasticjob_rendezvous.core import absence, verdicts
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.newcomers import must_wait, newcomers
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
@@ -64,7 +63,8 @@ def look_at_final(
     lost += stopped
     failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
-        return FinalLook(cause=_failure(failures), symptom=timers.since(("failure", number)))
+        cause = verdicts.cause_of(failures)
+        return FinalLook(cause=cause, symptom=timers.since(("failure", number)))
     if lost:
         names = tuple(seat.name for seat in lost)
         ids = [seat.id for seat in lost]
@@ -82,13 +82,6 @@ def look_at_final(
     if done or unproven:
         return FinalLook()
     return _resize(view, roster, bounds, timers, silent)
-
-
-def _failure(failures: list[Failure]) -> Cause:
-    first = verdicts.culprit(failures)
-    assert first is not None
-    kind = CauseKind.MASTER_PORT if verdicts.port_taken(failures) else CauseKind.FAILURE
-    return Cause(kind, (first.name,), verdicts.describe(first))
 
 
 def _lost(

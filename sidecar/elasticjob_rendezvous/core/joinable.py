@@ -105,7 +105,8 @@ def _join_timeout(scene: Scene, timers: Timers, wait: census.Wait) -> Act | None
 def _freeze(scene: Scene, choice: census.Freeze) -> Act:
     """Ask the chosen to confirm."""
     current, view = scene.current, scene.view
-    cause = with_later_leaves(current.cause, view.undone(current.previous), view.leaves)
+    cause = crashes.put_right(current, view.failures_of(current.previous).values())
+    cause = with_later_leaves(cause, view.undone(current.previous), view.leaves)
     frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
     note = f"round {current.number} is frozen with {len(choice.ids)} members"
     return write_round(scene, frozen, note)

@@ -57,7 +57,7 @@ def _charge(scene: Scene, number: int, timers: Timers) -> Act:
     streak = crashes.after_failure(current.streak, failures, crashes.lived(number, timers))
     cause = current.cause
     if cause.kind is CauseKind.FAILURE and current.previous == number:
-        cause = crashes.explained(cause, streak)
+        cause = crashes.explained(crashes.put_right(current, failures), streak)
     charges = (*current.charged, number)
     pending = _without(current.pending, number)
     charged = replace(current, pending=pending, charged=charges, streak=streak, cause=cause)

@@ -91,10 +91,11 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended, written with `closed`."""
+    """How a job ended, written with `closed`. `culprit` is the member whose failure ended it."""
 
     kind: OutcomeKind
     detail: str = ""
+    culprit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
+from elasticjob_rendezvous.core.records import Cause, CauseKind
 
 MASTER_PORT_RETRIES = 3
 KEPT_FAILURES = 16
 """How many failures of one round are kept: in a large gang all fail, and most for one reason."""
+LINE_CHARACTERS = 240
+"""Of what a failure says, in a cause or an outcome."""
 _CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 _REMOTENESS = {
     FailureClass.MASTER_PORT: 1,
@@ -45,6 +48,25 @@ def culprit(failures: Iterable[Failure]) -> Failure | None:
     return min(failures, key=_remoteness, default=None)
 
 
+def blamed(failures: Iterable[Failure], member: str) -> Failure | None:
+    """The failure that a job's end was put down to: that of `member`, where it is known.
+
+    Others of that round may have been told since, and one of them have come earlier.
+    """
+    known = list(failures)
+    return culprit([each for each in known if each.member == member] or known)
+
+
+def cause_of(failures: Iterable[Failure]) -> Cause | None:
+    """Why a round ends in which these failed; None where nothing did."""
+    known = list(failures)
+    first = culprit(known)
+    if first is None:
+        return None
+    kind = CauseKind.MASTER_PORT if port_taken(known) else CauseKind.FAILURE
+    return Cause(kind, (first.name,), describe(first))
+
+
 def surplus(failures: Mapping[str, Failure]) -> list[str]:
     """Whose failures need not be kept: those farthest from the cause."""
     return sorted(failures, key=lambda member: _remoteness(failures[member]))[KEPT_FAILURES:]
@@ -64,15 +86,22 @@ def _remoteness(failure: Failure) -> tuple[int, int, int]:
 def describe(failure: Failure) -> str:
     """One line for people."""
     who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
-    if failure.signal is not None:
+    said = _first_line(failure.message)
+    if failure.kind is FailureClass.HANG:
+        how = "stood still"  # the signal that ended it was ours
+    elif failure.signal is not None:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:
         how = f"ended with exit code {failure.exit_code}"
+        said = said.removeprefix(f"exit code {failure.exit_code}").lstrip("; ")
     else:
         how = "failed"
-    first_line = failure.message.strip().splitlines()[0][:160] if failure.message.strip() else ""
-    said = f": {first_line}" if first_line else ""
-    return f"{who} on {failure.name} {how}{said}"
+    return f"{who} on {failure.name} {how}" + (f": {said}" if said else "")
+
+
+def _first_line(message: str) -> str:
+    line = next((line for line in message.splitlines() if line.strip()), "").strip()
+    return line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1].rstrip()}…"
 
 
 def spent(charged: Iterable[int], bounds: Bounds) -> bool:

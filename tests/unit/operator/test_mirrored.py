@@ -217,6 +217,19 @@ def test_who_failed_first(
     assert (found.rank if found else None) == culprit
 
 
+def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
+    """Of several that failed together one may tell of it after the job was closed."""
+    blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
+    told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
+    of_no_account = failure(4, 1, FailureClass.SIGNAL, 1)
+    outcome = stored.Outcome(stored.OutcomeKind.FAILED, "rank 2 …", "m2")
+    ended = replace(final(charged=(3,)), state=RoundState.CLOSED, outcome=outcome)
+    found = records(PREFIX, [kv(KEYS.round, ended), blamed, told_later, of_no_account])
+    first = rendezvous_view(found).first_failure
+    assert first is not None
+    assert (first.round, first.rank) == (3, 2)
+
+
 def test_what_is_malformed_is_named_and_left_out() -> None:
     good = member("pod-0")
     found = records(

@@ -10,8 +10,14 @@ from elasticjob_rendezvous.core.bounds import Mark
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.events import PeerUp, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.records import CauseKind, MemberState, OutcomeKind, RoundState
-from tests.unit.rendezvous.builders import KEYS, Job, identity
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    MemberState,
+    OutcomeKind,
+    RoundState,
+    Streak,
+)
+from tests.unit.rendezvous.builders import KEYS, UTC_MS, Job, identity
 
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
 USER = FailureClass.USER_ERROR
@@ -236,6 +242,41 @@ def test_a_done_member_that_went_excuses_nothing() -> None:
 def test_a_cause_that_shows_later_is_charged_at_once() -> None:
     current = aborted().failure("c", message="the true cause").act()
     assert (current.charged, current.pending) == ((1,), ())
+
+
+HANG = FailureClass.HANG
+
+
+def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> None:
+    """One that hung says so seconds after those that waited for it."""
+    job = aborted(stop_grace_seconds=60).change("c", state=MemberState.STOPPING, round=1)
+    current = job.failure("c", kind=HANG, message="no progress").act()
+    assert current.cause.members == ("c",)
+    assert current.cause.detail == "rank 0 on c stood still: no progress"
+    assert current.cause.kind is CauseKind.FAILURE
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_a_round_is_put_down_to_whom_the_status_names(row: int) -> None:
+    """All failed for the same reason: who was heard first need not be who failed first."""
+    job = Job("z", "a", "b", "c", max_nodes=3, max_restarts=9)
+    job.sealed("a", "b", "c", streak=Streak(row)).idle().later(1)
+    opened = job.failure("b").act()
+    assert (opened.cause.members, opened.charged) == (("b",), (1,))
+    job.failure("a", at_ms=UTC_MS - 5, message="first")
+    stopped(job, "a", "b", "c").look()  # backs off from now on
+    frozen = job.later(4).act()
+    assert frozen.state is RoundState.FROZEN
+    assert frozen.cause.members == ("a",)
+    said = "rank 0 on a ended with exit code 1: first"
+    backing = "; backing off 4 s after the fourth failure in a row" * bool(row)
+    assert frozen.cause.detail == said + backing
+
+
+def test_an_outcome_says_whose_failure_it_was() -> None:
+    closed = gang(max_restarts=0).failure("b").act()
+    assert closed.outcome is not None
+    assert closed.outcome.culprit == identity("b")
 
 
 def test_the_verdict_does_not_hold_up_the_next_round() -> None:

@@ -187,6 +187,15 @@ def test_a_failed_job_shows_the_culprit_of_the_last_charged_round() -> None:
     assert order.failure.message == "boom"
 
 
+def test_a_failed_job_shows_the_failure_that_its_end_was_put_down_to() -> None:
+    job = final("a", "b").failure("b", message="boom").failure("a", at_ms=1, message="told later")
+    outcome = Outcome(OutcomeKind.FAILED, "b: boom", "id-b")
+    order = directed(job.round(2, RoundState.CLOSED, outcome=outcome, charged=(1,)))
+    assert isinstance(order, Finish)
+    assert order.failure is not None
+    assert order.failure.message == "boom"
+
+
 def test_closed_by_hand_means_stopped() -> None:
     job = final("a").put("/elasticjob/team/uid/0/state/round", a_round(2, RoundState.CLOSED))
     assert directed(job) == Finish(Outcome(OutcomeKind.STOPPED), None, 10.0)

@@ -9,6 +9,7 @@ from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.verdicts import (
     KEPT_FAILURES,
     adds_nothing,
+    blamed,
     culprit,
     describe,
     port_taken,
@@ -19,7 +20,7 @@ from elasticjob_rendezvous.core.verdicts import (
 )
 from tests.unit.rendezvous.builders import a_failure
 
-USER, OOM, ABORT, SIGNAL, LAUNCH, PORT, LATE = (
+USER, OOM, ABORT, SIGNAL, LAUNCH, PORT, LATE, HANG = (
     FailureClass.USER_ERROR,
     FailureClass.HOST_OUT_OF_MEMORY,
     FailureClass.PEER_ABORT,
@@ -27,6 +28,7 @@ USER, OOM, ABORT, SIGNAL, LAUNCH, PORT, LATE = (
     FailureClass.LAUNCH_ERROR,
     FailureClass.MASTER_PORT,
     FailureClass.COLLECTIVE_TIMEOUT,
+    FailureClass.HANG,
 )
 
 
@@ -76,6 +78,14 @@ def test_of_consequences_the_one_nearest_to_the_cause_is_shown() -> None:
     assert culprit([aborted, late, port]) is port
 
 
+def test_what_a_jobs_end_was_put_down_to_stays_when_others_tell_of_theirs() -> None:
+    first, earlier = a_failure("a", at_ms=20), a_failure("b", at_ms=10)
+    assert blamed([first, earlier], "id-a") is first
+    assert blamed([first, earlier], "") is earlier
+    assert blamed([earlier], "id-a") is earlier
+    assert blamed([], "id-a") is None
+
+
 def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
     twins = [a_failure("a", rank=3, at_ms=10), a_failure("b", rank=2, at_ms=10)]
     assert culprit(twins) is twins[1]
@@ -89,7 +99,16 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
             a_failure("a", exit_code=None, signal=9, message=" killed\nmore"),
             "rank 0 on a ended with signal 9: killed",
         ),
-        (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 160}"),
+        (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 239}…"),
+        (a_failure("a", exit_code=3, message="exit code 3"), "rank 0 on a ended with exit code 3"),
+        (
+            a_failure("a", message="exit code 1; the last line on its standard error: no data"),
+            "rank 0 on a ended with exit code 1: the last line on its standard error: no data",
+        ),
+        (
+            a_failure("a", kind=HANG, exit_code=None, signal=6, message="no progress for 4 s"),
+            "rank 0 on a stood still: no progress for 4 s",
+        ),
         (a_failure("a", message=" \n "), "rank 0 on a ended with exit code 1"),
     ],
 )
