@@ -16,7 +16,7 @@ from typing import Any, Self, assert_never
 from elasticjob_agent.api.calling import CALL_SECONDS, in_thread
 from elasticjob_agent.api.done import Done
 from elasticjob_agent.api.looking import ENDED_NOTE, FAILED_NOTE, look, trouble_of
-from elasticjob_agent.api.seeking import Place, Seeker, sought, why_ended
+from elasticjob_agent.api.seeking import Place, Seeker, how_ended, sought
 from elasticjob_agent.api.wording import called, depart, note
 from elasticjob_agent.core.follow import follow
 from elasticjob_agent.core.following import (
@@ -184,8 +184,9 @@ class HandlerRendezvous:
             self.error = error
             log.info("no place in a round: %r", error)
             trouble = trouble_of(error)
-            ended = await why_ended(self._place) if trouble is Trouble.CLOSED else ""
-            self._step(NotJoined(trouble, f"{type(error).__name__}: {error}", ended))
+            ended = trouble is Trouble.CLOSED or trouble is Trouble.LEFT
+            outcome = await how_ended(self._handler, self._place) if ended else None
+            self._step(NotJoined(trouble, f"{type(error).__name__}: {error}", outcome))
             return
         self._place, self._done = place, None
         self._step(Joined(place.roster))

@@ -10,7 +10,9 @@ from typing import Any, Protocol, Self
 
 from elasticjob_agent.agent import Agent
 from elasticjob_agent.api.failures import ProcessFailure, SignalException
+from elasticjob_agent.api.looking import trouble_of
 from elasticjob_agent.api.spec import RunResult, WorkerGroup, WorkerState
+from elasticjob_agent.core.following import Trouble
 from elasticjob_agent.core.model import Crew, Ended, Ending, ExitCode
 from elasticjob_agent.logs import RunLogs
 from elasticjob_rendezvous.api import (
@@ -86,10 +88,15 @@ def result_of(
     signalled = shell.signals.last
     if signalled is not None and not isinstance(directive, Finish):
         raise SignalException(f"the agent got {signalled.name}", signalled)
+    if crew is None and error is not None:  # however the others ended
+        if trouble_of(error) is not Trouble.LEFT:
+            raise error
+        group.state = WorkerState.STOPPED
+        return RunResult(WorkerState.STOPPED)
     match directive:
         case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
             if crew is None:  # there was no rendezvous for this node
-                raise error or RendezvousClosedError(
+                raise RendezvousClosedError(
                     "the run had ended with success before this node had a place in it: it is not "
                     "taken up again, and a new run needs an id of its own"
                 )

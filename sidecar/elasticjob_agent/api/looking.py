@@ -71,11 +71,17 @@ def _some_are_done(handler: Any, store: Any) -> bool:
 
 
 def _met(handler: Any, store: Any, met_at: str, nodes: int) -> bool:
-    """Whether all have come: who ended just before it was counted had left its note."""
+    """Whether all have come: who ended just before it was counted had left its note.
+
+    Who looks at the round later, without having been in it, finds only the key.
+    """
     if store.check([met_at]):
         return True
     notes = [done_note(rank) for rank in range(nodes)]
-    return bool(notes) and bool(_gone(handler)) and bool(store.check(notes))
+    if not notes or not _gone(handler) or not store.check(notes):
+        return False
+    store.set(met_at, "1")
+    return True
 
 
 def _gone(handler: Any) -> list[int]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from elasticjob_agent.api.looking import told
 from elasticjob_rendezvous.api import (
@@ -110,6 +111,11 @@ class PersistentHandler(RendezvousHandler):
         """The ranks that are missed in our round, where the handler can tell."""
         gone = getattr(self._handler, "gone", frozenset)
         return frozenset(gone())
+
+    def last_stores(self) -> list[Any]:
+        """The stores of the last rounds, newest first, where the handler can tell."""
+        stores: list[Any] = getattr(self._handler, "last_stores", list)()
+        return stores
 
     def stay(self) -> None:
         """We are done with our round: who ends now is not missed, where the handler can say so."""

@@ -1,4 +1,4 @@
-"""A place in a round: how it is sought, and what is told of a round that was closed meanwhile."""
+"""A place in a round: how it is sought, and what is told of a job that ended meanwhile."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, Protocol
 from elasticjob_agent.api.calling import CALL_SECONDS, in_thread
 from elasticjob_agent.api.finishing import SEEK_SECONDS
 from elasticjob_agent.api.looking import ENDED_NOTE, noted, trouble_of
+from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, last_member
 from elasticjob_agent.core.following import Join, Trouble
 from elasticjob_rendezvous.api import RendezvousTimeoutError
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.core.roster import Roster
 
 log = logging.getLogger("elasticjob.agent")
@@ -55,12 +57,24 @@ async def sought(handler: Any, seeker: Seeker, order: Join, least: int) -> Place
         await asyncio.sleep(SEEK_SECONDS)
 
 
-async def why_ended(place: Place | None) -> str:
-    """The note in our last round's store that the job failed; empty without one."""
-    if place is None or place.store is None:
-        return ""
+async def how_ended(handler: Any, place: Place | None) -> Outcome | None:
+    """How the job ended, as our last round's store tells it, or one of the newest rounds'.
+
+    None where none does: it was stopped, or who ended it leaves no such notes.
+    """
+
+    def look() -> Outcome | None:
+        stores = [] if place is None or place.store is None else [place.store]
+        stores += getattr(handler, "last_stores", list)()
+        for store in stores:
+            if text := noted(store, ENDED_NOTE):
+                return Outcome(OutcomeKind.FAILED, text)
+        last = last_member(TERMINAL_STATE_SYNC_ID)
+        done = any(store.check([last]) for store in stores)
+        return Outcome(OutcomeKind.SUCCEEDED) if done else None
+
     try:
-        return await in_thread(lambda: noted(place.store, ENDED_NOTE), CALL_SECONDS)
+        return await in_thread(look, CALL_SECONDS)
     except Exception as error:
-        log.warning("why the rendezvous was closed is not known: %r", error)
-        return ""
+        log.warning("how the job ended is not known: %r", error)
+        return None

@@ -137,27 +137,35 @@ def _not_joined(state: Following, event: NotJoined) -> tuple[Following, tuple[Or
     if state.phase is not Phase.JOINING:
         return state, ()
     trouble, detail = event.trouble, event.detail
+    spare = trouble in (Trouble.LEFT, Trouble.CLOSED) and not state.local.leaving
+    if spare and event.outcome is not None:
+        return _over(state, Finish(event.outcome, _ours(state, event.outcome))), ()
     match trouble:
         case Trouble.LEFT:
             return _over(state, Left()), ()
         case Trouble.TIMEOUT:
             return _over(state, Finish(Outcome(OutcomeKind.TIMED_OUT, detail))), ()
         case Trouble.CLOSED if state.number > 0:
-            return _over(state, _closed(state, event)), ()
+            return _over(state, _closed(state, detail)), ()
         case Trouble.CLOSED | Trouble.UNSUPPORTED | Trouble.ERROR:
             return _over(state, Refused(detail)), ()
         case _:
             assert_never(trouble)
 
 
-def _closed(state: Following, event: NotJoined) -> Finish:
-    """The others ended while we were between two rounds, perhaps done with the last."""
-    failure, detail = state.local.failure, event.ended or event.detail
-    if event.ended or failure is not None:
+def _closed(state: Following, detail: str) -> Finish:
+    """The others ended, nobody says how, and we were between two rounds, perhaps done with one."""
+    failure = state.local.failure
+    if failure is not None:
         return Finish(Outcome(OutcomeKind.FAILED, detail), failure, 0.0)
     if state.local.done:
         return Finish(Outcome(OutcomeKind.SUCCEEDED))
     return Finish(Outcome(OutcomeKind.STOPPED, detail), None, 0.0)
+
+
+def _ours(state: Following, outcome: Outcome) -> Failure | None:
+    """The failure here that a failed job may have ended by."""
+    return state.local.failure if outcome.kind is OutcomeKind.FAILED else None
 
 
 def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:

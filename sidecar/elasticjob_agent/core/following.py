@@ -18,6 +18,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.core.directives import Directive, Idle
 from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.roster import Roster
 
 NOT_BEGUN = Idle("the launcher is not there yet")
@@ -101,11 +102,11 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
-    """No place; `ended` is the note that the job failed, where it was closed with one."""
+    """No place; `outcome` is how the job ended meanwhile, as far as its last rounds tell."""
 
     trouble: Trouble
     detail: str
-    ended: str = ""
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)

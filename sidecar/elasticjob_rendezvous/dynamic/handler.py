@@ -209,6 +209,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
             state, held = self._actor.shared.read(cached=True), self._held
         return frozenset() if held is None else gone(state, held, self._node)
 
+    def last_stores(self) -> list[Any]:
+        """The stores of the last rounds, newest first, also of such as gave us no place.
+
+        None where it was closed before we came: what another run left is no news of ours.
+        """
+        with self._actor.lock:
+            number, known = self._actor.shared.state.round, self._actor.shared.saw_open
+        return [self._store_of(one) for one in (number, number - 1) if known and one >= 0]
+
     def leave(self) -> None:
         """Give up our place, and leave the rendezvous open for the others."""
         self._release()

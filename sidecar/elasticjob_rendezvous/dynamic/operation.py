@@ -151,6 +151,8 @@ class Operation:
         self._fresh = self._actor.shared.write(applied(action, situation))
         self._rejoins &= not self._fresh
         log.debug("%s: %s %s", self._actor.node, action, "done" if self._fresh else "lost a race")
+        if self._fresh and action is Action.ADD_TO_REDUNDANCY_LIST:
+            log.info("%s: the round is full: standing by for a place", self._actor.node)
         return _Turn.WROTE if self._fresh else _Turn.CONFLICT
 
     def _situation(self) -> Situation:

@@ -49,6 +49,18 @@ class Endings(Steps):
                 wait = patience.after_failure(failures, random.random())
             time.sleep(wait)
 
+    def last_versions(self) -> list[str]:
+        """The last versions, newest first, also such as gave us no place.
+
+        None where the run was closed before we came: what another run left is no news of ours.
+        Raises etcd.EtcdException where etcd does not answer.
+        """
+        state = self._active.state()
+        if state is None or not self._saw_open or state.version is None:
+            return []
+        newest = int(state.version)
+        return [str(number) for number in (newest, newest - 1) if number > 0]
+
     def _withdraw(self) -> None:
         """Give back what others would wait for. As far as etcd lets us: it all runs out too."""
         try:

@@ -139,6 +139,11 @@ class EtcdRendezvousHandler(RendezvousHandler):
             return self._rdzv_impl.gone()
         return frozenset()
 
+    def last_stores(self) -> list[EtcdStore]:
+        """The stores of the last versions; see `EtcdRendezvous.last_versions`."""
+        rendezvous = self._rdzv_impl
+        return [rendezvous.setup_kv_store(version) for version in rendezvous.last_versions()]
+
     def stay(self) -> None:
         """Be no loss to our version any more: we are done with it; see `EtcdRendezvous.stay`."""
         try:

@@ -181,6 +181,7 @@ class EtcdRendezvous(Endings):
                 raise EtcdRendezvousRetryImmediately from None
             seen = self._present()
         state = parsed(seen.text)
+        self._saw_open |= state.status is not Status.CLOSED
         match state.status:
             case Status.CLOSED:
                 raise RendezvousClosedError(f"the run {self._run_id!r} is closed")
@@ -222,6 +223,7 @@ class EtcdRendezvous(Endings):
     def handle_existing_rendezvous(self, expected_version: str) -> None:
         """Announce ourselves to a final version, and wait until it is over."""
         self.announce_self_waiting(expected_version)
+        log.info("%s: version %s goes on: standing by for a place", self._run_id, expected_version)
         self.wait_for_rendezvous_to_free(expected_version)
 
     # -- the state ------------------------------------------------------------------

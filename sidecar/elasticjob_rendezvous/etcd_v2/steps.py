@@ -62,6 +62,7 @@ class Steps:
         self._waiting = Waiting(self._feed, timeout)
         self._place: Place | None = None
         self._failed_at = float("-inf")  # when etcd did not answer us last
+        self._saw_open = False  # whether the run was ever found open
         self._completed: str | None = None  # the version of our last rendezvous
         self._announced: tuple[str, float] | None = None  # the version, and when
 

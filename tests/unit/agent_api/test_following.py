@@ -212,7 +212,8 @@ def test_the_done_that_enter_again_may_find_it_closed(ended: str, kind: OutcomeK
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     part.feed(Seen(waiting=1, moved_on=True))
-    part.feed(NotJoined(Trouble.CLOSED, "closed", ended))
+    outcome = Outcome(kind, ended) if ended else None
+    part.feed(NotJoined(Trouble.CLOSED, "closed", outcome))
     assert isinstance(part.directive, Finish)
     assert part.directive.outcome == Outcome(kind, ended)
 
@@ -240,6 +241,25 @@ def test_no_place(trouble: Trouble, expected: type) -> None:
     part = Part(Told(READY))
     part.feed(NotJoined(trouble, "why"))
     assert isinstance(part.directive, expected)
+
+
+SUCCESS = Outcome(OutcomeKind.SUCCEEDED)
+FAILURE = Outcome(OutcomeKind.FAILED, "3 are spent")
+
+
+@pytest.mark.parametrize("outcome", [SUCCESS, FAILURE])
+@pytest.mark.parametrize("trouble", [Trouble.LEFT, Trouble.CLOSED])
+def test_who_got_no_place_ends_as_the_job_did(trouble: Trouble, outcome: Outcome) -> None:
+    part = Part(Told(READY))
+    part.feed(NotJoined(trouble, "why", outcome))
+    assert part.directive == Finish(outcome)
+
+
+def test_whose_worker_failed_once_succeeds_with_the_others() -> None:
+    part = running()
+    part.tells(workers=Workers.NONE, failure=failure(1))
+    part.feed(NotJoined(Trouble.CLOSED, "closed", SUCCESS))
+    assert part.directive == Finish(SUCCESS)
 
 
 @pytest.mark.parametrize("failed", [True, False])

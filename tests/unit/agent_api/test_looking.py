@@ -90,4 +90,6 @@ def test_who_counts_as_waiting(handler: Torchs, notes: tuple[str, ...], waiting:
 )
 def test_when_all_have_met(missed: tuple[int, ...], notes: tuple[str, ...], met: bool) -> None:
     handler = Ours(int(bool(missed)), missed=frozenset(missed))
-    assert look(handler, store(FIRST_DONE, *notes), MET_AT, 2).met is met
+    kept = store(FIRST_DONE, *notes)
+    assert look(handler, kept, MET_AT, 2).met is met
+    assert kept.check([MET_AT]) is met, "who was not in the round finds that alone"

@@ -1,0 +1,55 @@
+"""What the last rounds' stores tell a node without a place of how the job ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elasticjob_agent.api.looking import ENDED_NOTE
+from elasticjob_agent.api.seeking import how_ended
+from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, last_member
+from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
+from tests.unit.agent_api.memory import MemoryStore
+
+DONE = last_member(TERMINAL_STATE_SYNC_ID)
+SUCCESS = Outcome(OutcomeKind.SUCCEEDED)
+FAILURE = Outcome(OutcomeKind.FAILED, "said")
+
+
+class Handler:
+    def __init__(self, *stores: MemoryStore) -> None:
+        self._stores = list(stores)
+
+    def last_stores(self) -> list[MemoryStore]:
+        return self._stores
+
+
+class Away:
+    def last_stores(self) -> list[MemoryStore]:
+        raise ConnectionError("the store is gone")
+
+
+def store(*keys: str) -> MemoryStore:
+    made = MemoryStore()
+    for key in keys:
+        made.set(key, "said")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (Handler(store(DONE), store()), SUCCESS),
+        (Handler(store(), store(DONE)), SUCCESS),
+        (Handler(store(ENDED_NOTE)), FAILURE),
+        (Handler(store(), store(ENDED_NOTE)), FAILURE),
+        (Handler(store(DONE), store(ENDED_NOTE)), FAILURE),
+        (Handler(store()), None),
+        (Handler(), None),
+        (Away(), None),
+        (object(), None),
+    ],
+)
+def test_how_the_job_ended(handler: object, expected: Outcome | None) -> None:
+    assert asyncio.run(how_ended(handler, None)) == expected
