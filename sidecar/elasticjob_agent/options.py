@@ -26,10 +26,6 @@ from elasticjob_agent.settings import (
 from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.keys import job_prefix
-from elasticjob_rendezvous.dynamic.core.settings import (
-    KEEP_ALIVE_INTERVAL_SECONDS,
-    KEEP_ALIVE_MAX_ATTEMPT,
-)
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
@@ -116,7 +112,7 @@ def plain_agent(options: Options) -> PlainAgent:
             max_restarts=options.max_restarts,
             join_timeout_seconds=conf.timeout,
             last_call_seconds=conf.last_call_timeout,
-            keep_alive_seconds=_keep_alive_seconds(conf),
+            keep_alive_seconds=conf.lost_seconds,
             confirm_seconds=conf.confirm,
             settle_seconds=conf.settle,
             stop_grace_seconds=conf.stop_grace,
@@ -138,14 +134,6 @@ def plain_agent(options: Options) -> PlainAgent:
     )
     patience = CONNECT_SECONDS if conf.connect_timeout is None else conf.connect_timeout
     return PlainAgent(settings, command, patience)
-
-
-def _keep_alive_seconds(conf: Conf) -> float:
-    """After which a silent node is lost: told as such, or as torch tells its c10d."""
-    interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
-    if interval is None and attempts is None:
-        return conf.keep_alive_seconds
-    return float((interval or KEEP_ALIVE_INTERVAL_SECONDS) * (attempts or KEEP_ALIVE_MAX_ATTEMPT))
 
 
 def _backend(text: str) -> Backend:

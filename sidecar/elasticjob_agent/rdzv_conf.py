@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 
 from elasticjob_agent.settings import Backend, SettingsError
 from elasticjob_agent.tuning import Tuning
+from elasticjob_rendezvous.core.bounds import (
+    LEAST_CONFIRM_SECONDS,
+    LEAST_JOIN_SECONDS,
+    LEAST_KEEP_ALIVE_SECONDS,
+)
+from elasticjob_rendezvous.core.typed import echoed, hint
+from elasticjob_rendezvous.dynamic.core.settings import (
+    KEEP_ALIVE_INTERVAL_SECONDS,
+    KEEP_ALIVE_MAX_ATTEMPT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,15 @@ class Conf:
     user: str = ""
     password: str = ""
     password_file: str = ""
+
+    @property
+    def lost_seconds(self) -> float:
+        """After which a silent node is lost: told as such, or as torch tells its c10d."""
+        interval, attempts = self.keep_alive_interval, self.keep_alive_max_attempt
+        if interval is None and attempts is None:
+            return self.keep_alive_seconds
+        interval = KEEP_ALIVE_INTERVAL_SECONDS if interval is None else interval
+        return float(interval * (KEEP_ALIVE_MAX_ATTEMPT if attempts is None else attempts))
 
     @property
     def tuning(self) -> Tuning:
@@ -85,8 +103,18 @@ ACCEPTED = {
 }
 """The keys that do something, by backend; torch's other names for some are among them."""
 _WHOLE_OF_TORCH = ("read_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-_AT_LEAST_ONE = frozenset(("increment", "timeout", "join_timeout", *_WHOLE_OF_TORCH))
-_POSITIVE = frozenset(("close_timeout", "heartbeat_timeout"))
+_LEAST = {
+    **dict.fromkeys(("increment", "close_timeout", "heartbeat_timeout", *_WHOLE_OF_TORCH), 1),
+    "timeout": LEAST_JOIN_SECONDS,
+    "keep_alive_seconds": LEAST_KEEP_ALIVE_SECONDS,
+    "confirm": LEAST_CONFIRM_SECONDS,
+}
+_WHY = {
+    "keep_alive_seconds": "etcd grants no shorter lease, and a c10d node beats once a second",
+    "confirm": "who confirms later is left out of the round",
+    "heartbeat_timeout": "a sign of life that may take no time is never given",
+    "close_timeout": "a leave that may take no time is never told",
+}
 _KINDS = {"float": float, "int": int, "str": str}
 
 
@@ -106,7 +134,7 @@ def read_conf(text: str, backend: Backend = Backend.ETCD) -> Conf:
         if typed not in ACCEPTED[backend]:
             raise SettingsError(_refusal(typed, backend))
         name = _ALIASES.get(typed, typed)
-        values[name] = _value(typed, value, kinds[name])
+        values[name] = _value(typed, name, value, kinds[name])
     conf = Conf(**values)  # type: ignore[arg-type]
     _check(conf, values)
     return conf
@@ -114,16 +142,13 @@ def read_conf(text: str, backend: Backend = Backend.ETCD) -> Conf:
 
 def _refusal(typed: str, backend: Backend) -> str:
     accepted = ACCEPTED[backend]
-    known = sorted(accepted)
     others = [str(other) for other in Backend if typed in ACCEPTED[other]]
     if others:
         return (
             f"--rdzv-conf {typed} does nothing with backend {backend}, only with "
-            f"{' and '.join(others)}; known are {', '.join(known)}"
+            f"{' and '.join(others)}; known are {', '.join(sorted(accepted))}"
         )
-    near = difflib.get_close_matches(typed, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-    return f"--rdzv-conf has no key {typed!r} with backend {backend}{hint}"
+    return f"--rdzv-conf has no key {echoed(typed)} with backend {backend}; {hint(typed, accepted)}"
 
 
 def _check(conf: Conf, given: dict[str, object]) -> None:
@@ -139,18 +164,26 @@ def _check(conf: Conf, given: dict[str, object]) -> None:
             "--rdzv-conf must give either keep_alive_seconds or torch's keep_alive_interval and "
             "keep_alive_max_attempt, whose product it is"
         )
+    if beats and conf.lost_seconds < LEAST_KEEP_ALIVE_SECONDS:
+        raise SettingsError(
+            "--rdzv-conf keep_alive_interval times keep_alive_max_attempt must be at least "
+            f"{LEAST_KEEP_ALIVE_SECONDS} seconds, or nodes are lost between two signs of life; "
+            f"got {conf.lost_seconds:g}"
+        )
 
 
-def _value(name: str, text: str, kind: type) -> float | int | str:
+def _value(typed: str, name: str, text: str, kind: type) -> float | int | str:
     if kind is str:
         return text
     try:
         value = float(text) if kind is float else int(text)
     except ValueError:
         value = -1
-    least = 1 if name in _AT_LEAST_ONE else 0
-    if not least <= value <= 1e7 or (name in _POSITIVE and value == 0):
+    least = _LEAST.get(name, 0)
+    if not least <= value <= 1e7:
         what = "seconds" if kind is float else "a whole number"
-        bound = "more than 0" if name in _POSITIVE else f"at least {least}"
-        raise SettingsError(f"--rdzv-conf {name} must be {what} of {bound}, got {text!r}")
+        why = f" ({_WHY[name]})" if 0 <= value < least and name in _WHY else ""
+        raise SettingsError(
+            f"--rdzv-conf {typed} must be {what} of at least {least}{why}, got {echoed(text)}"
+        )
     return value

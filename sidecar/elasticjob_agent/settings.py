@@ -46,7 +46,7 @@ from pathlib import Path
 
 from elasticjob_agent.control import CONTROL
 from elasticjob_agent.tuning import UNTUNED, Tuning
-from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS, Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
@@ -240,7 +240,9 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
             shared=True,
         ),
         stop_grace_seconds=_seconds(environ, "ELASTICJOB_STOP_GRACE_SECONDS", 10.0),
-        keep_alive_seconds=_seconds(environ, "ELASTICJOB_KEEP_ALIVE_SECONDS", 5.0),
+        keep_alive_seconds=_seconds(
+            environ, "ELASTICJOB_KEEP_ALIVE_SECONDS", 5.0, LEAST_KEEP_ALIVE_SECONDS
+        ),
         orphan_seconds=_seconds(environ, "ELASTICJOB_ORPHAN_SECONDS", 30.0),
         hang_seconds=_seconds(environ, "ELASTICJOB_HANG_TIMEOUT_SECONDS", 0.0),
         bind_address=environ.get("ELASTICJOB_BIND_ADDRESS") or "0.0.0.0",
@@ -356,7 +358,7 @@ def _whole(
     return int(text)
 
 
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+def _seconds(environ: Mapping[str, str], name: str, default: float, least: int = 0) -> float:
     text = environ.get(name, "")
     if not text:
         return default
@@ -364,6 +366,6 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= 86400:
-        raise SettingsError(f"{name} must be seconds from 0 to 86400, got {text!r}")
+    if not least <= seconds <= 86400:
+        raise SettingsError(f"{name} must be seconds from {least} to 86400, got {text!r}")
     return seconds

@@ -18,7 +18,11 @@ class Mark:
 
 
 LONGEST_SECONDS = 1e9
-
+LEAST_KEEP_ALIVE_SECONDS = 2
+"""etcd grants no shorter lease, and nodes of torch's c10d say once a second that they live."""
+LEAST_CONFIRM_SECONDS = 1
+"""A member that does not confirm is left out of the round; on a busy machine that takes a while."""
+LEAST_JOIN_SECONDS = 1
 
 _PATIENCE = (
     "join_timeout_seconds",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from elasticjob_rendezvous.core import leaving, sessions, succession
 from elasticjob_rendezvous.core import own as own_key
+from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS
 from elasticjob_rendezvous.core.effects import Grant, Read, Write
 from elasticjob_rendezvous.core.inflight import Request
 from elasticjob_rendezvous.core.kv import Range, Txn
@@ -51,7 +52,7 @@ def _enter(our: Membership, own: Own) -> Request | None:
     if our.round_is(RoundState.CLOSED):
         return None
     if not our.lease.holds(our.now):
-        our.lease.ttl_seconds = max(2, round(our.keep_alive_seconds))
+        our.lease.ttl_seconds = max(LEAST_KEEP_ALIVE_SECONDS, round(our.keep_alive_seconds))
         return Grant(our.lease.ttl_seconds)
     if idle and not local.ready:
         return None

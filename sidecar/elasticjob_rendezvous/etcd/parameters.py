@@ -7,7 +7,6 @@ and agents of one run meet, so they must come to the same keys, bounds and secre
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import random
 import secrets
@@ -17,20 +16,24 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from elasticjob_rendezvous.api import RendezvousParameters
-from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.bounds import (
+    LEAST_CONFIRM_SECONDS,
+    LEAST_JOIN_SECONDS,
+    LEAST_KEEP_ALIVE_SECONDS,
+    Bounds,
+)
 from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.typed import echoed, hint
 from elasticjob_rendezvous.etcd.client import Tls
 from elasticjob_rendezvous.etcd.member import MemberSettings
 from elasticjob_rendezvous.etcd.reach import DEFAULT_PORT, address_of, address_towards
 from elasticjob_rendezvous.peers.wire import run_key
 
-log = logging.getLogger(__name__)
-
 BACKEND = "elasticjob"
 _SECONDS = (
     "timeout join_timeout last_call_timeout keep_alive_seconds keep_alive confirm confirm_seconds "
-    "settle stop_grace connect_timeout"
+    "settle stop_grace scale_up_wait leave_grace connect_timeout"
 )
 _COUNTS = "increment incarnation slots max_restarts"
 _TEXTS = (
@@ -38,29 +41,32 @@ _TEXTS = (
     "role"
 )
 SETTINGS = frozenset(f"{_SECONDS} {_COUNTS} {_TEXTS}".split())
-"""Every setting that is read here."""
+"""Every setting that is read here. Of itself torchrun adds `timeout` alone, to any backend's."""
 
 
 def timeout_seconds(parameters: RendezvousParameters) -> float:
     """How long a node waits for a round; `join_timeout` wins over torchrun's own `timeout`."""
-    return _seconds(parameters, 600.0, "join_timeout", "timeout") or 600.0
+    names = ("join_timeout", "timeout")
+    return _seconds(parameters, 600.0, *names, least=LEAST_JOIN_SECONDS, why="a round takes some")
 
 
 def member_settings(parameters: RendezvousParameters) -> MemberSettings:
     """What the member of this node is told.
 
     Settings, in seconds: `join_timeout` (or `timeout`), `last_call_timeout`, `keep_alive_seconds`,
-    `confirm`, `settle`, `stop_grace`, `connect_timeout`. Counts: `increment`, `incarnation`,
-    `slots`, `max_restarts`. etcd: `protocol` (http or https), `cacert`, `cert`, `key`,
-    `server_name`, `user`, `password`, `password_file`. Names: `namespace`, `job_key`, `node_name`,
-    `role`. Others are named in a warning.
+    `confirm`, `settle`, `stop_grace`, `scale_up_wait`, `leave_grace`, `connect_timeout`. Counts:
+    `increment`, `incarnation`, `slots`, `max_restarts`. etcd: `protocol` (http or https), `cacert`,
+    `cert`, `key`, `server_name`, `user`, `password`, `password_file`. Names: `namespace`,
+    `job_key`, `node_name`, `role`.
 
     Raises:
-        ValueError: a setting is malformed; it names it.
+        ValueError: a setting is malformed or unknown; it names it.
     """
-    unknown = sorted(set(parameters.config) - SETTINGS)
-    if unknown:
-        log.warning("backend %s has no setting %s: ignored", BACKEND, ", ".join(unknown))
+    for unknown in sorted(set(parameters.config) - SETTINGS):
+        raise ValueError(
+            f"the backend {BACKEND} has no rendezvous setting {echoed(unknown)}; "
+            f"{hint(unknown, SETTINGS)}"
+        )
     endpoints = _endpoints(parameters)
     address = _address(parameters, endpoints)
     bounds = _bounds(parameters)
@@ -103,10 +109,26 @@ def _bounds(parameters: RendezvousParameters) -> Bounds:
         max_restarts=3 if restarts is None else restarts,
         join_timeout_seconds=timeout_seconds(parameters),
         last_call_seconds=_seconds(parameters, 30.0, "last_call_timeout"),
-        keep_alive_seconds=_seconds(parameters, 5.0, "keep_alive_seconds", "keep_alive"),
-        confirm_seconds=_seconds(parameters, 5.0, "confirm", "confirm_seconds"),
+        keep_alive_seconds=_seconds(
+            parameters,
+            5.0,
+            "keep_alive_seconds",
+            "keep_alive",
+            least=LEAST_KEEP_ALIVE_SECONDS,
+            why="etcd grants no shorter lease",
+        ),
+        confirm_seconds=_seconds(
+            parameters,
+            5.0,
+            "confirm",
+            "confirm_seconds",
+            least=LEAST_CONFIRM_SECONDS,
+            why="who confirms later is left out",
+        ),
         settle_seconds=_seconds(parameters, 3.0, "settle"),
         stop_grace_seconds=_seconds(parameters, 10.0, "stop_grace"),
+        scale_up_wait_seconds=_seconds(parameters, 0.0, "scale_up_wait"),
+        leave_seconds=_seconds(parameters, 30.0, "leave_grace"),
     )
 
 
@@ -123,14 +145,20 @@ def _identity(parameters: RendezvousParameters, nonce: str, address: str) -> Ide
     )
 
 
-def _seconds(parameters: RendezvousParameters, default: float, *names: str) -> float:
-    """The first of these settings that is given."""
+def _seconds(
+    parameters: RendezvousParameters, default: float, *names: str, least: int = 0, why: str = ""
+) -> float:
+    """The first of these settings that is given; `why` it is at least that."""
     for name in names:
         value = parameters.get_as_float(name)
         if value is None:
             continue
-        if not 0 <= value <= 1e7:
-            raise ValueError(f"the rendezvous setting {name!r} must be seconds, not {value:g}")
+        if not least <= value <= 1e7:
+            reason = f" ({why})" if why and 0 <= value < least else ""
+            raise ValueError(
+                f"the rendezvous setting {name!r} must be seconds, at least {least}{reason}, "
+                f"not {value:g}"
+            )
         return value
     return default
 

@@ -136,7 +136,17 @@ def test_a_fixed_number_of_nodes() -> None:
         ),
         (C10D | {"rdzv_conf": "increment=2"}, "does nothing with backend c10d"),
         (C10D | {"rdzv_conf": "store_type=file"}, "store_type must be tcp"),
-        (C10D | {"rdzv_conf": "close_timeout=0"}, "close_timeout must be seconds of more than 0"),
+        (C10D | {"rdzv_conf": "close_timeout=0"}, "close_timeout must be seconds of at least 1"),
+        ({"rdzv_conf": "keep_alive_seconds=0.001"}, "at least 2 (etcd grants no shorter lease"),
+        (C10D | {"rdzv_conf": "keep_alive=1.9"}, "keep_alive must be seconds of at least 2"),
+        ({"rdzv_conf": "confirm=0.001"}, "confirm must be seconds of at least 1 (who confirms"),
+        ({"rdzv_conf": "timeout=0.5"}, "timeout must be seconds of at least 1, got '0.5'"),
+        ({"rdzv_conf": "keep_alive_seconds=-1"}, "of at least 2, got '-1'"),
+        (
+            C10D | {"rdzv_conf": "keep_alive_interval=1,keep_alive_max_attempt=1"},
+            "keep_alive_interval times keep_alive_max_attempt must be at least 2 seconds",
+        ),
+        (C10D | {"rdzv_conf": "heartbeat_timeout=0.001"}, "heartbeat_timeout must be seconds of"),
         (
             C10D | {"rdzv_conf": "keep_alive_interval=2,keep_alive=3"},
             "either keep_alive",

@@ -79,6 +79,7 @@ def test_everything_else(environ: dict[str, str], tmp_path: Path) -> None:
         ("ELASTICJOB_JOB_KEY_FILE", "/no/such/file"),
         ("ELASTICJOB_ETCD_CA_FILE", "/no/such/file"),
         ("ELASTICJOB_ETCD_USER_FILE", "/no/such/file"),
+        ("ELASTICJOB_KEEP_ALIVE_SECONDS", "0.001"),
         ("ELASTICJOB_STOP_GRACE_SECONDS", "-1"),
         ("ELASTICJOB_STOP_GRACE_SECONDS", "soon"),
         ("ELASTICJOB_STOP_GRACE_SECONDS", "nan"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ def settings(**config: Any) -> MemberSettings:
         {"incarnation": "3", "increment": "2", "user": "u", "password": "p"},
         {"timeout": "60", "last_call_timeout": "1", "confirm": "2", "settle": "0.5"},
         {"stop_grace": "4", "keep_alive": "3", "protocol": "https"},
+        {"scale_up_wait": "60", "leave_grace": "5"},
     ],
 )
 def test_handler_and_agent_with_the_same_options_meet(conf: dict[str, str]) -> None:
@@ -74,16 +74,33 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
     assert given.job_key == settings(user="u", password="secret").job_key
 
 
-def test_settings_of_other_backends_are_ignored_aloud(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        settings(is_host="1", read_timeout="60", slots="2")
-    assert "no setting is_host, read_timeout: ignored" in caplog.text
+@pytest.mark.parametrize(
+    ("unknown", "said"),
+    [
+        ("keep_alive_second", "'keep_alive_second'; did you mean keep_alive_seconds?"),
+        ("ca_cert", "'ca_cert'; did you mean cacert?"),
+        ("is_host", "'is_host'; known are cacert, cert, confirm, "),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_one(unknown: str, said: str) -> None:
+    with pytest.raises(ValueError, match="no rendezvous setting") as refused:
+        settings(**{"slots": "2", unknown: "1"})
+    assert said in str(refused.value)
+
+
+def test_what_torchrun_adds_of_itself_is_no_unknown_setting() -> None:
+    """In every launch: `timeout`, 900 where nobody says another."""
+    assert timeout_seconds(parameters(timeout=900)) == 900
+    settings(timeout=900)
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"settle": "-1"}, "'settle' must be seconds"),
+        ({"settle": "-1"}, "'settle' must be seconds, at least 0, not -1"),
+        ({"keep_alive": "0.001"}, r"'keep_alive' must be .* at least 2 \(etcd grants no shorter"),
+        ({"confirm": "0.5"}, "'confirm' must be seconds, at least 1"),
+        ({"join_timeout": "0"}, "'join_timeout' must be seconds, at least 1"),
         ({"increment": "two"}, "increment"),
         ({"password_file": "/nowhere"}, "password_file"),
         ({"local_addr": "no such host."}, "local address"),

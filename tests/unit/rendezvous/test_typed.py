@@ -1,0 +1,33 @@
+"""What errors repeat of what was typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_rendezvous.core.typed import LONGEST_ECHO, echoed, hint
+
+
+@pytest.mark.parametrize("value", ["", "a word", "it's", 7, None, ["one", "two"], "x" * 78])
+def test_a_short_value_is_repeated_as_it_is(value: object) -> None:
+    assert echoed(value) == repr(value)
+
+
+@pytest.mark.parametrize("value", ["x" * 79, "x" * 10_000_000, ["word"] * 1000, b"\n" * 99])
+def test_of_a_long_one_the_ends_and_how_long_it_is(value: object) -> None:
+    text = echoed(value)
+    assert len(text) < LONGEST_ECHO + 10
+    assert text.startswith(repr(value)[:10])
+    assert f"{repr(value)[-5:]} ({len(repr(value))} characters)" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("settel", "did you mean settle?"),
+        ("nothing", "known are confirm, settle"),
+        ("x" * 10_000_000, "known are confirm, settle"),
+    ],
+)
+def test_the_nearest_word(typed: str, said: str) -> None:
+    assert hint(typed, {"settle", "confirm"}) == said
