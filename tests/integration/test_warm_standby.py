@@ -123,6 +123,7 @@ def test_modules_of_ones_own_choice(tmp_path: Path, installed: Path) -> None:
         (("sh", "-c", "exit 0"), "the command is a shell"),
         ((sys.executable, "-c", "pass"), "option -c"),
         (("true",), "no Python program"),
+        ((sys.executable, "/dev/null", *["x" * 99_000] * 16), "longer than 200000 letters"),
     ],
 )
 def test_a_command_that_cannot_be_forked_is_started_afresh(

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .fitness import bad_fork
-from .threadcounts import restore_thread_counts
+from .ranks import with_changes
+from .threadcounts import restore_thread_counts, without_preloading
 
 PR_SET_PDEATHSIG = 1
 _ADOPTION_SECONDS = 5.0
@@ -50,10 +51,13 @@ def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
     streams.close()
     if trouble:
         os._exit(1)
+    env = with_changes(env, without_preloading(os.environ, env))
     os.environ.clear()
     os.environ.update(env)
     _fresh_seeds()
+    _own_number()
     restore_thread_counts(env)
+    _thaw(sys.modules["__main__"].__dict__)
     gc.enable()
 
 
@@ -67,6 +71,22 @@ def adopted(launcher: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)
+
+
+def _thaw(frozen: dict[str, Any]) -> None:
+    """Have it collected again, or what it holds at the end, in a cycle, would not be finalised.
+
+    All else stays frozen: to go through it takes a second at the end of a program.
+    """
+    for move in (ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track):
+        move(ctypes.py_object(frozen))
+
+
+def _own_number() -> None:
+    """The main thread's `native_id`: before Python 3.13 a fork keeps that of its parent."""
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        threading.main_thread()._set_native_id()
 
 
 def _fresh_seeds() -> None:

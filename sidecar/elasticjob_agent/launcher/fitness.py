@@ -1,10 +1,12 @@
-"""Whether this process may still be forked: one thread, no CUDA."""
+"""Whether this process may still be forked: one thread, no CUDA, nothing that hides the user's."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Iterable
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from typing import Any
 
 _CUDA = "libcuda.so"
@@ -25,6 +27,20 @@ def unfit_for_fork() -> str:
         return f"it runs {count} threads"
     if _cuda_initialized():
         return "it initialised CUDA, which does not work in a fork"
+    return ""
+
+
+def hidden(names: Iterable[str], folder: str) -> str:
+    """Why modules that are loaded here would be others in a fresh interpreter; empty if they are
+    not: those that the program's own folder, the first to be searched, has too.
+    """
+    for name in sorted(names):
+        if "." in name or BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
+            continue
+        spec = PathFinder.find_spec(name, [folder])
+        here: Any = getattr(sys.modules[name], "__spec__", None)
+        if spec is not None and spec.loader is not None and here and here.origin != spec.origin:
+            return f"{spec.origin} takes the place of a module of Python's that it needs"
     return ""
 
 

@@ -12,7 +12,8 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -57,22 +58,18 @@ def place(target: Target) -> None:
         sys.path.insert(0, target.path)
 
 
-def run(target: Target) -> None:
-    """Run it to its end; raises what it raises."""
+def program(target: Target) -> Callable[[], object]:
+    """What runs it to its end, with no frame of ours; raises what Python does before it runs."""
     importlib.invalidate_caches()
+    run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
     if target.module:
-        _as_module(target.name, True)
-    elif target.is_folder:
-        _as_module("__main__", False)
-    else:
-        _as_script(target.path)
+        return partial(run_module, target.name, True)
+    if target.is_folder:
+        return partial(run_module, "__main__", False)
+    return _script(target.path)
 
 
-def _as_module(name: str, alter_argv: bool) -> None:
-    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
-
-
-def _as_script(path: str) -> None:
+def _script(path: str) -> Callable[[], object]:
     main: Any = sys.modules["__main__"]
     try:
         with io.open_code(path) as file:
@@ -85,7 +82,9 @@ def _as_script(path: str) -> None:
     main.__file__ = path
     main.__cached__ = None
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    exec(compile(source, path, "exec"), main.__dict__)
+    # Or it would be compiled with this file's own `from __future__` lines.
+    code = compile(source, path, "exec", dont_inherit=True)
+    return partial(exec, code, main.__dict__)
 
 
 def _importer(path: str) -> Any:

@@ -29,3 +29,12 @@ def is_rank(name: str) -> bool:
 def shared(env: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that is the same for all workers in all rounds."""
     return {n: value for n, value in env.items() if not (is_rank(n) or n in _DEVICES)}
+
+
+def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+    """`env` as the start of Python and imports would have made it, which made `here` of the same.
+
+    One device for each worker is not theirs to choose.
+    """
+    kept = {n: value for n, value in env.items() if n in here or n not in shared({n: value})}
+    return {**kept, **{n: value for n, value in here.items() if n not in _DEVICES or n not in env}}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 START_WAIT_SECONDS = 20.0
 MOST_STARTS = 4
 SETTLED_SECONDS = 60.0
+MOST_ARGV_LETTERS = 200_000  # twice in one packet to the standby, with what was learned
 
 
 class StandbyState:
@@ -105,6 +106,8 @@ class Standby:
         self._memory = Learned(Path(asked.memory) if asked.memory else None)
         env = {**self._base_env, **asked.env}
         try:
+            if sum(map(len, asked.argv)) > MOST_ARGV_LETTERS:
+                raise Cold(f"the command line is longer than {MOST_ARGV_LETTERS} letters")
             self._program = program(asked.argv, env.get("PATH", os.defpath))
         except Cold as reason:
             self._give_up(str(reason))

@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from .command import Program
 
 # Runs this package from where it is, then forgets it: a program may have modules of these names.
+# What it imports is never the user's, so the working directory is not searched meanwhile.
 BOOT = """
 import sys
 def begin():
+    before = set(sys.modules)
+    own = [sys.path.pop(0)] if sys.path[:1] == [""] else []
     import importlib.machinery, importlib.util
     folder, package, fd = sys.argv[1:4]
     spec = importlib.machinery.PathFinder.find_spec(package, [folder])
-    before = set(sys.modules)
     if hasattr(spec.loader, "exec_module"):
         sys.modules[package] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -25,15 +27,15 @@ def begin():
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == package:
             del sys.modules[name]
-    return main.worker(int(fd)), main.mainmodule.show_only_the_program
-run, shown = begin()
-def whole():
-    try:
-        run()
-    except BaseException as error:
-        shown(error)
-        raise
-whole()
+    sys.path[:0] = own
+    loaded = set(sys.modules) - before
+    return main.worker(int(fd), loaded), main.mainmodule.show_only_the_program
+program, shown = begin()
+try:
+    program()()
+except BaseException as error:
+    shown(error)
+    raise
 """
 BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elasticjob'}})"
 

@@ -14,12 +14,12 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from . import mainmodule
 from .birth import Streams, born
-from .fitness import unfit_for_fork
+from .fitness import hidden, unfit_for_fork
 from .imports import Source, Wanted, module_files, read
 from .learning import Listener, Page
 from .mainmodule import Target
@@ -34,10 +34,14 @@ MOST_NAMES = 4000
 
 
 class Standby:
-    """Serves the launcher on `sock` until that closes; `serve` returns only in a worker."""
+    """Serves the launcher on `sock` until that closes; `serve` returns only in a worker.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `own` are the modules that it imported for itself, which a fresh interpreter has not.
+    """
+
+    def __init__(self, sock: socket.socket, own: Collection[str]) -> None:
         self._sock = sock
+        self._own = own
         self._launcher = os.getppid()
         self._pages: list[Page] = []
         self._heard: dict[str, None] = {}
@@ -46,8 +50,8 @@ class Standby:
         self._excluded: frozenset[str] = frozenset()
         self._target: Target | None = None
 
-    def serve(self) -> Callable[[], None]:
-        """In a worker: what runs the program."""
+    def serve(self) -> Callable[[], Callable[[], object]]:
+        """In a worker: what gives that which runs the program."""
         while True:
             message, fds = self._received()
             kind = message["do"]
@@ -60,7 +64,7 @@ class Standby:
             elif kind == "fork":
                 streams = Streams(fds)
                 if self._forked(message, streams):
-                    return self._run
+                    return self._program
                 streams.close()
 
     # --- preloading
@@ -71,6 +75,7 @@ class Standby:
             asked["module"], asked["target"], asked["arguments"], asked["command"]
         )
         mainmodule.place(self._target)
+        self._end_if_unfit(hidden(self._own, sys.path[0]))
         self._excluded = frozenset(asked["excluded"])
         guard = Guard((), asked["modules"])
         reading = read(self._entry(guard), sys.path, guard.installed)
@@ -131,12 +136,14 @@ class Standby:
         if guard.refusals:
             self._send({"is": "unfit", "refused": guard.refusals, "reason": ""})
             os._exit(0)
-        trouble = unfit_for_fork()
-        if trouble:
-            self._send({"is": "unfit", "refused": {}, "reason": trouble})
-            os._exit(0)
+        self._end_if_unfit(unfit_for_fork())
         gc.collect()
         gc.freeze()  # so that the workers' collections leave these pages shared
+
+    def _end_if_unfit(self, reason: str) -> None:
+        if reason:
+            self._send({"is": "unfit", "refused": {}, "reason": reason})
+            os._exit(0)
 
     def _answer(self, kind: str, **more: Any) -> None:
         self._send({"is": kind, "modules": len(sys.modules), **more})
@@ -181,9 +188,9 @@ class Standby:
         except OSError:
             os._exit(1)
 
-    def _run(self) -> None:
+    def _program(self) -> Callable[[], object]:
         assert self._target is not None
-        mainmodule.run(self._target)
+        return mainmodule.program(self._target)
 
     # --- the socket
 
@@ -205,10 +212,10 @@ class Standby:
             os._exit(0)
 
 
-def worker(fd: int) -> Callable[[], None]:
-    """Be the standby on that socket; returns, in each worker, what runs its program."""
+def worker(fd: int, own: Collection[str]) -> Callable[[], Callable[[], object]]:
+    """Be the standby on that socket; returns, in each worker, what gives its program."""
     os.environ.pop(ROOM, None)
     os.environ.update(WHILE_PRELOADING)
     sock = socket.socket(fileno=fd)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return Standby(sock).serve()
+    return Standby(sock, own).serve()

@@ -26,6 +26,13 @@ _NAMES = [
 ]
 
 
+def without_preloading(here: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """`here`, of a process that preloads, with those variables that it is given as in `env`."""
+    own = {name for name, value in WHILE_PRELOADING.items() if here.get(name) == value}
+    given = {name: env[name] for name in own if name in env}
+    return {**{name: value for name, value in here.items() if name not in own}, **given}
+
+
 def restore_thread_counts(env: Mapping[str, str]) -> None:
     """Give numexpr and each loaded OpenBLAS the threads that a cold start would have."""
     numexpr: Any = getattr(sys.modules.get("numexpr"), "utils", None)

@@ -1,0 +1,95 @@
+"""What else a program can see of how it was started: it is the same cold and warm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launcher_rig import mark
+from tests.integration.test_warm_start import both
+from tests.integration.warm_rig import Warm, in_folder, said, script, warm
+
+__all__ = ["mark"]
+
+pytestmark = pytest.mark.usefixtures("mark")
+
+PROGRAMS = {
+    "annotations are evaluated": "def f(x: 1 + 1): pass\nprint(f.__annotations__)\n",
+    "what is left is finalised": "class Last:\n"
+    "    def __del__(self): print('gone')\n"
+    "last = Last()\n",
+    "the thread has its number": "import threading\n"
+    "print(threading.main_thread().native_id == threading.get_native_id())\n",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_says_the_same(tmp_path: Path, name: str) -> None:
+    path = script(tmp_path / "code", PROGRAMS[name])
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert forked == cold != ""
+
+
+ENVIRONMENT = """
+import os, subprocess, sets_pkg
+names = ("SET", "TAKEN", "CHOSEN", "SITE", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "RANK")
+print([os.environ.get(name) for name in names])
+print(subprocess.check_output(["env"]).decode().count("SET=package"))
+"""
+SETS = """
+import os
+os.environ["SET"] = "package"
+os.environ.setdefault("CHOSEN", "package")
+del os.environ["TAKEN"]
+"""
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_what_imports_change_in_the_environment_stays(tmp_path: Path, locale: str) -> None:
+    """Python itself sets LC_CTYPE where the locale is "C"."""
+    packages = tmp_path / "site-packages"
+    script(packages, SETS, "sets_pkg.py")
+    script(packages, "import os; os.environ['SITE'] = 'customized'\n", "sitecustomize.py")
+    path = script(tmp_path / "code", ENVIRONMENT)
+    env = {"PYTHONPATH": str(packages), "TAKEN": "1", "CHOSEN": "job", "LANG": locale}
+    cold, forked = both(tmp_path, sys.executable, path, env={**env, "LC_ALL": "", "LC_CTYPE": ""})
+    ctype = "C.UTF-8" if locale == "C" else ""
+    assert cold == f"['package', None, 'job', 'customized', {ctype!r}, None, '0']\n1\n"
+    assert forked == cold
+
+
+def test_a_programs_own_module_with_a_name_of_pythons_is_its_own(tmp_path: Path) -> None:
+    script(tmp_path / "code", "own = 1\n", "json.py")
+    path = script(tmp_path / "code", "import json; print(json.own)\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        started, exited = await hands.outcome(sys.executable, path)
+        assert started.cold_reason == (
+            f"the standby cannot be forked: {tmp_path}/code/json.py takes the place of a module of "
+            "Python's that it needs"
+        )
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "1\n"
+
+
+def test_modules_in_the_working_directory_are_not_the_standbys(tmp_path: Path) -> None:
+    for name in ("json.py", "socket.py", "array.py"):
+        script(tmp_path / "work", "print('loaded')\n", name)
+    path = script(tmp_path / "code", "import json, socket; print(json.dumps(1))\n")
+    back = in_folder(tmp_path / "work")
+    try:
+        cold, forked = both(tmp_path, sys.executable, path)
+    finally:
+        back()
+    assert forked == cold == "1\n"
+
+
+def test_no_more_than_two_lines_of_a_stack_are_not_the_programs(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import traceback\nprint(len(traceback.extract_stack()))\n")
+    cold, forked = both(tmp_path, sys.executable, path)
+    assert (int(cold), int(forked)) == (1, 3)
