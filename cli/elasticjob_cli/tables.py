@@ -135,8 +135,7 @@ def failure_lines(failure: FirstFailure) -> list[str]:
     how = f"signal {failure.signal}, " if failure.signal else how
     rank = "" if failure.rank is None else f"rank {failure.rank} on "
     lines = [f"{rank}{failure.pod}, round {failure.round}: {how}{failure.class_}"]
-    if failure.message:
-        lines.append(failure.message)
+    lines += failure.message.splitlines()
     return lines + failure.traceback.rstrip().splitlines()
 
 

@@ -63,7 +63,7 @@ class WorkerExited:
 
     A command that could not be started is an exit with code 127 (not found) or 126 (cannot be
     run), pid 0 and a `message` that names the fix. `stderr_tail` is the last of what it wrote to
-    standard error, at most 4 KiB, or 64 where it was told to write its stacks. `out_of_memory`
+    standard error, at most 16 KiB, or 64 where it was told to write its stacks. `out_of_memory`
     means that the kernel killed in the workers' cgroup for want of memory before it ended; the
     `message` then says so. `unasked`: the hands had killed the round by themselves, for want of
     an agent.

@@ -241,7 +241,7 @@ def test_an_exit_is_told_while_its_output_is_still_being_written(tmp_path: Path)
         exited = await until(events, WorkerExited)
         assert time.monotonic() - told < 10
         assert exited.stderr_tail.endswith("the end")
-        assert len(exited.stderr_tail) == 4096
+        assert len(exited.stderr_tail) == 16 * 1024
         await hands.stop(1, 0)
         await until(events, Stopped)
 

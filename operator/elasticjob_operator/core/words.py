@@ -262,9 +262,12 @@ def listed(items: list[str]) -> str:
 
 
 def quoted(said: str) -> str:
-    """The first line of what somebody else said, cut where it is too long."""
-    lines = said.strip().splitlines()
-    text = " ".join(lines[0].split()) if lines else ""
+    """The first line of what somebody else said, cut where it is too long.
+
+    Of a line that only announces the next, that one as well.
+    """
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1].rstrip() + "…"
 
 

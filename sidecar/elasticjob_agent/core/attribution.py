@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from elasticjob_agent.core.classify import SIGKILL, classified, ending_text
+from elasticjob_agent.core.classify import CRASHES, SIGABRT, SIGKILL, classified, ending_text
 from elasticjob_agent.core.evidence import (
     Account,
     encodable,
@@ -15,6 +15,7 @@ from elasticjob_agent.core.evidence import (
 )
 from elasticjob_agent.core.hang import before_dump, last_step, stand
 from elasticjob_agent.core.model import Crew, Ended, Facts, StopCause
+from elasticjob_agent.hands import WorkerExited
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.failures import ECHOES, FAILURE_BYTES, Failure, FailureClass
 
@@ -135,7 +136,7 @@ def _record(
         exit_code=None if exit_ is None else exit_.exit_code,
         signal=None if exit_ is None else exit_.signal,
         message=_message(ended, account),
-        traceback="" if account is None else account.traceback,
+        traceback=_traceback(exit_, account),
         node=facts.node,
         step=_step(crew, local_rank),
     )
@@ -155,10 +156,18 @@ def _message(ended: Ended | None, account: Account | None) -> str:
         return ""
     if ended.exit.message:
         return ended.exit.message
-    how, words = ending_text(ended.exit), last_words(ended.exit.stderr_tail)
-    if words and ended.exit.signal is None:
-        return f"{how}; the last line on its standard error: {words}"
-    return how
+    how, tail = ending_text(ended.exit), before_dump(ended.exit.stderr_tail)
+    words = last_words(tail) if ended.exit.signal in (None, SIGABRT) else ""
+    said = f"{how}; the last line on its standard error: {words}" if words else how
+    at = stand(ended.exit.stderr_tail) if ended.exit.signal in CRASHES else None
+    return said if at is None else f"{said}; it was in {at.place}"
+
+
+def _traceback(exit_: WorkerExited | None, account: Account | None) -> str:
+    if account is not None:
+        return account.traceback
+    at = None if exit_ is None or exit_.signal not in CRASHES else stand(exit_.stderr_tail)
+    return "" if at is None else at.traceback
 
 
 def fitted(failure: Failure) -> Failure:

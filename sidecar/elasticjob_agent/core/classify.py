@@ -31,7 +31,8 @@ _DEVICE_MEMORY = re.compile(
     re.MULTILINE,
 )
 _HOST_MEMORY = re.compile(
-    r"^(?:[\w.]*OutOfMemoryError|MemoryError|[\w.]*ArrayMemoryError)\b|std::bad_alloc"
+    r"(?:^|sub-exceptions?\): )(?:[\w.]*OutOfMemoryError|MemoryError|[\w.]*ArrayMemoryError)\b"
+    r"|std::bad_alloc"
     r"|can't allocate memory|Cannot allocate memory"
     r"|out of shared memory|unable to (?:allocate|write to|mmap|resize) .*shared memory",
     re.MULTILINE,
@@ -52,7 +53,12 @@ _COLLECTIVE = re.compile(
 # The system's own words for a lost peer may be about the user's socket: they count only below
 # frames of torch.distributed.
 _LOST_PEER = re.compile(r"Broken pipe|Connection (?:reset by peer|refused|aborted)")
-_TORCH_DISTRIBUTED = re.compile(r"torch[/.]distributed|ProcessGroup")
+# Not its launcher's: a script's own decorator runs below that.
+_TORCH_DISTRIBUTED = re.compile(r"torch[/.]distributed(?![/.](?:elastic|run|launch))|ProcessGroup")
+
+
+CRASHES = frozenset({4, 6, 7, 8, 11})
+"""Signals that the code of the worker itself brings about, and Python's faulthandler tells of."""
 
 
 def ending_text(exit_: WorkerExited) -> str:
@@ -92,10 +98,17 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
 
 
 def _by_words(account: Account, rank: int) -> FailureClass | None:
-    said = account.message
+    """What the exception tells, or else the nearest of its causes that tells something."""
+    told = [(account.message, account.own or account.traceback)]
+    told += [(cause.message, cause.own) for cause in account.causes]
+    kinds = (_by_said(said, traceback, rank) for said, traceback in told)
+    return next((kind for kind in kinds if kind is not None), None)
+
+
+def _by_said(said: str, traceback: str, rank: int) -> FailureClass | None:
     if _MASTER_PORT.search(said):
         return FailureClass.MASTER_PORT if rank == 0 else FailureClass.USER_ERROR
-    of_torch = _TORCH_DISTRIBUTED.search(f"{said}\n{account.traceback}") is not None
+    of_torch = _TORCH_DISTRIBUTED.search(f"{said}\n{traceback}") is not None
     if by_text := _by_text(said, of_torch):
         return by_text
     return FailureClass.PEER_ABORT if of_torch and _LOST_PEER.search(said) else None

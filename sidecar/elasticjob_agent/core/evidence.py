@@ -13,25 +13,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MESSAGE_LINES = 5
+from elasticjob_agent.core.tracebacks import MESSAGE_LINES, Raised, last_raised
+
 MESSAGE_CHARACTERS = 16 * 1024
 """Of a message longer than that, a log perhaps that somebody put into an exception, the beginning
 and the end are kept: what is searched for in it must not hold up the agent."""
-_TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_CONTROLS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|[\x00-\x08\x0e-\x1b\x7f]")
 ABORTED_AT_EXIT = "terminate called without an active exception"
 """What C++ says of a process that ends while a thread of it still runs, such as torch's after an
 exception that nobody caught. It is the end of the failure, not its reason."""
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a worker says of its failure. `at_ms` is UTC by that worker's clock, or None."""
+    """What a worker says of its failure.
+
+    Args:
+        traceback: the text of all of it, with those of its causes.
+        at_ms: UTC by that worker's clock, or None.
+        own: of the traceback what is not its causes'.
+        causes: what it was raised from, or during the handling of what; the nearest first.
+    """
 
     message: str
     traceback: str = ""
     at_ms: int | None = None
+    own: str = ""
+    causes: tuple[Raised, ...] = ()
 
 
 def from_error_file(raw: bytes) -> Account | None:
@@ -58,8 +67,10 @@ def from_error_file(raw: bytes) -> Account | None:
         return None
     callstack = extra.get("py_callstack")
     traceback = callstack if isinstance(callstack, str) else ""
-    message = _clipped(encodable(message.strip()))
-    return Account(message, encodable(traceback.strip()), _milliseconds(stamp))
+    message, traceback = _clipped(encodable(message.strip())), encodable(traceback.strip())
+    found = last_raised(traceback)
+    own, causes = ("", ()) if found is None else (found.own, found.causes)
+    return Account(message, traceback, _milliseconds(stamp), own or traceback, causes)
 
 
 def from_stderr(tail: str, final_only: bool = False) -> Account | None:
@@ -71,28 +82,16 @@ def from_stderr(tail: str, final_only: bool = False) -> Account | None:
     text = _RANK_PREFIX.sub("", encodable(tail))
     head, aborted, rest = text.rpartition(ABORTED_AT_EXIT)
     text = head if aborted and not rest.strip() else text
-    start = text.rfind(_TRACEBACK)
-    lines = text[start:].splitlines() if start >= 0 else text.splitlines()
-    if start >= 0:  # the first line that is not indented ends the frames
-        raises = [index for index, line in enumerate(lines) if index and line[:1].strip()][:1]
-    else:  # the head was cut off, or there never was one: only what looks like an exception
-        raises = [index for index, line in enumerate(lines) if _RAISED.match(line)][-1:]
-    raised = raises[0] if raises else None
-    if raised is None or (final_only and len(lines) - raised > MESSAGE_LINES):
+    found = last_raised(text)
+    if found is None or (final_only and found.rest > MESSAGE_LINES):
         return None
-    message = _first_lines(lines[raised:])
-    return Account(message, "\n".join(lines).strip() if start >= 0 else message)
+    return Account(found.message, found.traceback, None, found.own, found.causes)
 
 
 def last_words(tail: str) -> str:
     """The last line that says anything, or an empty string."""
     lines = (line.strip() for line in reversed(_RANK_PREFIX.sub("", encodable(tail)).splitlines()))
     return next((line for line in lines if line), "")
-
-
-def _first_lines(lines: list[str]) -> str:
-    """An exception's text: its line, and the next few that belong to it."""
-    return "\n".join(lines[:MESSAGE_LINES]).strip()
 
 
 def _clipped(message: str) -> str:
@@ -110,5 +109,5 @@ def _milliseconds(stamp: Any) -> int | None:
 
 
 def encodable(text: str) -> str:
-    """Text that can be encoded: JSON escapes can spell lone surrogates, which can't."""
-    return text.encode(errors="replace").decode()
+    """Text that can be encoded and shown anywhere: no lone surrogates, no colours of a terminal."""
+    return _CONTROLS.sub("", text.encode(errors="replace").decode())

@@ -29,6 +29,7 @@ _WAITING = re.compile(
     r"torch/distributed/|torch/nn/parallel/|torch/autograd/graph\.py|torch/_tensor\.py"
     r"|torch/cuda/__init__\.py.* in synchronize|torch/cuda/streams\.py"
 )
+_LAUNCHER = re.compile(r"/elasticjob_launcher/|/elasticjob_agent/launcher/")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen ")
 
 
@@ -77,16 +78,24 @@ class Stand:
         return any(_WAITING.search(name) for name in named)
 
     @property
+    def _of_program(self) -> tuple[tuple[str, int, str], ...]:
+        """Without what ran before the program's first line, where it was forked."""
+        ours = [n for n, frame in enumerate(self.frames) if _LAUNCHER.search(frame[0])]
+        return (self.frames[: ours[0]] if ours else self.frames) or self.frames
+
+    @property
     def place(self) -> str:
         """The user's own line, such as `read_batch (train.py, line 12)`."""
-        own = (frame for frame in self.frames if not _PACKAGES.search(frame[0]))
-        file, line, function = next(own, self.frames[0])
+        frames = self._of_program
+        own = (frame for frame in frames if not _PACKAGES.search(frame[0]))
+        file, line, function = next(own, frames[0])
         return f"{function} ({file.rpartition('/')[2]}, line {line})"
 
     @property
     def traceback(self) -> str:
         """As Python prints it, the innermost call last."""
-        lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in self.frames]
+        frames = self._of_program
+        lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in frames]
         return "\n".join(["Stack (most recent call last):", *reversed(lines)])
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from . import lastwords
 from .lines import PrefixedLines
 from .loop import Loop, Timer
 from .output import LogTarget, Output
@@ -14,7 +15,6 @@ from .output import LogTarget, Output
 READ_BYTES = 256 * 1024
 SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which has a name only from Python 3.10 on
 PIPE_BYTES = 1024 * 1024
-TAIL_BYTES = 4096
 DUMP_BYTES = 64 * 1024  # the stacks of all threads, and the names of extension modules
 HELD_LINE_SECONDS = 1.0
 
@@ -55,7 +55,7 @@ class WorkerStream:
 
     @property
     def tail(self) -> str:
-        return self._tail[-TAIL_BYTES:].decode("utf-8", "replace")
+        return lastwords.telling(self._tail).decode("utf-8", "replace")
 
     @property
     def long_tail(self) -> str:

@@ -100,7 +100,9 @@ def describe(failure: Failure) -> str:
 
 
 def _first_line(message: str) -> str:
-    line = next((line for line in message.splitlines() if line.strip()), "").strip()
+    """With the next where it only announces that."""
+    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1].rstrip()}…"
 
 

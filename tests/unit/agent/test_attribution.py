@@ -13,6 +13,7 @@ from elasticjob_agent.core.attribution import failure_of, fitted
 from elasticjob_agent.core.classify import classified
 from elasticjob_agent.core.evidence import MESSAGE_CHARACTERS, from_error_file, from_stderr
 from elasticjob_agent.core.model import Crew, Ended, StopCause
+from elasticjob_agent.core.tracebacks import HEADER
 from elasticjob_agent.hands import WorkerExited
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.failures import FAILURE_BYTES, Failure, FailureClass
@@ -73,6 +74,34 @@ WATCHDOG = (
     "[rank0]:[E1121 ProcessGroupNCCL.cpp:632] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=5)\nterminate called after throwing an instance of 'c10::DistBackendError'\n"
 )
+
+
+RECORDED = TRACEBACK + '  File "torch/distributed/elastic/multiprocessing/errors/x.py", line 5\n'
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 3, in <module>
+  |     raise ExceptionGroup('two loaders failed', failures)
+  | ExceptionGroup: two loaders failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 9, in load
+    | ValueError: shard 3 is empty
+    +---------------- 2 ----------------
+    | OSError: [Errno 5] I/O error
+    +------------------------------------
+"""
+DUMP = """
+Current thread 0x00007f11f5c5a740 (most recent call first):
+  File "/app/data.py", line 12 in decode
+  File "/app/train.py", line 44 in <module>
+  File "/tmp/elasticjob-x/launcher.pyz/elasticjob_launcher/mainmodule.py", line 88 in _as_script
+  File "<string>", line 1 in <module>
+"""
+
+
+def because(cause: str) -> str:
+    """The traceback of an exception that was raised from another."""
+    link = "The above exception was the direct cause of the following exception:"
+    return f"{cause.rstrip()}\n\n{link}\n\n{TRACEBACK}trainer.StepFailed: step 7\n"
 
 
 def exited(
@@ -148,6 +177,19 @@ def culprit(*exits: WorkerExited | Ended, **options: Any) -> Failure:
         (exited(stderr=TRACEBACK + LOADER), FailureClass.USER_ERROR),
         (exited(stderr=TRACEBACK + "ValueError: x", memory=True), FailureClass.USER_ERROR),
         (exited(signum=11, stderr="Segmentation fault"), FailureClass.SIGNAL),
+        (exited(stderr=RECORDED + "ConnectionRefusedError: [Errno 111] Connection refused"),
+         FailureClass.USER_ERROR),
+        (exited(stderr=because(TRACEBACK + CLOSED)), FailureClass.PEER_ABORT),
+        (exited(stderr=because(TRACEBACK + TIMED_OUT)), FailureClass.COLLECTIVE_TIMEOUT),
+        (exited(stderr=because(TRACEBACK + CUDA_MEMORY)), FailureClass.CUDA_OUT_OF_MEMORY),
+        (exited(stderr=because(because(TRACEBACK + "MemoryError"))),
+         FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=because(TRACEBACK + "KeyError: 'x'")), FailureClass.USER_ERROR),
+        (exited(stderr=GROUP.replace("ValueError: shard 3 is empty", "MemoryError")),
+         FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=GROUP.replace("OSError: [Errno 5] I/O error", CLOSED)),
+         FailureClass.PEER_ABORT),
+        (exited(stderr=GROUP), FailureClass.USER_ERROR),
         (exited(code=127, message="no such program"), FailureClass.LAUNCH_ERROR),
         (exited(code=126), FailureClass.LAUNCH_ERROR),
     ],
@@ -214,12 +256,77 @@ def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> 
         (exited(signum=9, stderr="loading\n"), "killed by SIGKILL"),
         (exited(signum=40), "killed by signal 40"),
         (exited(code=127, message="'train' was not found"), "'train' was not found"),
+        (exited(signum=6, stderr="free(): double free detected in tcache 2\n"),
+         "killed by SIGABRT; the last line on its standard error: free(): double free detected in "
+         "tcache 2"),
+        (exited(signum=11, stderr="loading\nFatal Python error: Segmentation fault\n" + DUMP),
+         "killed by SIGSEGV; it was in decode (data.py, line 12)"),
+        (exited(signum=9, stderr="Fatal Python error: Aborted\n" + DUMP), "killed by SIGKILL"),
+        (exited(stderr=TRACEBACK + "\x1b[1;35mValueError\x1b[0m: \x1b[35mno\x1b[0m\n"),
+         "ValueError: no"),
+        (exited(stderr=GROUP), "ExceptionGroup: two loaders failed (2 sub-exceptions): "
+         "ValueError: shard 3 is empty\nOSError: [Errno 5] I/O error"),
+        (exited(stderr='x\n  File "/a/train.py", line 3\n    def (\nSyntaxError: invalid syntax\n'),
+         "SyntaxError: invalid syntax (train.py, line 3)"),
+        (exited(stderr=TRACEBACK + '  File "/a/model.py", line 3\n    def (\nSyntaxError: no\n'),
+         "SyntaxError: no (model.py, line 3)"),
         (exited(stderr="g.py\", line 3\nRuntimeError: the head was cut off\n"),
          "RuntimeError: the head was cut off"),
     ],
 )  # fmt: skip
 def test_the_message_of_a_failure(exit_: WorkerExited, message: str) -> None:
     assert culprit(exit_).message == message
+
+
+def test_the_traceback_of_an_exception_has_its_causes() -> None:
+    whole = because(because(TRACEBACK + "KeyError: 'x'"))
+    account = from_stderr("noise\n" + whole)
+    assert account is not None
+    assert account.traceback == whole.strip()
+    assert [cause.message for cause in account.causes] == [
+        "trainer.StepFailed: step 7",
+        "KeyError: 'x'",
+    ]
+    cut = from_stderr(whole[len("Traceback") :])
+    assert cut is not None
+    assert [cause.message for cause in cut.causes][1:] == ["KeyError: 'x'"]
+
+
+def test_a_long_message_does_not_crowd_out_the_frames() -> None:
+    failure = culprit(exited(stderr=TRACEBACK + "ValueError: " + "x" * 12_000))
+    assert failure.traceback.startswith(TRACEBACK)
+
+
+def test_the_causes_in_an_error_file_count_as_well() -> None:
+    failure = culprit(
+        exited(), reports={0: report("StepFailed: 7", 1, because(TRACEBACK + CLOSED))}
+    )
+    assert failure.kind is FailureClass.PEER_ABORT
+    assert failure.message == "StepFailed: 7"
+
+
+def test_what_never_ends_is_looked_at_for_a_while() -> None:
+    chain = TRACEBACK + "E: x\n"
+    for _ in range(2000):
+        chain = because(chain)
+    bars = "\n".join(
+        f"  {'| ' * depth}+ Exception Group {HEADER}\n  {'| ' * (depth + 1)}E: x\n"
+        f"  {'| ' * depth}+---------------- 1 ----------------"
+        for depth in range(500)
+    )
+    for text in (chain, bars, f"{bars}\n{chain}"):
+        assert from_error_file(report("x", 1, text)) is not None
+        from_stderr(text)
+
+
+def test_where_a_crash_happened_is_told_without_our_own_frames() -> None:
+    failure = culprit(exited(signum=11, stderr="Fatal Python error: Segmentation fault\n" + DUMP))
+    assert failure.kind is FailureClass.SIGNAL
+    assert failure.traceback.splitlines() == [
+        "Stack (most recent call last):",
+        '  File "/app/train.py", line 44, in <module>',
+        '  File "/app/data.py", line 12, in decode',
+    ]
 
 
 @pytest.mark.parametrize(

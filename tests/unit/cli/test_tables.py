@@ -139,6 +139,12 @@ def test_a_lost_node_has_neither_rank_nor_exit() -> None:
     assert failure_lines(failure) == ["a-1, round 2: NodeLost"]
 
 
+def test_each_line_of_a_message_is_a_line() -> None:
+    """So that all of them are indented where the rest is."""
+    failure = FirstFailure(round=2, pod="a-1", class_="UserError", message="ValueError: x\nmore\n")
+    assert failure_lines(failure)[1:] == ["ValueError: x", "more"]
+
+
 def test_a_failure_names_the_culprit() -> None:
     failure = FirstFailure(
         round=2, pod="a-1", rank=3, exit_code=1, class_="UserError", message="ValueError: x",

@@ -674,6 +674,7 @@ def test_a_quote_is_one_line_of_bounded_length() -> None:
     assert quoted("a  b\nc") == "a b"
     assert len(quoted("x" * 1000)) == 240
     assert quoted(" ") == ""
+    assert quoted("E: in loading:\n\n\tMissing: x\n\tmore") == "E: in loading: Missing: x"
 
 
 def test_the_table_for_users_has_every_word() -> None:

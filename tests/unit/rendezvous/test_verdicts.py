@@ -100,6 +100,10 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
             "rank 0 on a ended with signal 9: killed",
         ),
         (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 239}…"),
+        (
+            a_failure("a", message="E: in loading:\n\tMissing: x\n\tmore"),
+            "rank 0 on a ended with exit code 1: E: in loading: Missing: x",
+        ),
         (a_failure("a", exit_code=3, message="exit code 3"), "rank 0 on a ended with exit code 3"),
         (
             a_failure("a", message="exit code 1; the last line on its standard error: no data"),

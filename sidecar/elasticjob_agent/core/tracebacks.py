@@ -1,0 +1,155 @@
+"""Python's tracebacks at the end of a standard error: with causes, of groups, of syntax. Pure.
+
+All of it is the user's and may be anything at all: nothing in this module raises on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MESSAGE_LINES = 5
+LINE_CHARACTERS = 1000
+"""Of a message below its frames: they say where, and must not be crowded out."""
+DEEPEST = 16
+"""Causes of causes, and groups in groups, that are looked at."""
+HEADER = "Traceback (most recent call last):"
+_LINKS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::|$)")
+_PLACE = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)$')
+_MISSPELT = ("SyntaxError", "IndentationError", "TabError")
+# Within a group every line has a bar; of each exception in it a rule with its number goes before.
+_GROUP = re.compile(r"^ *\+ Exception Group ")
+_BARRED = re.compile(r"^ +\| ?")
+_RULE = re.compile(r"^ +\+(?:-\+)?-{16} (?:\d+|\.\.\.) -{16}$")
+_INSIDE = re.compile(r"^ +[|+]")
+_OF_GROUP = re.compile(r"\(\d+ sub-exceptions?\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception that nobody caught, as Python tells it.
+
+    Args:
+        message: its line and the few that follow; of a group its own line with that of the first
+            exception in it, then the lines of the others.
+        traceback: the text of all of it, with those of its causes.
+        own: of that its own part, the causes' left out.
+        rest: the number of lines after its own first.
+        causes: what it was raised from, or during the handling of what; the nearest first.
+    """
+
+    message: str
+    traceback: str
+    own: str
+    rest: int
+    causes: tuple[Raised, ...] = ()
+
+
+def last_raised(text: str, deepest: int = DEEPEST) -> Raised | None:
+    """The last exception of which a text tells."""
+    if not deepest:
+        return None
+    lines = text.splitlines()
+    heads = [n for n, line in enumerate(lines) if HEADER in line and not _BARRED.match(line)]
+    if not heads:
+        return _headless(lines)
+    return _chained(lines, heads, deepest)
+
+
+def _chained(lines: list[str], heads: list[int], deepest: int) -> Raised | None:
+    """The exception below the last of these headers, with its causes."""
+    head = heads[-1]
+    group = _GROUP.match(lines[head]) is not None
+    found = _grouped(lines, head, deepest) if group else _single(lines, head)
+    link = _last_words(lines[:head])
+    if found is None or link is None or lines[link].strip() not in _LINKS or deepest == 1:
+        return found
+    before, earlier = lines[:link], heads[:-1]
+    cause = _chained(before, earlier, deepest - 1) if earlier else _headless(before)
+    if cause is None:
+        return found
+    causes = (cause, *cause.causes, *found.causes)
+    whole = f"{cause.traceback}\n\n{lines[link].strip()}\n\n{found.own}"
+    return Raised(found.message, whole, found.own, found.rest, causes)
+
+
+def _single(lines: list[str], head: int) -> Raised | None:
+    """The first line that is not indented ends the frames."""
+    raised = next((n for n in range(head + 1, len(lines)) if lines[n][:1].strip()), None)
+    if raised is None:
+        return None
+    first = lines[head][lines[head].find(HEADER) :]
+    said = [line[:LINE_CHARACTERS] for line in lines[raised : raised + MESSAGE_LINES]]
+    own = "\n".join([first, *lines[head + 1 : raised], *said]).strip()
+    return Raised(_message(lines, head, raised), own, own, len(lines) - raised)
+
+
+def _headless(lines: list[str]) -> Raised | None:
+    """Its head was cut off, or there never was one, as of a script that cannot be parsed.
+
+    Only what looks like an exception is taken for one.
+    """
+    raised = next((n for n in reversed(range(len(lines))) if _RAISED.match(lines[n])), None)
+    if raised is None:
+        return None
+    first = raised
+    while first and lines[first - 1][:1] == " " and not _PLACE.match(lines[first]):
+        first -= 1
+    first = first if _PLACE.match(lines[first]) else raised
+    own = "\n".join(lines[first:]).strip("\n").rstrip()
+    message = _message(lines, first - 1, raised)
+    return Raised(message, own if first < raised else message, own, len(lines) - raised)
+
+
+def _message(lines: Sequence[str], before: int, raised: int) -> str:
+    """An exception's text: its line, and the next few that belong to it."""
+    said = _first_lines("\n".join(lines[raised:]))
+    if not said.startswith(_MISSPELT):
+        return said
+    places = [at for line in lines[before + 1 : raised] if (at := _PLACE.match(line))]
+    if not places:
+        return said
+    first, *more = said.splitlines()
+    file = places[-1]["file"].rpartition("/")[2]
+    return "\n".join([f"{first} ({file}, line {places[-1]['line']})", *more])
+
+
+def _grouped(lines: list[str], head: int, deepest: int) -> Raised | None:
+    end = next((n for n in range(head + 1, len(lines)) if not _INSIDE.match(lines[n])), len(lines))
+    parts: list[list[str]] = [[]]
+    for line in lines[head + 1 : end]:
+        if _RULE.match(line):
+            parts.append([])
+        elif _BARRED.match(line):
+            parts[-1].append(_BARRED.sub("", line))
+    title = next((line for line in parts[0] if line[:1].strip()), "")
+    if not title:
+        return None
+    within = [found for part in parts[1:] if (found := _within(part, deepest))]
+    first = f"{title}: {within[0].message}" if within else title
+    message = "\n".join([first, *(found.message for found in within[1:])])
+    own = "\n".join(lines[head:]).strip("\n").rstrip()
+    causes = tuple(cause for found in within for cause in found.causes)
+    return Raised(_first_lines(message), own, own, len(lines) - end + 1, causes)
+
+
+def _within(part: list[str], deepest: int) -> Raised | None:
+    """An exception of a group; None for a group in it, whose own follow."""
+    found = last_raised("\n".join(part), deepest - 1)
+    if found is None and part:  # it was never raised
+        said = _first_lines("\n".join(part))
+        found = Raised(said, said, said, len(part))
+    return None if found is None or _OF_GROUP.search(found.message) else found
+
+
+def _first_lines(text: str) -> str:
+    return "\n".join(text.splitlines()[:MESSAGE_LINES]).strip()
+
+
+def _last_words(lines: Sequence[str]) -> int | None:
+    return next((n for n in reversed(range(len(lines))) if lines[n].strip()), None)

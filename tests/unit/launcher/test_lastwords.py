@@ -1,0 +1,39 @@
+"""What is told of a worker's standard error: its end, and how its traceback began."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticjob_agent.launcher.lastwords import TAIL_BYTES, telling
+
+FRAMES = b'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    main()\n'
+LONG = (
+    b"RuntimeError: Error(s) in loading state_dict:" + b"\n\tMissing key(s): block" * 1500 + b"\n"
+)
+
+
+def test_little_is_told_whole() -> None:
+    assert telling(b"x" * 100 + FRAMES) == b"x" * 100 + FRAMES
+
+
+@pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
+def test_of_a_longer_message_the_beginning_is_told_as_well(prefix: bytes) -> None:
+    kept = (FRAMES + LONG).replace(b"\n", b"\n" + prefix).removesuffix(prefix)
+    told = telling(b"log\n" * 9000 + prefix + kept)
+    assert len(told) <= TAIL_BYTES + 16
+    assert told.startswith(FRAMES.splitlines()[0])
+    assert b"RuntimeError: Error(s) in loading" in told
+    assert told.endswith(kept[-100:])
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b"y" * 50_000,
+        FRAMES + b"KeyError: 'caught'\n" + b"the log goes on\n" * 5000,
+        FRAMES + b"  frames\n" * 5000,
+    ],
+    ids=["no traceback", "one that was caught", "one that was cut off"],
+)
+def test_else_the_end_alone_is_told(kept: bytes) -> None:
+    assert telling(kept) == kept[-TAIL_BYTES:]
