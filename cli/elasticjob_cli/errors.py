@@ -22,6 +22,13 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
+class Interrupted(CommandError):
+    """Somebody wanted it ended before it had begun."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ExitCode.INTERRUPTED)
+
+
 class BadInput(CommandError):
     """What the user gave cannot be used."""
 

@@ -233,14 +233,27 @@ def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
-def test_an_interrupt_while_the_cluster_starts_leaves_nothing(rig: LocalRig) -> None:
-    runner = rig.start(rig.manifest(), "--plain")
-    until(lambda: len(rig.processes()) >= 2, "the first process")
-
-    runner.send_signal(signal.SIGINT)
-
-    assert runner.wait(20) == 130
-    rig.nothing_left()
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_cluster_starts_leaves_nothing(
+    rig: LocalRig, signum: signal.Signals, times: int
+) -> None:
+    lock = rig.state / "elasticjob" / "default" / "job" / "lock"
+    for after_seconds in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
+        lock.unlink(missing_ok=True)
+        runner = rig.start(rig.manifest(), "--plain")
+        until(lock.exists, "the first thing that it makes")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            runner.wait(after_seconds)
+        for _ in range(times):
+            runner.send_signal(signum)
+        assert runner.wait(20) == 130
+        assert runner.stdout is not None
+        said = runner.stdout.read()
+        assert "Traceback" not in said, said
+        assert "interrupted before the job began" in said or "job: " in said, said
+        rig.nothing_left()
 
 
 def test_a_second_interrupt_kills_workers_that_do_not_stop(rig: LocalRig) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from elasticjob_agent import signals
 from elasticjob_cli import settings
-from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_cli.errors import CommandError, ExitCode, Interrupted
 from elasticjob_cli.local import control, etcd
 from elasticjob_cli.local.apply import Applier
 from elasticjob_cli.local.asked import AskedAgents
@@ -63,13 +63,18 @@ class LocalRun:
         self._troubles: set[str] = set()
         self._tails: dict[str, Tail] = {}
         self._interrupted = False
+        self._setup: asyncio.Task[object] | None = None
         self._backend = job.spec.rendezvous.backend
         self._etcd: etcd.EtcdServer | None = None
         self._kubelet: Kubelet | None = None
         self._loop: Loop | None = None
 
     async def run(self) -> Ended:
-        """Raises `CommandError` when the local cluster itself cannot work."""
+        """Raises `CommandError` when the local cluster itself cannot work, or was not wanted."""
+        with signals.heeded(self._interrupt, to_the_end=True):  # until all is taken apart
+            return await self._run()
+
+    async def _run(self) -> Ended:
         if self._backend is not Backend.C10D:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
         lock = self._folder.acquire()
@@ -78,25 +83,32 @@ class LocalRun:
             self._processes = Processes(self._exited, self._trouble)
             await self._processes.open(run_dir, lock)
             try:
-                with contextlib.ExitStack() as heeded:  # signals, until all is taken apart
-                    await self._until_all_ended(run_dir, heeded)
+                await self._until_all_ended(run_dir)
             except ExceptionGroup as group:
                 raise _first_command_error(group) from group
+            except asyncio.CancelledError:
+                if not self._interrupted:
+                    raise
+                raise Interrupted("interrupted before the job began; nothing runs") from None
         finally:
             self._folder.release()
         return Ended(self._stored.job, self._book.rounds(), self._exit_code(), self._elapsed())
 
-    async def _until_all_ended(self, run_dir: Path, heeded: contextlib.ExitStack) -> None:
+    async def _until_all_ended(self, run_dir: Path) -> None:
         try:
             with self._warnings(), settings.kept(run_dir):
-                await self._in_cluster(run_dir, heeded)
+                await self._in_cluster(run_dir)
         finally:
+            self._setup = None
             await self._processes.aclose()
             # The warden has done so, unless it was killed.
             shutil.rmtree(run_dir, ignore_errors=True)
 
-    async def _in_cluster(self, run_dir: Path, heeded: contextlib.ExitStack) -> None:
+    async def _in_cluster(self, run_dir: Path) -> None:
         """With etcd, the mirror, the pods and the control socket around it."""
+        self._setup = asyncio.current_task()
+        if self._interrupted:
+            raise asyncio.CancelledError
         self._stored.save()
         endpoint, environment = await self._endpoint(run_dir), settings.base_environment()
         programs = PodPrograms(self._stored.job, self._trainer, environment, run_dir, endpoint)
@@ -120,7 +132,7 @@ class LocalRun:
             loop = Loop(
                 self._stored, self._processes, mirror, kubelet, applier, self._book, self._show
             )
-            self._kubelet, self._loop = kubelet, loop
+            self._kubelet, self._loop, self._setup = kubelet, loop, None
             helpers = [
                 tasks.create_task(work)
                 for work in (mirror.run(), loop.follow_mirror(), self._follow_output())
@@ -129,7 +141,6 @@ class LocalRun:
             server = await control.serve(run_dir / control.SOCKET, verbs.act)
             self._announce(run_dir)
             try:
-                heeded.enter_context(signals.heeded(self._interrupt, to_the_end=True))
                 await loop.run()
                 self._show_output()  # the last words
             finally:
@@ -178,12 +189,16 @@ class LocalRun:
         self._drain("Ctrl-C" if signum == signal.SIGINT else signum.name)
 
     def _drain(self, reason: str) -> None:
-        """And end, as a suspension does; told twice, kill."""
-        if not self._interrupted:
+        """And end, as a suspension does; told twice, kill. What is just set up, is taken apart."""
+        if self._loop is None:
+            if self._setup is not None and not self._interrupted:
+                self._setup.cancel()
+            self._interrupted = True
+        elif not self._interrupted:
             self._interrupted = True
             self._note(f"{reason}: draining; once more kills")
             self._stored.suspend()
-        elif self._loop is not None:
+        else:
             self._loop.killed.set()
             self._loop.wake()
 
