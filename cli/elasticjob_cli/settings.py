@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pwd
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_cli.errors import CommandError
 
 LONGEST_RUN_DIR = 60
@@ -39,8 +37,11 @@ def _home() -> Path:
         ) from None
 
 
-def run_dir() -> Path:
-    """A new folder for one run's sockets and etcd data, which only this user can enter."""
+def run_dir() -> ScratchFolder:
+    """A new folder for one run's sockets and etcd data, which only this user can enter.
+
+    What runs have left that were killed with all that guarded them is cleared away.
+    """
     try:
         base = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -48,22 +49,7 @@ def run_dir() -> Path:
             f"there is no room for temporary files: {error.strerror}; set TMPDIR to a folder in "
             "which this user can write"
         ) from error
-    return Path(
-        tempfile.mkdtemp(
-            prefix="elasticjob-", dir=base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp"
-        )
-    )
-
-
-@contextmanager
-def kept(folder: Path) -> Iterator[None]:
-    """systemd-tmpfiles leaves a folder alone, however old, while somebody holds a lock on it."""
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(held, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(held)
+    return ScratchFolder("run", base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp")
 
 
 def base_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Temporary folders of agents, which are cleared away even if their agent was killed.
+"""Temporary folders of agents and local runs, cleared away even if whoever made one was killed.
 
 Whoever makes one holds a lock on it for as long as it lives, and first removes those on which
 nobody does: the kernel lets go of a dead process's locks. (systemd-tmpfiles heeds them too.)
@@ -26,10 +26,13 @@ NAMED_SECONDS = 3600.0
 
 
 class ScratchFolder:
-    """A folder of this process alone, named after its use. Raises OSError."""
+    """A folder of this process alone, named after its use. Raises OSError.
 
-    def __init__(self, use: str) -> None:
-        made = Path(tempfile.mkdtemp(prefix=_UNLOCKED))
+    `parent` is where, if not where temporary files belong.
+    """
+
+    def __init__(self, use: str, parent: str | None = None) -> None:
+        made = Path(tempfile.mkdtemp(prefix=_UNLOCKED, dir=parent))
         self._held = _opened(made)
         self.path = made
         # A file system without locks: it keeps a name under which nobody removes it.

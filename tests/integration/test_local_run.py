@@ -309,6 +309,29 @@ def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
     rig.nothing_left()
 
 
+def test_what_a_run_left_that_was_killed_with_its_warden_goes_with_the_next(rig: LocalRig) -> None:
+    runner = rig.start(rig.manifest(), "--plain")
+    rig.running(2)
+    [left] = rig.run_dirs
+    warden = next(pid for pid, command in rig.processes().items() if "warden.py" in command)
+
+    os.kill(warden, signal.SIGSTOP)
+    runner.kill()
+    os.kill(warden, signal.SIGKILL)
+    runner.wait(20)
+    until(lambda: not rig.processes(), "the rest to end with them", 30)
+    assert left.exists()
+
+    living = rig.start(rig.manifest("living"), "--plain")
+    until(lambda: rig.status("living").get("phase") == "Running", "the next run")
+    assert not left.exists()
+    rig.note_run_dirs()
+    rig.finish()
+    assert rig.call("run", rig.manifest(), "--plain").returncode == 0
+    assert living.wait(30) == 0, "no run is hurt by another's start"
+    rig.nothing_left()
+
+
 def test_training_outlives_its_etcd(rig: LocalRig) -> None:
     runner = rig.start(rig.manifest(), "--plain")
     number = rig.running(2)["rendezvous"]["round"]

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from elasticjob_agent import signals
+from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_cli import settings
 from elasticjob_cli.errors import CommandError, ExitCode, Interrupted
 from elasticjob_cli.local import control, etcd
@@ -79,11 +79,11 @@ class LocalRun:
             etcd.find_etcd(self._backend is Backend.ETCD_V2)
         lock = self._folder.acquire()
         try:
-            run_dir = settings.run_dir()
+            scratch = settings.run_dir()
             self._processes = Processes(self._exited, self._trouble)
-            await self._processes.open(run_dir, lock)
+            await self._processes.open(scratch.path, lock)
             try:
-                await self._until_all_ended(run_dir)
+                await self._until_all_ended(scratch)
             except ExceptionGroup as group:
                 raise _first_command_error(group) from group
             except asyncio.CancelledError:
@@ -94,15 +94,14 @@ class LocalRun:
             self._folder.release()
         return Ended(self._stored.job, self._book.rounds(), self._exit_code(), self._elapsed())
 
-    async def _until_all_ended(self, run_dir: Path) -> None:
+    async def _until_all_ended(self, scratch: ScratchFolder) -> None:
         try:
-            with self._warnings(), settings.kept(run_dir):
-                await self._in_cluster(run_dir)
+            with self._warnings():
+                await self._in_cluster(scratch.path)
         finally:
             self._setup = None
             await self._processes.aclose()
-            # The warden has done so, unless it was killed.
-            shutil.rmtree(run_dir, ignore_errors=True)
+            scratch.close()  # the warden has removed it, unless it was killed
 
     async def _in_cluster(self, run_dir: Path) -> None:
         """With etcd, the mirror, the pods and the control socket around it."""

@@ -184,7 +184,8 @@ def test_a_long_temporary_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, cor
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     made = settings.run_dir()
     try:
-        assert len(str(made)) <= settings.LONGEST_RUN_DIR
-        assert made.stat().st_mode & 0o077 == 0
+        assert len(str(made.path)) <= settings.LONGEST_RUN_DIR
+        assert made.path.stat().st_mode & 0o077 == 0
     finally:
-        made.rmdir()
+        made.close()
+    assert not made.path.exists()
