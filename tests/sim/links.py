@@ -39,10 +39,14 @@ REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One side of a link: whether it believes in it, when it heard the other last, what it told."""
+    """One side of a link: whether it believes in it, when it heard the other last, what it told.
+
+    `got`: when the other had sent what was heard of it last, by the other's clock.
+    """
 
     agent: Agent
     heard: float
+    got: float = 0.0
     told: tuple[tuple[str, str], ...] = ()
     open: bool = True
     quiet: bool = False
@@ -150,13 +154,16 @@ class Switchboard:
     def _connect(self, agent: Agent, server: Agent, target: Link) -> None:
         world = self.world
         connection = Connection(
-            End(agent, world.now), End(server, world.now), target, self._sessions[agent]
+            End(agent, world.now, got=server.clock()),
+            End(server, world.now, got=agent.clock()),
+            target,
+            self._sessions[agent],
         )
         self._connections[agent] = connection
         self._served.setdefault(server, []).append(connection)
         self._failures.pop(agent, None)
         world.at(world.network.delay(), agent.deliver, LinkUp(target.member, target.session))
-        up = PeerUp(agent.pod.id, connection.session)
+        up = PeerUp(agent.pod.id, connection.session, server.clock())
         world.at(world.network.delay(), server.deliver, up)
         world.at(world.network.delay(), self._speak, connection.server, connection)
         for here, _ in connection.ends:
@@ -183,6 +190,7 @@ class Switchboard:
         if not (here.open and there.open and self._passes(here.agent, there.agent)):
             return
         there.heard = self.world.now
+        there.got = here.agent.clock()
         there.quiet = False
         there.agent.deliver(self._word(here, connection))
         if here.agent.tells != here.told:
@@ -192,8 +200,8 @@ class Switchboard:
     def _word(self, here: End, connection: Connection) -> Event:
         target = connection.target
         if here is connection.server:
-            return LinkHeard(target.member, target.session, here.agent.serves)
-        return PeerHeard(here.agent.pod.id, connection.session)
+            return LinkHeard(target.member, target.session, here.agent.serves, here.got)
+        return PeerHeard(here.agent.pod.id, connection.session, here.got)
 
     def _passes(self, one: Agent, other: Agent) -> bool:
         if not (one.pod.powered and other.pod.powered) or one.pod.frozen or other.pod.frozen:

@@ -20,6 +20,8 @@ FOUND = {
     "etcd loses a round that was sealed, before anybody heard of it": 12005205,
     "etcd loses its data, and who alone knows of the last round comes back late": 5304137,
     "who leaves can't write it until the verdict on its peers is due": 17000137,
+    "between two cuts only one side of a link is heard": 24007826,
+    "etcd loses its data under a gang that outlives it, one of which is slow to register": 24007536,
     "a watch stays on the etcd whose data was lost, before anything was read": 16000127,
 }
 

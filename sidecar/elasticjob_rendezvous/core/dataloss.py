@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elasticjob_rendezvous.core import absence
 from elasticjob_rendezvous.core.acts import Act, Scene, write_round
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.counts import counted
@@ -22,11 +23,13 @@ from elasticjob_rendezvous.core.records import (
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.timers import Timers
 
+LOST = "data lost"
+
 
 def restore(scene: Scene, timers: Timers, last: tuple[Round, Roster] | None) -> Act | None:
     """The round that is lost, from our memory (`last`) of it; a newer one where that is older."""
     known = scene.view.known()
-    if not timers.over("data lost", scene.bounds.keep_alive_seconds):
+    if not timers.over(LOST, scene.bounds.keep_alive_seconds):
         return None  # let the others register again: they may know a higher number
     if last and last[0].number == known:
         round_, roster = last
@@ -62,6 +65,21 @@ def overtake(scene: Scene) -> Act | None:
         counts=counted(current.counts, cause.kind) if ended else current.counts,
     )
     return write_round(scene, again, f"round {number} opens: {cause.detail}")
+
+
+def may_register(scene: Scene, timers: Timers, opened: float) -> bool:
+    """Whether members of a round that etcd forgot may yet come, or else stop their workers.
+
+    Nobody can be asked, for who was seated is not known. But who outlived etcd is told by it, once
+    it is within reach, that its lease is gone, and has little time to register then.
+    """
+    current = scene.current
+    lost = current.cause.kind is CauseKind.DATA_LOST
+    if not lost or current.previous in scene.view.rosters:
+        return False
+    since = timers.known(LOST)
+    patience = absence.patience_seconds(scene.bounds)
+    return not timers.passed((opened if since is None else since) + patience)
 
 
 def _used_before(scene: Scene, member: Member) -> bool:

@@ -7,7 +7,7 @@ and the simulation (`tests/sim`) both speak exactly this; nothing here does I/O.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from elasticjob_rendezvous.core.kv import KeyValue, Range, TxnResult, WatchEvent
@@ -132,11 +132,15 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkHeard:
-    """The coordinator's agent spoke on our link: it knows of `round`."""
+    """The coordinator's agent spoke on our link: it knows of `round`.
+
+    `sent`: when we sent the newest word of ours that it had heard by then, as `PeerHeard` says.
+    """
 
     member: str
     session: str
     round: int
+    sent: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +162,24 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A member linked to us."""
+    """A member linked to us; `sent` is as `PeerHeard` says."""
 
     member: str
     session: str
+    sent: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerHeard:
-    """A linked member spoke."""
+    """A linked member spoke.
+
+    `sent`, on our clock: when we sent the newest word of ours that it had heard by then. Only so
+    far does its own word prove that each hears the other. None: an agent too old to tell.
+    """
 
     member: str
     session: str
+    sent: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticjob_rendezvous.core import absence, census, crashes
+from elasticjob_rendezvous.core import absence, census, crashes, dataloss
 from elasticjob_rendezvous.core.acts import Act, Scene, write_round
 from elasticjob_rendezvous.core.closing import close
 from elasticjob_rendezvous.core.coordinator import Coordinator
@@ -66,7 +66,7 @@ def _fence(scene: Scene, count: census.Census) -> Act | None:
 def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
     """Whether workers of the last roster may run though their member's key is gone."""
     view, peers = scene.view, memory.peers
-    if peers.orphans:
+    if peers.orphans or dataloss.may_register(scene, memory.timers, opened):
         return True
     members = view.members()
     absent = [seat for seat in view.undone(scene.current.previous) if seat.id not in members]

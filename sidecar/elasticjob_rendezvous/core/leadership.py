@@ -37,7 +37,8 @@ class Leadership:
         key: the coordinator's session key; empty when unknown.
         seen_at: the store revision at which that was read.
         link: whom we link to.
-        heard: when that link was last heard, and the round number it told (0: none yet).
+        heard: until when that link is known to carry both ways, and the round number that was
+            told on it last (0: none yet).
         proven_gone, orphaned: coordinators whose agent a probe found dead, without and
             with living workers -> when.
     """
@@ -118,7 +119,7 @@ class Leadership:
 
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
-            self.heard = (now, event.round)
+            self.heard = (now if event.sent is None else event.sent, event.round)
 
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
         """The coordinator, if nothing is heard of it and we are to succeed it.

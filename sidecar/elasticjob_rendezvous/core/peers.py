@@ -63,6 +63,7 @@ class Peers:
         strays: members whose agent answered a probe though its link is gone -> when to
             ask again, for it may have been about to die; `astray` is how often that was.
         last_heard: member -> when any link of it was last heard, also after it broke.
+        proven: member -> until when any link of it is known to have carried both ways.
         led: former coordinators -> when our own link to them was last heard.
         inquiries: members that fell silent, or have no key while their workers may still run.
         inquiry_seconds: how long a silent member is asked that has its key.
@@ -82,6 +83,7 @@ class Peers:
     astray: dict[Session, int] = field(default_factory=dict)
     roll_call_at: float | None = None
     last_heard: dict[str, float] = field(default_factory=dict)
+    proven: dict[str, float] = field(default_factory=dict)
     led: dict[str, float] = field(default_factory=dict)
     inquiries: Inquiries = field(default_factory=Inquiries)
     forsaken: set[Session] = field(default_factory=set)
@@ -103,6 +105,7 @@ class Peers:
         self.linked[event.member, event.session] = now
         self.astray.pop((event.member, event.session), None)
         self.last_heard[event.member] = now
+        self.proven[event.member] = now if event.sent is None else event.sent
         self.silent.pop(event.member, None)
         self.inquiries.heard(event.member)
         if isinstance(event, PeerUp):
@@ -220,8 +223,8 @@ class Peers:
         return self.inquiries.inquire(seat, at, now + seconds)
 
     def evidence(self, others: Collection[str]) -> float | None:
-        """The time at which all of `others` were known to be linked to us; None if never."""
-        heard = [self.last_heard.get(id) for id in others]
+        """The time at which all of `others` were known to hear us, and we them; None if never."""
+        heard = [self.proven.get(id) for id in others]
         known = [at for at in heard if at is not None]
         return min(known) if known and len(known) == len(heard) else None
 

@@ -65,10 +65,10 @@ async def hold_link(
         refused = False
         try:
             async with _connection(link.address, link.port) as (reader, writer):
-                await _greet(link, member, session, job_key, reader, writer)
+                linked_at = await _greet(link, member, session, job_key, reader, writer)
                 post(LinkUp(link.member, link.session))
                 pause = FIRST_REDIAL_SECONDS
-                await _listen(link, reader, writer, post, leaving)
+                await _listen(link, reader, writer, post, leaving, linked_at)
         except ConnectionRefusedError:
             refused = True
         except (OSError, EOFError, TimeoutError, wire.BadPeer):
@@ -85,7 +85,9 @@ async def _greet(
     job_key: bytes,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-) -> None:
+) -> float:
+    """Link; returns when we sent what it answered."""
+    asked_at = asyncio.get_running_loop().time()
     question = wire.nonce()
     me = {"member": member, "session": session}
     writer.write(wire.line({"nonce": question, "link": me}))
@@ -93,6 +95,7 @@ async def _greet(
     if not wire.verified(job_key, question, answer) or answer.get("member") != link.member:
         raise wire.BadPeer(f"the agent at {link.address}:{link.port} is not {link.member}")
     writer.write(wire.line({"hmac": wire.sign(job_key, str(answer.get("nonce")), {**me})}))
+    return asked_at
 
 
 async def _listen(
@@ -101,16 +104,18 @@ async def _listen(
     writer: asyncio.StreamWriter,
     post: Callable[[Event], None],
     leaving: Callable[[], wire.Leaving],
+    linked_at: float,
 ) -> None:
     """Pass on what the coordinator says and send heartbeats, until either side goes."""
     loop = asyncio.get_running_loop()
     next_beat = heard = loop.time()
+    count = wire.Count(linked_at)
     quiet = False
     told: wire.Leaving = ()
     while True:
         now = loop.time()
         if now >= next_beat:
-            writer.write(wire.line(wire.leaving_line(leaving())))
+            writer.write(wire.line({**count.line(now), **wire.leaving_line(leaving())}))
             next_beat = now + wire.HEARTBEAT_SECONDS
         patience = wire.SILENCE_SECONDS if quiet else wire.QUIET_SECONDS
         wait = min(next_beat, heard + patience) - now + 0.01
@@ -126,9 +131,9 @@ async def _listen(
             continue
         heard = loop.time()
         quiet = False
-        number = message.get("round")
+        number, proven = message.get("round"), count.proven(message)
         if isinstance(number, int):
-            post(LinkHeard(link.member, link.session, number))
+            post(LinkHeard(link.member, link.session, number, proven))
         others = wire.leaving_told(message)
         if others != told:
             told = others

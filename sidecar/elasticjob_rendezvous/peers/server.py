@@ -47,7 +47,7 @@ class PeerServer:
         self._bind_address = bind_address
         self._workers = workers
         self._listener: socket.socket | None = None
-        self._links: dict[tuple[str, str], asyncio.StreamWriter] = {}
+        self._links: dict[tuple[str, str], tuple[asyncio.StreamWriter, wire.Count]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._round = 0
         self._leaving: wire.Message = {}
@@ -93,9 +93,13 @@ class PeerServer:
         self._heart = loop.call_later(wire.HEARTBEAT_SECONDS, self._beat)
 
     def _tell(self) -> None:
-        message = wire.line({"round": self._round, **self._leaving})
-        for writer in self._links.values():
-            writer.write(message)
+        now = asyncio.get_running_loop().time()
+        for writer, count in self._links.values():
+            self._say(writer, count, now)
+
+    def _say(self, writer: asyncio.StreamWriter, count: wire.Count, now: float) -> None:
+        line = {**count.line(now), "round": self._round, **self._leaving}
+        writer.write(wire.line(line))
 
     def _accept(self, listener: socket.socket) -> None:
         """Take every connection that waits."""
@@ -150,6 +154,7 @@ class PeerServer:
         if not question.isascii():
             raise wire.BadPeer("nonce must be ASCII")
         mine = wire.nonce()
+        asked_at = asyncio.get_running_loop().time()
         body: wire.Message = {
             "member": self._member,
             "session": self.session,
@@ -168,7 +173,8 @@ class PeerServer:
             self._job_key, mine, {**link, "hmac": proof.get("hmac")}
         ):
             raise wire.BadPeer("the peer does not hold this job's key")
-        await self._keep(str(link.get("member")), str(link.get("session")), reader, writer)
+        count = wire.Count(asked_at)
+        await self._keep(str(link.get("member")), str(link.get("session")), reader, writer, count)
 
     async def _keep(
         self,
@@ -176,12 +182,13 @@ class PeerServer:
         session: str,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        count: wire.Count,
     ) -> None:
         key = (member, session)
         told: wire.Leaving = ()
-        self._links[key] = writer
-        writer.write(wire.line({"round": self._round}))
-        self._post(PeerUp(member, session))
+        link = self._links[key] = (writer, count)
+        self._say(writer, count, asyncio.get_running_loop().time())
+        self._post(PeerUp(member, session, count.linked_at))
         try:
             while True:
                 try:
@@ -189,13 +196,13 @@ class PeerServer:
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
                     message = await self._last_word(reader)
-                self._post(PeerHeard(member, session))
+                self._post(PeerHeard(member, session, count.proven(message)))
                 leaving = wire.leaving_told(message)
                 if leaving != told:
                     told = leaving
                     self._post(LeavesTold(leaving))
         finally:
-            if self._links.get(key) is writer:
+            if self._links.get(key) is link:
                 del self._links[key]
                 self._post(PeerDown(member, session))
 

@@ -8,9 +8,11 @@ name, proves the key in a second line, and then both sides send heartbeats:
     member       {"nonce": n, "link": {"member", "session"}}
     coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
     member       {"hmac"}                                         signed over m
-    coordinator  {"round": 7}        at once when it changes, and every half second
-    member       {}                  every half second
+    coordinator  {"count": 4, "heard": 3, "round": 7}    when that changes, and every half second
+    member       {"count": 4, "heard": 4}                every half second
 
+Each side counts its lines from 1, and says the count of the newest one that it has heard of the
+other (0: what linked it). So whoever reads that knows since when it surely was heard itself.
 Both say in `"leaving": {<member's id>: "why"}` who leaves, as long as they know of any.
 """
 
@@ -21,6 +23,7 @@ import hashlib
 import hmac
 import json
 import secrets
+from collections import deque
 from typing import Any
 
 HEARTBEAT_SECONDS = 0.5
@@ -32,6 +35,8 @@ HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
 MAX_REASON_CHARACTERS = 100
+REMEMBERED_LINES = 64
+"""More than are under way: a link that is not heard for six of them is given up."""
 
 Message = dict[str, Any]
 Leaving = tuple[tuple[str, str], ...]
@@ -86,6 +91,36 @@ def leaving_told(message: Message) -> Leaving:
     if not isinstance(told, dict):
         return ()
     return tuple((id, reason) for id, reason in told.items() if isinstance(reason, str))
+
+
+class Count:
+    """One side's count of its lines: when each was sent, and what the other has heard."""
+
+    def __init__(self, linked_at: float) -> None:
+        self.linked_at = linked_at
+        self._sent = deque([(0, linked_at)], maxlen=REMEMBERED_LINES)
+        self._number = 0
+        self._heard = 0
+
+    def line(self, now: float) -> Message:
+        """What the next line of ours says of it."""
+        self._number += 1
+        self._sent.append((self._number, now))
+        return {"count": self._number, "heard": self._heard}
+
+    def proven(self, message: Message) -> float | None:
+        """When we sent what the other had heard of us when it sent `message`.
+
+        None where it does not say.
+        """
+        count, heard = message.get("count"), message.get("heard")
+        if isinstance(count, int):
+            self._heard = count
+        if not isinstance(heard, int):
+            return None
+        while len(self._sent) > 1 and self._sent[1][0] <= heard:
+            self._sent.popleft()
+        return self._sent[0][1]
 
 
 async def read(reader: asyncio.StreamReader, seconds: float) -> Message:

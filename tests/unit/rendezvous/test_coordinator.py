@@ -560,6 +560,20 @@ def test_a_round_that_somebody_outnumbers_is_opened_anew(state: RoundState) -> N
     assert (current.cause.kind, current.previous) == (CauseKind.DATA_LOST, 7)
 
 
+def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> None:
+    """They outlived etcd, and one is slower to register than the others."""
+    job = Job("a", "b", keep_alive_seconds=5, expected=2).round(1).change("b", known=7)
+    assert job.act().number == 8
+    job.idle().later(4.9).idle()
+    assert job.later(0.1).act().state is FROZEN
+
+
+def test_who_was_waited_for_before_is_not_once_more() -> None:
+    job = Job("a", "b", keep_alive_seconds=5, expected=2).change("b", known=7).idle().later(5)
+    assert job.act().number == 8
+    assert job.act().state is FROZEN
+
+
 @pytest.mark.parametrize(
     ("state", "number", "anew"),
     [(JOINABLE, 1, True), (JOINABLE, 0, False), (FROZEN, 1, True), (FINAL, 1, True)],

@@ -233,6 +233,14 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     assert not leadership.tells_newer(3)
 
 
+def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
+    """Where only we hear the other, it counts us as silent, and begins anew without us."""
+    leadership = follower(Job("a", "b"))
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
+    assert leadership.vouches(3, 48.0 + LINK_SILENCE_SECONDS - 0.1)
+    assert not leadership.vouches(3, 48.0 + LINK_SILENCE_SECONDS)
+
+
 def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
     leadership = follower(Job("a", "b"))
     leadership.link_up(LinkUp(A, "s1"), 50.0)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -174,6 +175,49 @@ def test_both_sides_of_a_link_hear_it_once() -> None:
         assert len([event for event in here.all if isinstance(event, LeavesTold)]) == 2
 
     run(scenario())
+
+
+def test_each_side_knows_since_when_it_is_heard() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        began = time.monotonic()
+        async with coordinator(here) as (_, port), link_to(port, there):
+            for _ in range(5):
+                await here.until(PeerHeard("id-b", "s2"))
+                await there.until(LinkHeard("id-a", "s1", 0))
+        for heard in (here.all, there.all):
+            sent = [event.sent for event in heard if isinstance(event, PeerHeard | LinkHeard)]
+            times = [at for at in sent if at is not None]
+            assert len(times) == len(sent) >= 5
+            assert began <= times[0] < times[-1] <= time.monotonic()
+            assert times == sorted(times)
+
+    run(scenario())
+
+
+def test_words_that_only_one_side_hears_prove_nothing_more() -> None:
+    """The other goes on to say how far it heard us, and that is no further than before."""
+    count = wire.Count(linked_at=10.0)
+    assert count.line(11.0) == {"count": 1, "heard": 0}
+    assert count.proven({"count": 1, "heard": 0}) == 10.0
+    assert count.line(12.0) == {"count": 2, "heard": 1}
+    assert count.proven({"count": 2, "heard": 1}) == 11.0
+    assert [count.proven({"count": number, "heard": 1}) for number in range(3, 9)] == [11.0] * 6
+    assert count.line(20.0)["heard"] == 8
+    assert count.proven({"count": 9, "heard": 3}) == 20.0
+
+
+@pytest.mark.parametrize("heard", [None, "7", [1]])
+def test_an_agent_that_does_not_say_what_it_heard_is_an_older_one(heard: object) -> None:
+    count = wire.Count(linked_at=10.0)
+    assert count.proven({"round": 7, "heard": heard}) is None
+
+
+def test_what_was_never_sent_is_not_believed_to_be_heard() -> None:
+    count = wire.Count(linked_at=10.0)
+    count.line(11.0)
+    assert count.proven({"heard": 1_000_000}) == 11.0
+    assert count.proven({"heard": -5}) == 11.0
 
 
 def test_the_coordinator_learns_at_once_that_a_member_died() -> None:

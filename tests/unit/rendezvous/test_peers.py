@@ -462,6 +462,15 @@ def test_evidence_is_as_old_as_the_one_heard_longest_ago(
     assert peers.evidence(others) == evidence
 
 
+def test_evidence_is_no_newer_than_what_the_other_heard_of_us() -> None:
+    peers = Peers()
+    peers.up(PeerUp(B, "s1", sent=9.0), 10.0)
+    assert peers.evidence([B]) == 9.0
+    peers.up(PeerHeard(B, "s1", sent=9.5), 12.0)
+    assert peers.evidence([B]) == 9.5
+    assert peers.heard_at(B) == 12.0, "it may trust us since then"
+
+
 def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -> None:
     job, peers = gang(), linked(C)
     probed(peers, job, Verdict.UNKNOWN)
