@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from elasticjob_operator.core.costs import RECOVERY, parts_ms
+from elasticjob_operator.core.costs import RECOVERY, parts_ms, recovery_ms
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import Interruptions, RoundStatus, Status
 from elasticjob_operator.wakeups import Retry
@@ -39,8 +39,8 @@ class Metrics:
         )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
-            "What a round cost, by part: detect, stop, backoff, join, confirm, start, and their "
-            "total; "
+            "What a round cost, by part: detect, stop, backoff, join, confirm, start; their total, "
+            "as in the status, of a join and a scaleDown without detect, for training went on; "
             "first_step comes after it, where workers report their steps.",
             ["part", "cause"],
             buckets=_RECOVERY_BUCKETS,
@@ -97,8 +97,8 @@ class Metrics:
         known = {part: ms for part, ms in parts_ms(found).items() if part in RECOVERY}
         for part, ms in known.items():
             self.recovery.labels(part, found.cause).observe(ms / 1000)
-        if known:
-            self.recovery.labels("total", found.cause).observe(sum(known.values()) / 1000)
+        if (spent := recovery_ms(found)) is not None:
+            self.recovery.labels("total", found.cause).observe(spent / 1000)
         if found.cold_nodes is not None:
             self.starts.labels("cold").inc(found.cold_nodes)
             self.starts.labels("warm").inc(max(0, found.nodes - found.cold_nodes))

@@ -50,6 +50,14 @@ def costs_text(found: RoundStatus) -> str:
     return ", ".join(f"{part} {ms} ms" for part, ms in parts_ms(found).items())
 
 
+def recovery_text(found: RoundStatus) -> str:
+    """`stop 120 ms, start 300 ms; the first step 80 ms later`: parts that add up to the whole."""
+    text = ", ".join(f"{part} {ms} ms" for part, ms in recovery_parts_ms(found).items())
+    if found.first_step_ms is None:
+        return text
+    return f"{text}; the first step {found.first_step_ms} ms later"
+
+
 def cold_text(found: RoundStatus) -> str:
     """Where its workers were started cold, and why; empty where none was, or nobody says."""
     cold, nodes = found.cold_nodes, found.nodes

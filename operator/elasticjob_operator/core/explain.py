@@ -18,6 +18,7 @@ from elasticjob_operator.core.past import ENDED, interruptions, latest_failure
 from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.sizes import Clamp, legal_sizes, wanted_size
 from elasticjob_operator.core.words import (
+    LONGEST_CAUSE,
     because,
     clock,
     counted,
@@ -245,7 +246,9 @@ def _failed(job: ElasticJob) -> str:
     """The end and its reason, as the condition has it."""
     status = job.status
     found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
-    reason, said = ("", "") if found is None else (found.reason, quoted(found.message))
+    reason, said = (
+        ("", "") if found is None else (found.reason, quoted(found.message, LONGEST_CAUSE))
+    )
     if found is not None and found.status is not ConditionStatus.TRUE:
         reason, said = "", ""
     begin = f"Failed{_ended_at(status)}"

@@ -17,12 +17,19 @@ from elasticjob_operator.core.actions import (
     RemoveMembers,
     WriteNodes,
 )
-from elasticjob_operator.core.costs import cold_text, costs_text, recovery_ms, seconds_text
+from elasticjob_operator.core.classes import UNCHARGED, meaning
+from elasticjob_operator.core.costs import (
+    cold_text,
+    costs_text,
+    recovery_ms,
+    recovery_text,
+    seconds_text,
+)
 from elasticjob_operator.core.labels import label_words
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import CLASSES, DELETED, UNCHARGED, because, why
+from elasticjob_operator.core.words import DELETED, because, why
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     Condition,
@@ -153,7 +160,7 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
             yield _normal(
                 "Recovered",
                 f"round {found.round}: {why(found, after)}; trains again on {found.nodes} "
-                f"node{_s(found.nodes)} after {seconds_text(spent)}: {costs_text(found)}"
+                f"node{_s(found.nodes)} after {seconds_text(spent)}: {recovery_text(found)}"
                 + (f"; {cold}" if cold else ""),
             )
 
@@ -172,8 +179,7 @@ def gone_text(failure: FirstFailure) -> str:
     """A node that went, in one sentence: none of its workers failed."""
     where = f" on {failure.node}" if failure.node else ""
     said = f": {failure.message}" if failure.message else ""
-    meaning = CLASSES[failure.class_].meaning
-    return f"{failure.pod}{where} went in round {failure.round}: {meaning}{said}"
+    return f"{failure.pod}{where} went in round {failure.round}: {meaning(failure)}{said}"
 
 
 def failure_text(failure: FirstFailure) -> str:

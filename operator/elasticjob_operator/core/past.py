@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob_operator.core.classes import UNCHARGED, meaning, remedy
 from elasticjob_operator.core.costs import (
     WISHED,
     cold_text,
@@ -13,9 +14,6 @@ from elasticjob_operator.core.costs import (
 )
 from elasticjob_operator.core.evidence import began_at
 from elasticjob_operator.core.words import (
-    CLASSES,
-    UNCHARGED,
-    UNKNOWN_CLASS,
     counted,
     moment,
     quoted,
@@ -78,9 +76,8 @@ def latest_failure(job: ElasticJob) -> Iterator[str]:
     failure = job.status.first_failure
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
-    words = CLASSES.get(failure.class_, UNKNOWN_CLASS)
-    yield f"{_culprit(failure)}: {words.meaning}" + _message(failure)
-    yield words.remedy
+    yield f"{_culprit(failure)}: {meaning(failure)}" + _message(failure)
+    yield remedy(failure)
     used, most = job.status.restarts, job.spec.max_restarts
     if failure.class_ not in UNCHARGED and job.status.phase not in ENDED:
         yield f"{used} of {counted(most, 'restart')} {'is' if used == 1 else 'are'} used"

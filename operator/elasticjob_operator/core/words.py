@@ -20,7 +20,6 @@ from elasticjob_operator.model.status import (
     Status,
 )
 from elasticjob_rendezvous.core.excuses import ABORTED
-from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
 
@@ -28,6 +27,8 @@ NAMED = 5
 """Pods named in a sentence: it has to stay readable for a job of a thousand."""
 LONGEST_QUOTE = 240
 """Characters of what somebody else said."""
+LONGEST_CAUSE = 480
+"""Of what our own agents said, with what they quote in it."""
 
 DELETED: Mapping[DeleteReason, str] = {
     DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
@@ -74,66 +75,6 @@ class Words(NamedTuple):
     remedy: str
 
 
-CLASSES: Mapping[str, Words] = {
-    FailureClass.USER_ERROR: Words(
-        "the training script failed",
-        "Correct the script: its traceback is in status.firstFailure, all that it wrote in the "
-        "pod's log",
-    ),
-    FailureClass.HOST_OUT_OF_MEMORY: Words(
-        "the machine's memory ran out",
-        "Give the container more memory, or /dev/shm if shared memory is named, or use fewer "
-        "data loaders or a smaller batch",
-    ),
-    FailureClass.CUDA_OUT_OF_MEMORY: Words(
-        "the GPU's memory ran out",
-        "Use a smaller batch or a GPU with more memory, or see what else runs on it",
-    ),
-    FailureClass.OUT_OF_MEMORY: Words(
-        "memory ran out",
-        "Use a smaller batch, or give the container or its GPU more memory",
-    ),
-    FailureClass.COLLECTIVE_TIMEOUT: Words(
-        "it waited in vain for a peer",
-        "Look at what the other ranks did at that time: one stood still or was slower than the "
-        "timeout of the process group",
-    ),
-    FailureClass.HANG: Words(
-        "it stood still, and not because it waited for a peer",
-        "Look at where it stood: the stacks of all ranks are in the pods' logs",
-    ),
-    FailureClass.PEER_ABORT: Words(
-        "its connection to a peer broke, and no node is known to have gone",
-        "Look at the logs of the other ranks at that time: one of them ended first",
-    ),
-    FailureClass.SIGNAL: Words(
-        "a signal ended it",
-        "SIGSEGV and SIGABRT point to native code, SIGKILL to someone on that machine: see the "
-        "end of the pod's log",
-    ),
-    FailureClass.LAUNCH_ERROR: Words(
-        "the workers could not be started",
-        "Correct the command or the image",
-    ),
-    FailureClass.MASTER_PORT: Words(
-        "the port of rank 0 was taken by another program",
-        "It is tried again with another port; with hostNetwork leave fixed ports alone",
-    ),
-    FailureClass.NODE_LOST: Words(
-        "it stopped without a word, as when its machine is lost",
-        "Look at that machine; another pod takes the place, and it cost no restart",
-    ),
-    FailureClass.PREEMPTED: Words(
-        "the cluster wanted the room for others",
-        "Give the job a higher priority or machines of its own; another pod takes the place, and "
-        "it cost no restart",
-    ),
-}
-"""By class. One that is not here is of a newer agent."""
-UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
-"""Classes of nodes: none of their workers failed."""
-UNKNOWN_CLASS = Words("a worker failed", "See the pod's log")
-
 OBSTACLES: Mapping[Obstacle, Words] = {
     Obstacle.UNSCHEDULABLE: Words(
         "Pending", "Free or add machines that fit, or let the template ask for less"
@@ -166,9 +107,8 @@ GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILUR
 def why(found: RoundStatus, status: Status) -> str:
     """Why one of the status's rounds began. Only of the current one all members are known."""
     now = status.rendezvous
-    cause = CauseStatus(
-        kind=found.cause, members=found.members, reason=found.reason, detail=quoted(found.detail)
-    )
+    detail = quoted(found.detail, LONGEST_CAUSE)
+    cause = CauseStatus(kind=found.cause, members=found.members, reason=found.reason, detail=detail)
     current = now.cause if now is not None and now.round == found.round else None
     if current is not None and set(found.members) <= set(current.members):
         return because(cause.model_copy(update={"members": current.members}))
@@ -261,14 +201,14 @@ def listed(items: list[str]) -> str:
     return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])
 
 
-def quoted(said: str) -> str:
+def quoted(said: str, longest: int = LONGEST_QUOTE) -> str:
     """The first line of what somebody else said, cut where it is too long.
 
     Of a line that only announces the next, that one as well.
     """
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return text if len(text) <= LONGEST_QUOTE else text[: LONGEST_QUOTE - 1].rstrip() + "…"
+    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
 
 
 _COUNTED = re.compile(r"^\d+ ")

@@ -21,22 +21,21 @@ def close(scene: Scene, outcome: Outcome, base: Round | None = None) -> Act:
 
 
 def outcome_of_charge(
-    charged: tuple[int, ...], streak: Streak, failures: Collection[Failure], bounds: Bounds
+    scene: Scene, charged: tuple[int, ...], streak: Streak, number: int
 ) -> Outcome | None:
-    """The end of the job, if this charge was one too many."""
-    if verdicts.spent(charged, bounds):
-        return _spent(failures, bounds)
+    """The end of the job, if the charge of round `number` was one too many."""
+    failures = scene.view.failures_of(number).values()
+    said = verdicts.told(failures, scene.view.dones_of(number).values())
+    if verdicts.spent(charged, scene.bounds):
+        return _failed(f"{said} ({_spent(scene.bounds)})", failures)
     if crashes.is_hopeless(streak):
-        return _failed(crashes.hopeless(streak, failures), failures)
+        return _failed(f"{crashes.hopeless(streak)}: {said}", failures)
     return None
 
 
-def _spent(failures: Collection[Failure], bounds: Bounds) -> Outcome:
-    first = verdicts.culprit(failures)
-    said = verdicts.describe(first) if first else "a worker failed"
+def _spent(bounds: Bounds) -> str:
     most = bounds.max_restarts
-    times = f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
-    return _failed(f"{said} ({times})", failures)
+    return f"after {most} restart{'s' * (most > 1)}" if most else "no restarts allowed"
 
 
 def _failed(said: str, failures: Collection[Failure]) -> Outcome:

@@ -77,12 +77,9 @@ def is_hopeless(streak: Streak) -> bool:
     return streak.times >= HOPELESS
 
 
-def hopeless(streak: Streak, failures: Collection[Failure]) -> str:
+def hopeless(streak: Streak) -> str:
     """Why the job ends early, for people."""
-    first = verdicts.culprit(failures)
-    said = verdicts.describe(first) if first else "a worker failed"
-    which = _ordinal(streak.times)
-    return f"no progress: the {which} failure in a row at step {streak.step}: {said}"
+    return f"no progress: the {_ordinal(streak.times)} failure in a row at step {streak.step}"
 
 
 def explained(cause: Cause, streak: Streak) -> Cause:

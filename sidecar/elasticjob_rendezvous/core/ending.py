@@ -63,7 +63,7 @@ def look_at_final(
     lost += stopped
     failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
-        cause = verdicts.cause_of(failures)
+        cause = verdicts.cause_of(failures, done.values())
         return FinalLook(cause=cause, symptom=timers.since(("failure", number)))
     if lost:
         names = tuple(seat.name for seat in lost)

@@ -68,7 +68,7 @@ def _reopen(scene: Scene, memory: Coordinator, look: FinalLook) -> Act:
     if verdicts.speaks_for_itself(failures) or retries > verdicts.MASTER_PORT_RETRIES:
         charged, counts = (*charged, number), current.counts
         streak = crashes.after_failure(current.streak, failures, life)
-        if outcome := outcome_of_charge(charged, streak, failures, scene.bounds):
+        if outcome := outcome_of_charge(scene, charged, streak, number):
             over = replace(current, charged=charged, streak=streak)
             return close(scene, outcome, over)
         cause = crashes.explained(cause, streak)

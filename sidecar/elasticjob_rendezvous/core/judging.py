@@ -61,7 +61,7 @@ def _charge(scene: Scene, number: int, timers: Timers) -> Act:
     charges = (*current.charged, number)
     pending = _without(current.pending, number)
     charged = replace(current, pending=pending, charged=charges, streak=streak, cause=cause)
-    if outcome := outcome_of_charge(charges, streak, failures, scene.bounds):
+    if outcome := outcome_of_charge(scene, charges, streak, number):
         return close(scene, outcome, charged)
     return write_round(scene, charged, f"round {number}: failure charged")
 

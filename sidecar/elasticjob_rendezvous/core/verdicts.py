@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
-from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Done
+from elasticjob_rendezvous.core.roster import natural_order
 
 MASTER_PORT_RETRIES = 3
 KEPT_FAILURES = 16
 """How many failures of one round are kept: in a large gang all fail, and most for one reason."""
-LINE_CHARACTERS = 240
+LINE_CHARACTERS = 160
 """Of what a failure says, in a cause or an outcome."""
 _CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 _REMOTENESS = {
@@ -57,14 +58,30 @@ def blamed(failures: Iterable[Failure], member: str) -> Failure | None:
     return culprit([each for each in known if each.member == member] or known)
 
 
-def cause_of(failures: Iterable[Failure]) -> Cause | None:
+def cause_of(failures: Iterable[Failure], done: Iterable[Done] = ()) -> Cause | None:
     """Why a round ends in which these failed; None where nothing did."""
     known = list(failures)
     first = culprit(known)
     if first is None:
         return None
     kind = CauseKind.MASTER_PORT if port_taken(known) else CauseKind.FAILURE
-    return Cause(kind, (first.name,), describe(first))
+    return Cause(kind, (first.name,), told(known, done))
+
+
+def told(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
+    """What is said of these failures of one round; `done`: who of it had ended with success.
+
+    Where workers only noticed that a peer was gone, one that ended too early is the likely reason.
+    """
+    known = list(failures)
+    first = culprit(known)
+    if first is None:
+        return "a worker failed"
+    ended = sorted((each.name for each in done), key=natural_order)
+    if not ended or speaks_for_itself(known):
+        return describe(first)
+    who = ended[0] if len(ended) == 1 else f"{ended[0]} and {len(ended) - 1} more"
+    return f"{describe(first)}; by then {who} had ended with success"
 
 
 def surplus(failures: Mapping[str, Failure]) -> list[str]:

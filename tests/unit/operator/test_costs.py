@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticjob_operator.core.costs import costs_text, recovery_ms, seconds_text
+from elasticjob_operator.core.costs import costs_text, recovery_ms, recovery_text, seconds_text
 from elasticjob_operator.model.status import RoundStatus
 
 WHOLE = RoundStatus(
@@ -17,6 +17,15 @@ def test_the_parts_come_in_the_order_in_which_they_pass() -> None:
     assert costs_text(WHOLE) == (
         "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms, first step 1200 ms"
     )
+
+
+def test_the_parts_that_are_told_add_up_to_the_recovery() -> None:
+    assert recovery_text(WHOLE) == (
+        "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms; "
+        "the first step 1200 ms later"
+    )
+    joined = WHOLE.model_copy(update={"cause": "join", "first_step_ms": None})
+    assert recovery_text(joined) == "stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms"
 
 
 def test_a_recovery_ends_when_the_workers_run_not_when_they_step() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elasticjob_operator.core.classes import CLASSES, meaning, remedy
 from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.observed import (
     NodeState,
@@ -30,7 +31,6 @@ from elasticjob_operator.core.rendezvous_view import (
 )
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.words import (
-    CLASSES,
     OBSTACLES,
     listed,
     named,
@@ -39,7 +39,7 @@ from elasticjob_operator.core.words import (
 )
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
-from elasticjob_operator.model.status import RoundStatus, Status
+from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import CauseKind
 from tests.unit.operator.builders import (
@@ -500,8 +500,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
         "Between two rounds, because a worker of job-1 failed (rank 5 on job-1 ended with exit "
         "code 1): 2 of 3 nodes have come (at least 2 are needed); job-2 ends its workers. The "
         "latest failure, in round 1, was of rank 5 on job-1 (node-1): the training script "
-        "failed: ValueError: no. Correct the script: its traceback is in status.firstFailure, "
-        "all that it wrote in the pod's log. 1 of 3 restarts is used.",
+        "failed: ValueError: no. Correct the script: all that it wrote is in the pod's log. "
+        "1 of 3 restarts is used.",
     ),
     "confirming": (
         observed(
@@ -541,8 +541,8 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Failed at 12:00:00 UTC on 2026-01-31: rank 5 on job-1 ended with signal 11 (no "
         "restarts). The latest failure, in round 1, was of rank 5 on job-1 (node-1): a signal "
-        "ended it: killed by SIGSEGV. SIGSEGV and SIGABRT point to native code, SIGKILL to "
-        "someone on that machine: see the end of the pod's log.",
+        "ended it: killed by SIGSEGV. Native code crashed: see the end of the pod's log, and set "
+        "PYTHONFAULTHANDLER=1 to be told where.",
     ),
     "nobody came": (
         ended(OutcomeKind.TIMED_OUT, "no round within 600 s: 1 of 2 have come"),
@@ -593,10 +593,55 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
     text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
-    words = CLASSES[kind]
-    assert f"was of rank 5 on job-1 (node-1): {words.meaning}: ValueError: no." in text
-    assert f" {words.remedy}." in text
-    assert words.remedy[0].isupper()
+    found = FirstFailure(round=1, pod="job-1", class_=kind.value)
+    assert f"was of rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
+    assert f" {remedy(found)}." in text
+    assert remedy(found)[0].isupper()
+    assert remedy(found.model_copy(update={"traceback": "T"})) == CLASSES[kind].remedy
+
+
+@pytest.mark.parametrize(
+    ("signum", "traceback", "advice"),
+    [
+        (7, "", "Give /dev/shm more room"),
+        (9, "", "Something on that machine killed it"),
+        (11, "", "see the end of the pod's log, and set PYTHONFAULTHANDLER=1 to be told where"),
+        (11, "Stack (most recent call last):", "Native code crashed: see the end of the pod's log"),
+        (15, "", "Somebody sent it that signal"),
+        (2, "", "Somebody sent it that signal"),
+        (25, "", "raise that limit"),
+        (40, "", "See the end of the pod's log"),
+        (None, "", "See the end of the pod's log"),
+    ],
+)
+def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: str) -> None:
+    found = failure(
+        kind="Signal", signal=signum, exit_code=None, traceback=traceback, message="killed"
+    )
+    text = said(observed(*running(5), view=trained(first_failure=found)))
+    assert f"{advice}" in text
+    meant = "its workers were ended from outside" if signum is None else "a signal ended it"
+    assert f"(node-1): {meant}: killed." in text
+    assert ("PYTHONFAULTHANDLER" in text) is (signum == 11 and not traceback)
+
+
+def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
+    found = failure(kind="CollectiveTimeout", signal=6, traceback="Stack (most recent call last):")
+    text = said(observed(*running(5), view=trained(first_failure=found)))
+    assert "Compare where the ranks stood: the stacks of all are in the pods' logs." in text
+
+
+def test_an_end_is_told_whole_however_much_it_quotes() -> None:
+    long = f"rank 5 on job-1 ended with exit code 1: {'x' * 200}… (after 3 restarts)"
+    ended = observed(*running(2), view=closed(OutcomeKind.FAILED, long))
+    assert "(after 3 restarts)." in said(ended, BEFORE)
+
+
+@pytest.mark.parametrize("kind", ["failure", "unconfirmed"])
+def test_a_pause_is_told_whatever_the_failure_quotes(kind: str) -> None:
+    detail = "x" * 250 + "; backing off 4 s after the fourth failure in a row"
+    view = forming(CauseView(kind, ("job-1",), detail), {"job-0": "waiting"})
+    assert "backing off 4 s" in said(observed(*running(2), view=view), BEFORE)
 
 
 def test_a_class_of_a_newer_agent_is_told_as_a_failure() -> None:

@@ -186,6 +186,19 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
     assert 'elasticjob_recovery_seconds_sum{cause="loss",part="first_step"} 4.0' in text
 
 
+def test_the_total_is_what_the_status_says() -> None:
+    """Until a wished round is decided training goes on; what never ran has not recovered."""
+    metrics = Metrics()
+    joined = RoundStatus(round=2, cause="join", nodes=3, detect_ms=3000, stop_ms=200, start_ms=300)
+    metrics.observe_round(joined)
+    metrics.observe_round(RoundStatus(round=3, cause="loss", nodes=3, detect_ms=100, join_ms=200))
+    text = metrics.text().decode()
+    assert 'elasticjob_recovery_seconds_sum{cause="join",part="total"} 0.5' in text
+    assert 'elasticjob_recovery_seconds_sum{cause="join",part="detect"} 3.0' in text
+    assert 'cause="loss",part="total"' not in text
+    assert 'elasticjob_recovery_seconds_sum{cause="loss",part="join"} 0.2' in text
+
+
 def test_starts_are_counted_warm_and_cold() -> None:
     metrics = Metrics()
     metrics.observe_round(RoundStatus(round=1, cause="start", nodes=3))

@@ -234,6 +234,22 @@ def test_a_done_member_under_a_new_session_excuses_nothing() -> None:
     assert job.act().charged == (1,)
 
 
+def test_a_peer_that_had_ended_with_success_is_named() -> None:
+    """The others waited for one that had ended too early: their own words do not say for whom."""
+    job = gang(max_restarts=0).done("c").failure("a", kind=ABORT, message="peer gone")
+    said = "rank 0 on a ended with exit code 1: peer gone; by then c had ended with success"
+    assert job.act().cause.detail == said
+    stopped(job, "a", "b").look()
+    for _ in range(20):
+        if (act := job.later(WINDOW / 4).look()) is not None:
+            job.commit(act.txn)
+    closed = job.current()
+    assert closed.outcome is not None
+    assert closed.outcome.detail == f"{said} (no restarts allowed)"
+    own = gang().done("c").failure("a", message="own error").act()
+    assert own.cause.detail == "rank 0 on a ended with exit code 1: own error"
+
+
 def test_a_done_member_that_went_excuses_nothing() -> None:
     job = aborted().done("c").gone("c").idle().later(WINDOW)
     assert job.act().charged == (1,)

@@ -99,7 +99,7 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
             a_failure("a", exit_code=None, signal=9, message=" killed\nmore"),
             "rank 0 on a ended with signal 9: killed",
         ),
-        (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 239}…"),
+        (a_failure("a", message="x" * 500), f"rank 0 on a ended with exit code 1: {'x' * 159}…"),
         (
             a_failure("a", message="E: in loading:\n\tMissing: x\n\tmore"),
             "rank 0 on a ended with exit code 1: E: in loading: Missing: x",

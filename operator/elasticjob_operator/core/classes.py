@@ -1,0 +1,119 @@
+"""What each class of failure means, and what to do about it. docs/explain.md has the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elasticjob_operator.core.words import Words
+from elasticjob_operator.model.status import FirstFailure
+from elasticjob_rendezvous.core.failures import FailureClass
+
+CLASSES: Mapping[str, Words] = {
+    FailureClass.USER_ERROR: Words(
+        "the training script failed",
+        "Correct the script: its traceback is in status.firstFailure, all that it wrote in the "
+        "pod's log",
+    ),
+    FailureClass.HOST_OUT_OF_MEMORY: Words(
+        "the machine's memory ran out",
+        "Give the container more memory, or /dev/shm if shared memory is named, or use fewer "
+        "data loaders or a smaller batch",
+    ),
+    FailureClass.CUDA_OUT_OF_MEMORY: Words(
+        "the GPU's memory ran out",
+        "Use a smaller batch or a GPU with more memory, or see what else runs on it",
+    ),
+    FailureClass.OUT_OF_MEMORY: Words(
+        "memory ran out",
+        "Use a smaller batch, or give the container or its GPU more memory",
+    ),
+    FailureClass.COLLECTIVE_TIMEOUT: Words(
+        "it waited in vain for a peer",
+        "Look at what the other ranks did at that time: one stood still or was slower than the "
+        "timeout of the process group. With recovery.hangTimeoutSeconds below that timeout, and "
+        "steps told, it is found and named",
+    ),
+    FailureClass.HANG: Words(
+        "it stood still, and not because it waited for a peer",
+        "Look at where it stood: the stacks of all ranks are in the pods' logs",
+    ),
+    FailureClass.PEER_ABORT: Words(
+        "its connection to a peer broke, and no node is known to have gone",
+        "Look at the logs of the other ranks at that time: one of them ended first",
+    ),
+    FailureClass.SIGNAL: Words(
+        "a signal ended it",
+        "See the end of the pod's log",
+    ),
+    FailureClass.LAUNCH_ERROR: Words(
+        "the workers could not be started",
+        "Correct the command or the image",
+    ),
+    FailureClass.MASTER_PORT: Words(
+        "the port of rank 0 was taken by another program",
+        "It is tried again with another port; with hostNetwork leave fixed ports alone",
+    ),
+    FailureClass.NODE_LOST: Words(
+        "it stopped without a word, as when its machine is lost",
+        "Look at that machine; another pod takes the place, and it cost no restart",
+    ),
+    FailureClass.PREEMPTED: Words(
+        "the cluster wanted the room for others",
+        "Give the job a higher priority or machines of its own; another pod takes the place, and "
+        "it cost no restart",
+    ),
+}
+"""By class. One that is not here is of a newer agent."""
+UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
+"""Classes of nodes: none of their workers failed."""
+UNKNOWN_CLASS = Words("a worker failed", "See the pod's log")
+_CRASHED = "Native code crashed: see the end of the pod's log"
+_SENT = (
+    "Somebody sent it that signal: a program in the image, a script around the command, or a "
+    "person on that machine"
+)
+_LIMITED = "It reached a limit of its container (ulimit): raise that limit"
+_OF_SIGNALS: Mapping[int, str] = {
+    1: _SENT,
+    2: _SENT,
+    3: _SENT,
+    4: _CRASHED,
+    6: _CRASHED,
+    7: "Give /dev/shm more room, if it was full, or the disk of a file that it had mapped; else "
+    "native code crashed: see the end of the pod's log",
+    8: _CRASHED,
+    9: "Something on that machine killed it, and not for want of memory in its container: see "
+    "that machine's log",
+    11: _CRASHED,
+    15: _SENT,
+    24: _LIMITED,
+    25: _LIMITED,
+}
+_STACK = "Stack "
+"""So begins what a worker wrote that was asked where it stood."""
+
+
+def meaning(failure: FirstFailure) -> str:
+    """What it means, without a full stop."""
+    if failure.class_ == FailureClass.SIGNAL and failure.signal is None:
+        return "its workers were ended from outside"
+    return CLASSES.get(failure.class_, UNKNOWN_CLASS).meaning
+
+
+def remedy(failure: FirstFailure) -> str:
+    """What to do about it, without a full stop."""
+    told = bool(failure.traceback)
+    of_signal = _OF_SIGNALS.get(failure.signal or 0)
+    match failure.class_:
+        case FailureClass.USER_ERROR if not told:
+            return "Correct the script: all that it wrote is in the pod's log"
+        case FailureClass.SIGNAL if of_signal is not None:
+            unsaid = of_signal == _CRASHED and not told
+            more = ", and set PYTHONFAULTHANDLER=1 to be told where" if unsaid else ""
+            return of_signal + more
+        case FailureClass.COLLECTIVE_TIMEOUT if failure.traceback.startswith(_STACK):
+            return (
+                "Compare where the ranks stood: the stacks of all are in the pods' logs. They "
+                "call collectives in different orders, or their network loses what they send"
+            )
+    return CLASSES.get(failure.class_, UNKNOWN_CLASS).remedy
