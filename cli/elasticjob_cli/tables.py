@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from elasticjob_operator.core.conditions import WORKERS_FAILED
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.enums import ConditionType
 from elasticjob_operator.model.status import FirstFailure, Interruptions, MemberStatus, RoundStatus
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
@@ -155,7 +157,13 @@ def interruption_line(counts: Interruptions) -> str:
 def restarts_text(job: ElasticJob) -> str:
     """`1 of 3`. A failure that nobody restarts from any more is charged, but is no restart."""
     most, charged = job.spec.max_restarts, job.status.restarts
-    return f"{min(charged, most)} of {most}" + (", then one failure more" if charged > most else "")
+    ended = any(
+        condition.type is ConditionType.FAILED and condition.reason == WORKERS_FAILED
+        for condition in job.status.conditions
+    )
+    if charged > most or (ended and charged):
+        return f"{charged - 1} of {most}, then one failure more"
+    return f"{charged} of {most}"
 
 
 def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence[str]) -> list[str]:

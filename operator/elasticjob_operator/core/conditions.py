@@ -22,6 +22,9 @@ from elasticjob_rendezvous.core.roster import natural_order
 NAMED_PODS = 5
 """Pods named in a message: it has to stay readable for a job of a thousand."""
 
+WORKERS_FAILED = "WorkersFailed"
+"""Why a job failed that failures of its workers ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -223,7 +226,7 @@ def end_reason(view: RendezvousView) -> tuple[str, str]:
             known = reason in {reason.value for reason in StopReason}
             return (reason, message) if known else ("Stopped", detail)
         case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
-            return "WorkersFailed", detail
+            return WORKERS_FAILED, detail
 
 
 def _ends(view: RendezvousView, phase: Phase) -> list[Finding]:

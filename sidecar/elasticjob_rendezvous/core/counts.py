@@ -37,18 +37,22 @@ def counted(counts: Counts, kind: CauseKind) -> Counts:
 def leave_cause(
     leaving: Iterable[Seat], reasons: dict[str, str], bounds: Bounds, *, urgent: bool = False
 ) -> Cause:
-    """Why a round ends that these members leave: a preemption when any of them was preempted."""
+    """Why a round ends that these members leave: a preemption when any of them was preempted.
+
+    `reasons` are their own words, by id. Who marked one to leave knows better why.
+    """
     seats = tuple(leaving)
-    marks = [bounds.marked(seat.id) for seat in seats]
-    preempted = {mark.reason for mark in marks if mark is not None and mark.preempted}
-    said = preempted or {reasons.get(seat.id, "") for seat in seats}
+    marks = {seat.id: mark for seat in seats if (mark := bounds.marked(seat.id)) is not None}
+    preempted = {mark.reason for mark in marks.values() if mark.preempted}
+    marked = {id: mark.reason for id, mark in marks.items()}
+    said = preempted or {{**reasons, **marked}.get(seat.id, "") for seat in seats}
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(seat.name for seat in seats)
     return Cause(kind, names, "; ".join(sorted(said - {""})), urgent)
 
 
 def with_later_leaves(
-    cause: Cause, ended: Iterable[Seat], why: Callable[[str], str | None]
+    cause: Cause, ended: Iterable[Seat], why: Callable[[str], str | None], bounds: Bounds
 ) -> Cause:
     """The cause of a round that a leave opened, with those who left until it froze.
 
@@ -62,7 +66,8 @@ def with_later_leaves(
     for seat in seats:
         reason = why(seat.id)
         if seat.name not in cause.members and reason is not None:
-            later[seat.name] = reason
+            mark = bounds.marked(seat.id)
+            later[seat.name] = reason if mark is None else mark.reason
     if not later:
         return cause
     names = tuple(seat.name for seat in seats if seat.name in later or seat.name in cause.members)

@@ -106,7 +106,8 @@ def _freeze(scene: Scene, choice: census.Freeze) -> Act:
     """Ask the chosen to confirm."""
     current, view = scene.current, scene.view
     cause = crashes.put_right(current, view.failures_of(current.previous).values())
-    cause = with_later_leaves(cause, view.undone(current.previous), view.leaves)
+    undone = view.undone(current.previous)
+    cause = with_later_leaves(cause, undone, view.leaves, scene.bounds)
     frozen = replace(current, state=RoundState.FROZEN, ids=choice.ids, cause=cause)
     note = f"round {current.number} is frozen with {len(choice.ids)} members"
     return write_round(scene, frozen, note)

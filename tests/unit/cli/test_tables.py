@@ -13,11 +13,14 @@ from elasticjob_cli.tables import (
     header,
     history_lines,
     interruption_line,
+    restarts_text,
     row,
 )
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.crdgen import definition
-from elasticjob_operator.model.status import FirstFailure, Interruptions
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType
+from elasticjob_operator.model.status import Condition, FirstFailure, Interruptions, Status
+from tests.unit.operator.builders import job
 
 NOW = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 
@@ -132,6 +135,28 @@ def test_rounds_with_causes_and_times() -> None:
         }
     ]
     assert " ".join(history_lines(rounds)[1].split()) == "12.3 s 2 loss: a-1 3 3 - - 0 - 20 30 1"
+
+
+@pytest.mark.parametrize(
+    ("charged", "reason", "text"),
+    [
+        (0, "", "0 of 3"),
+        (2, "", "2 of 3"),
+        (4, "WorkersFailed", "3 of 3, then one failure more"),
+        (3, "WorkersFailed", "2 of 3, then one failure more"),
+        (2, "DeadlineExceeded", "2 of 3"),
+    ],
+    ids=["none", "running", "spent", "no progress", "ended otherwise"],
+)
+def test_the_failure_that_ends_a_job_is_no_restart(charged: int, reason: str, text: str) -> None:
+    failed = Condition(
+        type=ConditionType.FAILED,
+        status=ConditionStatus.TRUE,
+        reason=reason,
+        last_transition_time=NOW,
+    )
+    status = Status(restarts=charged, conditions=[failed] if reason else [])
+    assert restarts_text(job(status=status, maxRestarts=3)) == text
 
 
 def test_a_lost_node_has_neither_rank_nor_exit() -> None:

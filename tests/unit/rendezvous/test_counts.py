@@ -106,6 +106,21 @@ def test_the_verdict_counts_a_preemption() -> None:
     assert current.cause.kind is CauseKind.PREEMPTION
 
 
+def test_who_marked_a_member_to_leave_knows_better_why() -> None:
+    """Its own word is that it was told to end, whichever came first."""
+    slow = (Mark(identity("b"), "SurplusStraggler"), Mark(identity("c"), "SurplusStraggler"))
+    job = gang().bounds(max_nodes=2, marks=slow)
+    job.change("b", state=MemberState.LEAVING, reason="SIGTERM").idle().later(1)
+    opened = job.act()
+    assert (opened.cause.kind, opened.cause.detail) == (CauseKind.LEAVE, "SurplusStraggler")
+    job.change("a", state=MemberState.WAITING, round=1)
+    for name in "bc":
+        job.change(name, state=MemberState.LEAVING, reason="SIGTERM", stopped=True)
+    again = job.act()
+    assert again.state is RoundState.FROZEN
+    assert (again.cause.members, again.cause.detail) == (("b", "c"), "SurplusStraggler")
+
+
 # -- the operator's word comes late -----------------------------------------------------
 
 

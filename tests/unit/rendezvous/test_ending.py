@@ -302,13 +302,15 @@ def test_aborted_peers_of_a_leaver_are_its_consequences_and_stop_at_once() -> No
     ("preempted", "kind", "detail"),
     [
         (True, CauseKind.PREEMPTION, "EvictionByEvictionAPI"),
-        (False, CauseKind.LEAVE, "its pod is to end"),
+        (False, CauseKind.LEAVE, "Terminating"),
+        (None, CauseKind.LEAVE, "its pod is to end"),
     ],
 )
 def test_a_leave_is_a_preemption_by_the_operators_word(
-    preempted: bool, kind: CauseKind, detail: str
+    preempted: bool | None, kind: CauseKind, detail: str
 ) -> None:
-    round = Round(marks=(Mark(identity("b"), "EvictionByEvictionAPI", preempted),))
+    marks = () if preempted is None else (Mark(identity("b"), detail, preempted),)
+    round = Round(marks=marks)
     round.job.change("b", state=LEAVING, reason="its pod is to end")
     round.seen()
     cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
