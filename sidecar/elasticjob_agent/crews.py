@@ -166,7 +166,7 @@ class Crews:
         """Read error files and progress with the news of an exit: the core judges all together."""
         number = None
         match event:
-            case WorkerExited() if event.exit_code != 0:
+            case WorkerExited():
                 number = event.round
             case Hello() if event.running is not None:
                 number = event.running
@@ -174,8 +174,12 @@ class Crews:
                 number = event.exits[-1].round
         if number is None:
             return FromHands(event)
+        well = isinstance(event, WorkerExited) and event.exit_code == 0
         try:
             async with asyncio.timeout(DISK_SECONDS):
+                if well:
+                    words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
+                    return FromHands(event, progress=words)
                 reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
                 base_rank = await asyncio.to_thread(self._logs.base_rank, number)
                 words = await asyncio.to_thread(self._files.read, number, self._settings.slots)

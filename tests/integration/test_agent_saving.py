@@ -40,9 +40,13 @@ def save():
         draft = checkpoint.with_name("checkpoint.new")
         draft.write_text(str(step + 1))
         draft.replace(checkpoint)
+        if way == "exit":
+            time.sleep(0.3)
         train.checkpointed(step + 1)
+    if way == "exit":
+        sys.exit()
 
-if way == "callback":
+if way != "question":
     train.on_leave(save)
 step = first[0]
 while True:
@@ -59,8 +63,8 @@ while True:
 dist.destroy_process_group()
 """
 CONF = "settle=0,stop_grace=3,keep_alive=3,leave_grace=25,last_call_timeout={last_call}"
-PATIENT, AT_ONCE = 30, 0
-"""Last calls: for a gang that starts whole, and for one that starts small."""
+PATIENT, SHORT = 30, 2
+"""Last calls: for a gang that starts whole, and for one that another node joins later."""
 
 
 @pytest.fixture
@@ -128,14 +132,16 @@ def test_a_drain_saves_before_it_stops_and_loses_no_step(
 
 
 @pytest.mark.timeout(240)
-def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path) -> None:
-    agents = [begin(gang, script, "1:2", last_call=AT_ONCE)]
-    trained(gang, 1, 1)
-    agents.append(begin(gang, script, "1:2", last_call=AT_ONCE))
-    trained(gang, 2, 2)
+@pytest.mark.parametrize("way", ["question", "exit"])
+def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path, way: str) -> None:
+    """A script that ends by itself once it has saved was not through."""
+    agents = [begin(gang, script, "1:3", way, last_call=SHORT) for _ in range(2)]
+    trained(gang, 1, 2)
+    agents.append(begin(gang, script, "1:3", way, last_call=SHORT))
+    trained(gang, 2, 3)
     gang.finish()
-    assert [agent.wait(60) for agent in agents] == [0, 0], gang.outputs()
-    assert_no_step_is_lost(gang, 1, 1, 2)
+    assert [agent.wait(60) for agent in agents] == [0, 0, 0], gang.outputs()
+    assert_no_step_is_lost(gang, 1, 2, 3)
 
 
 @pytest.mark.timeout(240)

@@ -33,6 +33,16 @@ def answered(asked: Asked | None, progress: Mapping[int, WorkerProgress]) -> Ask
     return replace(asked, passed=max((worker.points for worker in progress.values()), default=0))
 
 
+def ended_after_all(state: State, now: float) -> State:
+    """Where nobody ends the round in which workers saved and ended, as where peers were done
+    before that place, they are done too.
+    """
+    until, crew = state.obeyed_until, state.crew
+    if until is None or crew is None or now < until:
+        return state
+    return replace(state, crew=replace(crew, asked=None))
+
+
 def waits_to_save(state: State, crew: Crew, now: float) -> bool:
     """Whether the workers of a node that leaves run on, for the gang may save first."""
     directive = state.directive

@@ -41,6 +41,7 @@ def wake_at(state: State) -> float | None:
         hangs,
         shows_at(state),
         unasked_at(state),
+        state.obeyed_until,
     )
     due = [at for at in times if at is not None]
     return None if state.over else min(due, default=None)

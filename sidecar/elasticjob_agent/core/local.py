@@ -13,10 +13,10 @@ REASON_CHARACTERS = 200
 def local_facts(state: State) -> Local:
     """The whole truth, to be told whenever it changed."""
     crew = state.crew
-    shown = state.shown if crew is not None and not crew.empty else None
+    training = crew if state.busy else None
+    shown = state.shown if training is not None else None
     if shown is not None and shown.round != state.round:
         shown = None
-    training = crew if crew is not None and not crew.empty else None
     able = state.hello is not None and not state.gone and state.port > 0
     able = able and state.prepare_by is None
     return Local(
@@ -63,7 +63,7 @@ def _failure(crew: Crew | None) -> Failure | None:
 
 def _workers(state: State) -> Workers:
     crew = state.crew
-    if crew is None or crew.empty:
+    if crew is None or not state.busy:
         return Workers.NONE
     if crew.order is not None:
         return Workers.STOPPING

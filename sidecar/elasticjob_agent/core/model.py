@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 from elasticjob.layout import Request
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.hands import HandsEvent, Hello, WorkerExited
-from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused
+from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.roster import Roster, Seat
@@ -145,13 +145,31 @@ class Crew:
     def done(self) -> bool:
         """Every worker ended with success by itself, and nothing of theirs is left.
 
-        A script may end with 0 because it was told to stop: that is no success.
+        A script may end with 0 because it was told to stop, or to save: that is no success.
         """
+        return self._well and not self._told_to_save
+
+    @property
+    def obeyed(self) -> bool:
+        """Every worker ended with 0, once it had been told to save."""
+        return self._well and self._told_to_save
+
+    @property
+    def _well(self) -> bool:
         return (
             self.empty
             and self.all_ended
             and self.failure is None
             and all(ended.exit.exit_code == 0 and ended.during is None for ended in self.exits)
+        )
+
+    @property
+    def _told_to_save(self) -> bool:
+        """Whether a worker came to the place where all save; a text or file names no places."""
+        asked = self.asked
+        return asked is not None and any(
+            said.saves and (said.points >= asked.point > 0 or said.points == 0)
+            for said in self.progress.values()
         )
 
 
@@ -248,9 +266,22 @@ class State:
         return self.ran if self.crew is None else max(self.ran, self.crew.round)
 
     @property
+    def obeyed_until(self) -> float | None:
+        """Until when workers that saved as they were told, and ended, count as running, while
+        peers may still save: the end of their round is on its way. None where there are none.
+        """
+        crew, directive = self.crew, self.directive
+        if crew is None or not crew.obeyed or crew.ended_at is None or self.gone or self.hurried:
+            return None
+        if not isinstance(directive, Run) or directive.save is None:
+            return None
+        same = directive.roster.number == crew.round
+        return crew.ended_at + directive.save.seconds if same else None
+
+    @property
     def busy(self) -> bool:
-        """Processes of a round are there, or may be."""
-        return self.crew is not None and not self.crew.empty
+        """Processes of a round are there, or may be, or count as that."""
+        return self.crew is not None and (not self.crew.empty or self.obeyed_until is not None)
 
     @property
     def may_leave(self) -> bool:

@@ -89,7 +89,10 @@ def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
             warning=True,
         )
     if after.empty and not (known is not None and known.empty):
-        yield Note(f"round {after.round}: {'done' if after.done else 'no worker is left'}")
+        end = "done" if after.done else "no worker is left"
+        if after.obeyed:
+            end = "its workers ended after the checkpoint that was asked for, which is no success"
+        yield Note(f"round {after.round}: {end}")
 
 
 def cause_text(cause: Cause) -> str:

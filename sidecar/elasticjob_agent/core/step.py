@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from elasticjob_agent.core import crew as crews
-from elasticjob_agent.core.asking import asking
+from elasticjob_agent.core.asking import asking, ended_after_all
 from elasticjob_agent.core.ending import wake_at, with_end
 from elasticjob_agent.core.local import local_facts
 from elasticjob_agent.core.model import (
@@ -170,6 +170,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
         state = replace(state, prepare_by=None)
     if state.leaving and state.leaving_at is None:
         state = replace(state, leaving_at=now)
+    state = ended_after_all(state, now)
     state, orders = _stopping(state, now, again=isinstance(heard, Hello))
     commands.extend(orders)
     state, orders = _starting(state, now)

@@ -12,7 +12,10 @@ from elasticjob_agent.core.hang import hangs_at
 from elasticjob_agent.core.model import (
     AskCrew,
     Directed,
+    Exit,
     LeaveAsked,
+    Release,
+    StartCrew,
     StopCrew,
     Tell,
     Timer,
@@ -21,10 +24,21 @@ from elasticjob_agent.core.model import (
 from elasticjob_agent.core.progress import WorkerProgress
 from elasticjob_agent.core.step import wake_at
 from elasticjob_rendezvous.core.directives import Run
-from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Save
 from elasticjob_rendezvous.core.saving import ASK_SECONDS
-from tests.unit.agent.builders import FACTS, ME, Driven, ended, hello, roster, running, stop
+from tests.unit.agent.builders import (
+    FACTS,
+    ME,
+    Driven,
+    ended,
+    hello,
+    roster,
+    run,
+    running,
+    stop,
+    stopped,
+)
 
 CAUSE = Cause(CauseKind.LEAVE, ("node-0",))
 
@@ -114,6 +128,61 @@ def test_a_worker_that_ended_is_not_waited_for() -> None:
         driven.feed(event)
     driven.feed(ended(1, code=0))
     assert told(driven).saved
+
+
+def asked_to_end(*points: int) -> Driven:
+    """Workers that ended with 0 after these places, of which the fifth is where all save."""
+    driven = training()
+    for event in (directed(0), progressed(4, 4, asked=True), directed(5)):
+        driven.feed(event)
+    last = progressed(*points).progress
+    for end in (replace(ended(0), progress=last), ended(1), stopped()):
+        driven.feed(end)
+    return driven
+
+
+def test_who_ends_once_it_has_saved_is_not_done_and_waits_for_the_end_of_the_round() -> None:
+    driven = asked_to_end(5, 5)
+    local = told(driven)
+    assert (local.done, local.workers, local.saved) == (False, Workers.RUNNING, True)
+    driven.feed(stop(kind=CauseKind.JOIN))
+    local = told(driven)
+    assert (local.done, local.workers, local.round) == (False, Workers.NONE, 1)
+    driven.feed(run(2))
+    assert len(driven.only(StartCrew)) == 2
+
+
+def test_who_ends_before_the_place_is_done() -> None:
+    local = told(asked_to_end(4, 4))
+    assert (local.done, local.workers) == (True, Workers.NONE)
+
+
+def test_who_ended_at_the_place_is_done_where_nobody_ends_the_round() -> None:
+    driven = asked_to_end(5, 5)
+    assert wake_at(driven.state) is not None
+    driven.feed(Timer(), after=25.0)
+    local = told(driven)
+    assert (local.done, local.workers) == (True, Workers.NONE)
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_a_leaver_whose_workers_ended_waits_for_its_peers_unless_it_is_hurried(hurry: bool) -> None:
+    driven = asked_to_end(5, 5)
+    driven.feed(LeaveAsked("SIGTERM", hurry=hurry))
+    driven.feed(Timer(), after=20.0)
+    assert bool(driven.only(Exit) or driven.only(Release)) == hurry
+    driven.feed(stop(kind=CauseKind.LEAVE))
+    assert told(driven).workers is Workers.NONE
+
+
+def test_a_program_that_names_no_places_and_ends_when_it_was_asked_is_not_done() -> None:
+    driven = training()
+    driven.feed(progressed(0, 0, saved_ns=5))
+    for event in (directed(0), progressed(0, 0, asked=True, saved_ns=5), directed(1)):
+        driven.feed(event)
+    for end in (ended(0), ended(1), stopped()):
+        driven.feed(end)
+    assert not told(driven).done
 
 
 def test_a_file_that_is_written_anew_tells_of_a_checkpoint() -> None:
