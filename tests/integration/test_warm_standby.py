@@ -73,6 +73,18 @@ def test_a_module_that_must_be_the_workers_own_is_left_to_it(
     assert words in capfd.readouterr().err
 
 
+def test_many_packages_that_import_one_that_starts_threads_are_left_out_alone(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "thread_pkg.py").write_text(REFUSED["a thread"][0])
+    names = [f"user{number}_pkg" for number in range(6)]
+    for name in names:
+        (installed / f"{name}.py").write_text("from thread_pkg import value\n")
+    program = f"{LOADED}import plain_pkg, {', '.join(names)}\nprint(there)\n"
+    path = script(tmp_path / "code", program)
+    assert said_warm(tmp_path / "logs", path) == "['plain_pkg']\n"
+
+
 def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
     tmp_path: Path, installed: Path
 ) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 START_WAIT_SECONDS = 20.0
 MOST_STARTS = 4
+MOST_REFUSALS = 20
 SETTLED_SECONDS = 60.0
 MOST_ARGV_LETTERS = 200_000  # twice in one packet to the standby, with what was learned
 
@@ -72,6 +73,7 @@ class Standby:
         self._was_slow = False
         self._lessons = Lessons(loop, self._learn)
         self._starts = 0
+        self._most_starts = MOST_STARTS  # more by each that found what must not be preloaded
         self._began = 0.0
         self._workers = 1
         self._state = StandbyState.OFF
@@ -102,7 +104,8 @@ class Standby:
                 self._on_settled(not over, self._reason if over else "")
             return
         self._end()
-        self._asked, self._starts, self._was_slow = asked, 0, False
+        self._asked, self._was_slow = asked, False
+        self._starts, self._most_starts = 0, MOST_STARTS
         self._memory = Learned(Path(asked.memory) if asked.memory else None)
         env = {**self._base_env, **asked.env}
         try:
@@ -239,6 +242,8 @@ class Standby:
         """Something in it must not be there: once more without that."""
         for name, why in refused.items():
             self._output.say(f"not preloaded: {name}: {why}")
+        if not self._memory.excluded.issuperset(refused):
+            self._most_starts = min(self._most_starts + 1, MOST_REFUSALS)
         self._memory.exclude(refused)
         self._end()
         if refused:
@@ -248,12 +253,12 @@ class Standby:
 
     def _lost(self, reason: str) -> None:
         self._end()
-        if time.monotonic() - self._began > SETTLED_SECONDS:
-            self._starts = 0
         self._again(reason)
 
     def _again(self, reason: str) -> None:
-        if self._starts >= MOST_STARTS:
+        if time.monotonic() - self._began > SETTLED_SECONDS:
+            self._starts, self._most_starts = 0, MOST_STARTS
+        if self._starts >= self._most_starts:
             self._give_up(f"given up after {self._starts} standbys: {reason}")
         else:
             self._start()
