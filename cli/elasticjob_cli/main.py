@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from elasticjob_agent.launcher.stdstreams import open_missing
 from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
+from elasticjob_rendezvous.core.typed import bounded
 
 if TYPE_CHECKING:  # loaded in `main`, where Ctrl-C is no traceback any more
     import typer
@@ -111,7 +112,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
     try:
         _loaded(app)(prog_name=name)
     except CommandError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(bounded(f"{name}: {error}"), file=sys.stderr)
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:  # while the command was being loaded
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -119,7 +120,7 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         sys.stderr.close()
         sys.exit(int(ExitCode.FAILED))
     except OSError as error:
-        print(f"{name}: {_told(error)}", file=sys.stderr)
+        print(bounded(f"{name}: {_told(error)}"), file=sys.stderr)
         if error.filename is None:
             sys.stderr.close()  # output that is left in a buffer would be tried once more
         sys.exit(int(ExitCode.FAILED))

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from elasticjob_operator.core.leases import LeaseSettings
+from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -126,7 +127,7 @@ def _etcd(environ: Mapping[str, str]) -> EtcdSettings:
     files = {key: environ.get(name) or None for key, name in names.items()}
     for key, path in files.items():
         if path is not None and not Path(path).is_file():
-            raise SettingsError(f"{names[key]} must be a file, got {path!r}")
+            raise SettingsError(f"{names[key]} must be a file, got {echoed(path)}")
     if (files["CERT"] is None) != (files["KEY"] is None):
         raise SettingsError(f"{names['CERT']} and {names['KEY']} must be set together")
     server_name = environ.get("ELASTICJOB_ETCD_SERVER_NAME") or None
@@ -159,7 +160,7 @@ def _endpoints(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
         host, _, port = rest.rpartition(":")
         sound = host and port.isascii() and port.isdigit() and 0 < int(port) < 65536
         if scheme not in ("", "http", "https") or not sound:
-            raise SettingsError(f"{name} must hold http(s)://host:port, got {endpoint!r}")
+            raise SettingsError(f"{name} must hold http(s)://host:port, got {echoed(endpoint)}")
     return found
 
 
@@ -188,9 +189,9 @@ def _content(environ: Mapping[str, str], name: str) -> str | None:
     try:
         found = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{name}: {path!r} cannot be read: {error}") from error
+        raise SettingsError(f"{name}: {echoed(path)} cannot be read: {error}") from error
     if not found:
-        raise SettingsError(f"{name}: {path!r} must not be empty")
+        raise SettingsError(f"{name}: {echoed(path)} must not be empty")
     return found
 
 
@@ -199,7 +200,7 @@ def _one_of(
 ) -> str:
     value = environ.get(name) or default or words[0]
     if value not in words:
-        raise SettingsError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        raise SettingsError(f"{name} must be one of {', '.join(words)}, got {echoed(value)}")
     return value
 
 
@@ -212,5 +213,5 @@ def _port(environ: Mapping[str, str], name: str, default: int) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= 65535:
-        raise SettingsError(f"{name} must be a port from 1 to 65535, got {text!r}")
+        raise SettingsError(f"{name} must be a port from 1 to 65535, got {echoed(text)}")
     return int(text)

@@ -26,6 +26,7 @@ from elasticjob_agent.settings import (
 from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.keys import job_prefix
+from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.dynamic.endpoint import DEFAULT_C10D_PORT
 from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint as parse_store_endpoint
 from elasticjob_rendezvous.etcd.endpoints import DEFAULT_PORT, Tls, parse_endpoint
@@ -142,7 +143,7 @@ def _backend(text: str) -> Backend:
         return Backend.ETCD if text == "elasticjob" else Backend(text)
     except ValueError as error:
         known = "etcd (the v3 API), etcd-v2 (the v2 API, which torchrun calls etcd) or c10d"
-        raise SettingsError(f"--rdzv-backend must be {known}, got {text!r}") from error
+        raise SettingsError(f"--rdzv-backend must be {known}, got {echoed(text)}") from error
 
 
 def _hosts(conf: Conf) -> bool | None:
@@ -154,7 +155,7 @@ def _hosts(conf: Conf) -> bool | None:
             return True
         case "false" | "0" | "no":
             return False
-    raise SettingsError(f"--rdzv-conf is_host must be true or false, got {conf.is_host!r}")
+    raise SettingsError(f"--rdzv-conf is_host must be true or false, got {echoed(conf.is_host)}")
 
 
 def slots_of(text: str) -> int:
@@ -171,7 +172,8 @@ def slots_of(text: str) -> int:
             return len(os.sched_getaffinity(0))
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
         raise SettingsError(
-            f"--nproc-per-node must be auto, gpu, cpu or a number from 1 to 1024, got {text!r}"
+            "--nproc-per-node must be auto, gpu, cpu or a number from 1 to 1024, "
+            f"got {echoed(text)}"
         )
     return int(text)
 
@@ -188,10 +190,10 @@ def _nodes(text: str) -> tuple[int, int]:
     least_text, colon, most_text = text.partition(":")
     parts = (least_text, most_text if colon else least_text)
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise SettingsError(f"--nnodes must be MIN:MAX or a number, got {text!r}")
+        raise SettingsError(f"--nnodes must be MIN:MAX or a number, got {echoed(text)}")
     least, most = int(parts[0]), int(parts[1])
     if not 1 <= least <= most:
-        raise SettingsError(f"--nnodes must have 1 <= MIN <= MAX, got {text!r}")
+        raise SettingsError(f"--nnodes must have 1 <= MIN <= MAX, got {echoed(text)}")
     return least, most
 
 
@@ -201,7 +203,7 @@ def _named(option: str, text: str) -> str:
     if not _NAME.fullmatch(text):
         raise SettingsError(
             f"{option} must be letters, digits, '.', '_' and '-', at most 253, beginning and "
-            f"ending with a letter or digit; got {text!r}"
+            f"ending with a letter or digit; got {echoed(text)}"
         )
     return text
 
@@ -214,14 +216,16 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
     endpoints = endpoints_of(text, "--rdzv-endpoint")
     for path in (conf.cacert, conf.cert, conf.key, conf.password_file):
         if path and not Path(path).is_file():
-            raise SettingsError(f"--rdzv-conf names a file that does not exist: {path!r}")
+            raise SettingsError(f"--rdzv-conf names a file that does not exist: {echoed(path)}")
     if bool(conf.cert) != bool(conf.key):
         raise SettingsError("--rdzv-conf must give cert and key together")
     password = Path(conf.password_file).read_text().strip() if conf.password_file else conf.password
     if bool(conf.user) != bool(password):
         raise SettingsError("--rdzv-conf must give user and password (or password_file) together")
     if conf.protocol not in ("", "http", "https"):
-        raise SettingsError(f"--rdzv-conf protocol must be http or https, got {conf.protocol!r}")
+        raise SettingsError(
+            f"--rdzv-conf protocol must be http or https, got {echoed(conf.protocol)}"
+        )
     wants_tls = conf.protocol == "https" or bool(conf.cacert or conf.cert or conf.server_name)
     if wants_tls and conf.protocol == "http":
         raise SettingsError("--rdzv-conf has TLS files, so protocol must be https")
@@ -244,7 +248,7 @@ def _store_endpoint(text: str) -> str:
     except ValueError as error:
         raise SettingsError(f"--rdzv-endpoint: {error}") from error
     if not 0 < port < 65536:
-        raise SettingsError(f"--rdzv-endpoint must have a port from 1 to 65535, got {text!r}")
+        raise SettingsError(f"--rdzv-endpoint must have a port from 1 to 65535, got {echoed(text)}")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -259,10 +263,12 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         return address_of(local_addr) if local_addr else address_towards(host, port)
     except (OSError, UnicodeError) as error:  # a name that is none has no IDNA form
         if local_addr:
-            raise SettingsError(f"--local-addr {local_addr!r} is no address: {error}") from error
+            raise SettingsError(
+                f"--local-addr {echoed(local_addr)} is no address: {error}"
+            ) from error
         raise SettingsError(
-            f"--rdzv-endpoint: {host!r} cannot be reached from here ({error}); correct it, or "
-            "give --local-addr if only this machine's own address cannot be found"
+            f"--rdzv-endpoint: {echoed(host)} cannot be reached from here ({error}); correct it, "
+            "or give --local-addr if only this machine's own address cannot be found"
         ) from error
 
 
@@ -271,5 +277,5 @@ def _log_folder(log_dir: str, name: str) -> Path | None:
         return None
     folder = Path(log_dir).absolute()
     if folder.exists() and not folder.is_dir():
-        raise SettingsError(f"--log-dir {log_dir!r} is not a folder")
+        raise SettingsError(f"--log-dir {echoed(log_dir)} is not a folder")
     return folder / name

@@ -130,7 +130,7 @@ def read_conf(text: str, backend: Backend = Backend.ETCD) -> Conf:
     for part in sorted(parts, key=lambda part: part.startswith("join_timeout")):
         typed, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
-            raise SettingsError(f"--rdzv-conf must be key=value,…, got {part!r}")
+            raise SettingsError(f"--rdzv-conf must be key=value,…, got {echoed(part)}")
         if typed not in ACCEPTED[backend]:
             raise SettingsError(_refusal(typed, backend))
         name = _ALIASES.get(typed, typed)
@@ -155,8 +155,8 @@ def _check(conf: Conf, given: dict[str, object]) -> None:
     """Keys that contradict each other, and words."""
     if conf.store_type.lower() not in ("", "tcp"):
         raise SettingsError(
-            f"--rdzv-conf store_type must be tcp, got {conf.store_type!r}: agents have no store in "
-            "a file"
+            f"--rdzv-conf store_type must be tcp, got {echoed(conf.store_type)}: agents have no "
+            "store in a file"
         )
     beats = conf.keep_alive_interval is not None or conf.keep_alive_max_attempt is not None
     if beats and "keep_alive_seconds" in given:

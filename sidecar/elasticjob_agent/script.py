@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from elasticjob_agent.settings import SettingsError
+from elasticjob_rendezvous.core.typed import bounded, echoed
 
 
 def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
@@ -22,18 +23,20 @@ def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tup
     program, *arguments = words
     if no_python:
         if shutil.which(program) is None:
-            raise SettingsError(f"{program!r} is not a program that can be run")
+            raise SettingsError(f"{echoed(program)} is not a program that can be run")
         return (program, *arguments)
     if module:
         top = program.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(top, [str(here), *sys.path]) is None:
-            raise SettingsError(f"-m {program}: there is no module {top!r} here or installed")
+            raise SettingsError(
+                f"-m {bounded(program)}: there is no module {echoed(top)} here or installed"
+            )
         return (sys.executable, "-u", "-m", program, *arguments)
     path = Path(program)
     if not path.exists():
-        raise SettingsError(f"the script {program!r} does not exist (looked in {here})")
+        raise SettingsError(f"the script {echoed(program)} does not exist (looked in {here})")
     if path.is_dir() and not (path / "__main__.py").exists():
-        raise SettingsError(f"{program!r} is a folder without a __main__.py, not a script")
+        raise SettingsError(f"{echoed(program)} is a folder without a __main__.py, not a script")
     return (sys.executable, "-u", program, *arguments)
 
 

@@ -48,6 +48,7 @@ from elasticjob_agent.control import CONTROL
 from elasticjob_agent.tuning import UNTUNED, Tuning
 from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS, Bounds
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.etcd.endpoints import Tls
 
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -187,7 +188,7 @@ def endpoints_of(text: str, source: str) -> tuple[str, ...]:
         host, _, port = endpoint.rpartition("://")[2].partition("/")[0].rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise SettingsError(
-                f"{source} must hold host:port (or http://host:port), got {endpoint!r}"
+                f"{source} must hold host:port (or http://host:port), got {echoed(endpoint)}"
             )
     return found
 
@@ -196,11 +197,13 @@ def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
     """What was chosen: Auto or Off, and modules separated by commas. `source` names the choice."""
     known = {"auto": True, "off": False}
     if choice.lower() not in known:
-        raise SettingsError(f"{source} must be Auto or Off, got {choice!r}")
+        raise SettingsError(f"{source} must be Auto or Off, got {echoed(choice)}")
     names = tuple(part.strip() for part in modules.split(",") if part.strip())
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise SettingsError(f"{source}-modules must be names of Python modules, got {name!r}")
+            raise SettingsError(
+                f"{source}-modules must be names of Python modules, got {echoed(name)}"
+            )
     return WarmStart(names) if known[choice.lower()] else None
 
 
@@ -210,7 +213,7 @@ def _read(environ: Mapping[str, str]) -> AgentSettings:
     if shape is None:
         raise SettingsError(
             "ELASTICJOB_PREFIX must be /elasticjob/<namespace>/<uid>/<incarnation>/, "
-            f"got {prefix!r}"
+            f"got {echoed(prefix)}"
         )
     run_id = environ.get("ELASTICJOB_RUN_ID") or shape["uid"]
     backend = _backend(environ)
@@ -263,7 +266,9 @@ def _backend(environ: Mapping[str, str]) -> Backend:
         return Backend(text)
     except ValueError as error:
         known = ", ".join(Backend)
-        raise SettingsError(f"ELASTICJOB_BACKEND must be one of {known}, got {text!r}") from error
+        raise SettingsError(
+            f"ELASTICJOB_BACKEND must be one of {known}, got {echoed(text)}"
+        ) from error
 
 
 def _bounds(environ: Mapping[str, str]) -> Bounds:
@@ -281,7 +286,7 @@ def _etcd(environ: Mapping[str, str]) -> EtcdAccess:
     }
     for key, path in files.items():
         if path is not None and not Path(path).is_file():
-            raise SettingsError(f"ELASTICJOB_ETCD_{key}_FILE must be a file, got {path!r}")
+            raise SettingsError(f"ELASTICJOB_ETCD_{key}_FILE must be a file, got {echoed(path)}")
     if (files["CERT"] is None) != (files["KEY"] is None):
         raise SettingsError(
             "ELASTICJOB_ETCD_CERT_FILE and ELASTICJOB_ETCD_KEY_FILE must be set together"
@@ -312,7 +317,7 @@ def _required(environ: Mapping[str, str], name: str) -> str:
 def _segment(environ: Mapping[str, str], name: str) -> str:
     value = _required(environ, name)
     if "/" in value:
-        raise SettingsError(f"{name} must not contain '/', got {value!r}")
+        raise SettingsError(f"{name} must not contain '/', got {echoed(value)}")
     return value
 
 
@@ -321,7 +326,7 @@ def _address(environ: Mapping[str, str], name: str) -> str:
     try:
         return str(ip_address(value))
     except ValueError as error:
-        raise SettingsError(f"{name} must be an IP address, got {value!r}") from error
+        raise SettingsError(f"{name} must be an IP address, got {echoed(value)}") from error
 
 
 def _bytes_file(environ: Mapping[str, str], name: str) -> bytes | None:
@@ -331,7 +336,7 @@ def _bytes_file(environ: Mapping[str, str], name: str) -> bytes | None:
     try:
         return Path(path).read_bytes().strip()
     except OSError as error:
-        raise SettingsError(f"{name}: {path!r} cannot be read: {error.strerror}") from error
+        raise SettingsError(f"{name}: {echoed(path)} cannot be read: {error.strerror}") from error
 
 
 def _secret(environ: Mapping[str, str], name: str) -> bytes:
@@ -354,7 +359,9 @@ def _whole(
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise SettingsError(f"{name} must be a whole number from {least} to {most}, got {text!r}")
+        raise SettingsError(
+            f"{name} must be a whole number from {least} to {most}, got {echoed(text)}"
+        )
     return int(text)
 
 
@@ -367,5 +374,5 @@ def _seconds(environ: Mapping[str, str], name: str, default: float, least: int =
     except ValueError:
         seconds = -1.0
     if not least <= seconds <= 86400:
-        raise SettingsError(f"{name} must be seconds from {least} to 86400, got {text!r}")
+        raise SettingsError(f"{name} must be seconds from {least} to 86400, got {echoed(text)}")
     return seconds

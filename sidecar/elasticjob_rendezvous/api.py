@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elasticjob_rendezvous.core.typed import echoed
+
 
 class RendezvousError(Exception):
     """Base of all rendezvous errors."""
@@ -215,7 +217,9 @@ class RendezvousParameters:
             return True
         if word in _FALSE:
             return False
-        raise ValueError(f"the rendezvous setting {key!r} must be true or false, not {value!r}")
+        raise ValueError(
+            f"the rendezvous setting {echoed(key)} must be true or false, not {echoed(value)}"
+        )
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         """A setting as a whole number; raises ValueError for anything else."""
@@ -224,7 +228,9 @@ class RendezvousParameters:
             return value
         if re.fullmatch(r"\s*[+-]?\d+\s*", str(value)):
             return int(value)
-        raise ValueError(f"the rendezvous setting {key!r} must be a whole number, not {value!r}")
+        raise ValueError(
+            f"the rendezvous setting {echoed(key)} must be a whole number, not {echoed(value)}"
+        )
 
     def get_as_float(self, key: str, default: float | None = None) -> float | None:
         """A setting as a number; raises ValueError for anything else."""
@@ -235,5 +241,5 @@ class RendezvousParameters:
             return float(value)
         except ValueError as error:
             raise ValueError(
-                f"the rendezvous setting {key!r} must be a number, not {value!r}"
+                f"the rendezvous setting {echoed(key)} must be a number, not {echoed(value)}"
             ) from error

@@ -89,6 +89,41 @@ def test_what_cannot_be_started_is_said_before_anything_starts(
     assert rig.object() == {}
 
 
+LONG = "x" * 100_000
+AGENT = ("agent", "--nnodes=1", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=run")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", LONG),
+        ("validate", LONG),
+        ("convert", LONG),
+        ("get", LONG),
+        ("run", "job.yaml", "--name", LONG),
+        ("run", "job.yaml", "--python", LONG),
+        (*AGENT, f"--nnodes={LONG}", "work.py"),
+        (*AGENT, f"--rdzv-conf={LONG}=1", "work.py"),
+        (*AGENT, f"--rdzv-conf=timeout={LONG}", "work.py"),
+        (*AGENT, LONG),
+        (*AGENT, "-m", LONG),
+        ("validate", "kind.yaml"),
+        ("validate", "field.yaml"),
+        ("run", "field.yaml"),
+    ],
+)
+def test_a_long_value_is_not_repeated_whole(rig: LocalRig, arguments: tuple[str, ...]) -> None:
+    document = json.loads(rig.manifest().read_text())
+    (rig.job / "kind.yaml").write_text(json.dumps(document | {"kind": LONG}))
+    document["spec"] |= {"maxNodes": LONG, LONG[:1000]: 1}
+    (rig.job / "field.yaml").write_text(json.dumps(document))
+    refused = rig.call(*arguments)
+    assert refused.returncode in (1, 2), refused.stderr
+    assert "characters)" in refused.stderr
+    assert len(refused.stderr + refused.stdout) < 6000
+    assert "Traceback" not in refused.stderr
+
+
 def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: LocalRig) -> None:
     (rig.job / "work.py").write_text("import os, no_such_module\n")
 

@@ -22,6 +22,7 @@ from elasticjob_cli.tables import failure_lines, history_lines, restarts_text
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.base import INT32_MAX
 from elasticjob_operator.model.manifest import STANDARD_INPUT, InvalidFile, load_file, shown
+from elasticjob_rendezvous.core.typed import echoed
 
 
 def run(
@@ -127,7 +128,9 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
     try:
         return ElasticJob.model_validate(document)
     except ValueError as error:
-        raise BadInput(f"--name must be a DNS label of at most 55 characters: {name!r}") from error
+        raise BadInput(
+            f"--name must be a DNS label of at most 55 characters: {echoed(name)}"
+        ) from error
 
 
 async def execute(

@@ -10,6 +10,7 @@ from elasticjob_cli.convert.pytorchjob import Converted, convert_pytorchjob, sca
 from elasticjob_cli.convert.source import Json, Remark, Unconvertible
 from elasticjob_operator.model.job import API_VERSION, KIND
 from elasticjob_operator.model.problems import Location
+from elasticjob_rendezvous.core.typed import echoed
 
 PYTORCHJOB = ("kubeflow.org", "PyTorchJob")
 _TRAINJOB = ("trainer.kubeflow.org", "TrainJob")
@@ -34,7 +35,8 @@ def convert_document(document: Any, at: Location = (), autoscaler: Path | None =
         return _list(document["items"], at, autoscaler)
     if (group, kind) == PYTORCHJOB:
         if version != "v1":
-            text = f"must be {group}/v1, got {document['apiVersion']!r}: let the cluster convert it"
+            got = echoed(document["apiVersion"])
+            text = f"must be {group}/v1, got {got}: let the cluster convert it"
             raise Unconvertible(Remark((*at, "apiVersion"), text))
         return convert_pytorchjob(document, at, autoscaler)
     if (group, kind) == _TRAINJOB:

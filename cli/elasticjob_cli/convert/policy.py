@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elasticjob_cli.convert.source import Json, Part
 from elasticjob_cli.convert.template import Template
+from elasticjob_rendezvous.core.typed import echoed
 
 _CONF_FIELDS = {
     "timeout": "joinTimeoutSeconds",
@@ -72,7 +73,9 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
     if value == "cpu":
         spec.note("nprocPerNode", "cpu has no counterpart: auto is used, set a number")
     elif value not in ("auto", "gpu"):
-        raise spec.refused("nprocPerNode", f"must be auto, gpu, cpu or a number, got {value!r}")
+        raise spec.refused(
+            "nprocPerNode", f"must be auto, gpu, cpu or a number, got {echoed(value)}"
+        )
     return "auto"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elasticjob_operator.model.problems import Location
+from elasticjob_rendezvous.core.typed import echoed
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -65,7 +66,7 @@ class Part:
     def count(self, key: str) -> int | None:
         value = self._take(key, int, "a whole number of at least 0")
         if isinstance(value, bool) or (value is not None and value < 0):
-            raise self.refused(key, f"must be a whole number of at least 0, got {value!r}")
+            raise self.refused(key, f"must be a whole number of at least 0, got {echoed(value)}")
         return value
 
     def note(self, key: str, text: str) -> None:
@@ -87,4 +88,4 @@ class Part:
         value = self._value.get(key)
         if value is None or isinstance(value, kind):
             return value
-        raise self.refused(key, f"must be {what}, got {value!r}")
+        raise self.refused(key, f"must be {what}, got {echoed(value)}")

@@ -19,6 +19,7 @@ from elasticjob_operator.core.command import Wrapped, wrapped
 from elasticjob_operator.core.nested import Unsafe
 from elasticjob_operator.core.workers import workers_per_node
 from elasticjob_operator.model import ElasticJob
+from elasticjob_rendezvous.core.typed import echoed
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*[mc]")
@@ -121,7 +122,7 @@ def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> N
     """No process can be started with a NUL in a word, and none has a variable called `A=B`."""
     for name in env:
         if not name or "=" in name:
-            raise BadInput(f"{where}: env: a name must not be empty nor hold '=': {name!r}")
+            raise BadInput(f"{where}: env: a name must not be empty nor hold '=': {echoed(name)}")
     words = [*(("command", word) for word in argv), *((f"env {n}", v) for n, v in env.items())]
     for what, word in words:
         try:
@@ -159,7 +160,8 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
         if is_python(name):
             hint = "--python names the one to take here"
         raise BadInput(
-            f"{where}: command must be a program on this machine: {name!r} is not on PATH; {hint}"
+            f"{where}: command must be a program on this machine: {echoed(name)} is not on PATH; "
+            f"{hint}"
         )
     return found
 
@@ -177,9 +179,11 @@ def _check_script(argv: tuple[str, ...], cwd: Path, where: str) -> None:
             script = cwd / word
             if not script.exists():
                 raise BadInput(
-                    f"{where}: the script {word!r} does not exist in {cwd}; the command runs in "
-                    "the manifest's folder unless workingDir says otherwise"
+                    f"{where}: the script {echoed(word)} does not exist in {cwd}; the command runs "
+                    "in the manifest's folder unless workingDir says otherwise"
                 )
             if script.is_dir() and not (script / "__main__.py").exists():
-                raise BadInput(f"{where}: {word!r} is a folder without a __main__.py, not a script")
+                raise BadInput(
+                    f"{where}: {echoed(word)} is a folder without a __main__.py, not a script"
+                )
             return

@@ -32,6 +32,7 @@ from elasticjob_cli.settings import state_root
 from elasticjob_cli.wholefile import overwrite, swap
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.problems import field_path
+from elasticjob_rendezvous.core.typed import echoed
 
 DEFAULT_NAMESPACE = "default"
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -54,7 +55,7 @@ class JobFolder:
     def __init__(self, namespace: str, name: str) -> None:
         for value, what in ((namespace, "namespace"), (name, "name")):
             if not LABEL.fullmatch(value):
-                raise BadInput(f"the {what} of a job must be a DNS label, not {value!r}")
+                raise BadInput(f"the {what} of a job must be a DNS label, not {echoed(value)}")
         self.namespace = namespace
         self.name = name
         self.path = state_root() / namespace / name

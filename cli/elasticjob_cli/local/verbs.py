@@ -15,6 +15,7 @@ from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.core.typed import echoed
 
 
 class Verbs:
@@ -43,7 +44,9 @@ class Verbs:
                 return {"graceSeconds": grace_seconds(self._stored.job)}
             case "fault":
                 return {"done": self.fault(arguments["kind"], arguments["pod"])}
-        raise BadInput(f"this runner does not know the verb {verb!r}; it may be an older release")
+        raise BadInput(
+            f"this runner does not know the verb {echoed(verb)}; it may be an older release"
+        )
 
     def scale(self, nodes: int) -> dict[str, Any]:
         """Write spec.nodes, as the scale subresource does."""
@@ -73,7 +76,7 @@ class Verbs:
                 self._kubelet.delete(pod.uid, grace_seconds(self._stored.job))
                 done = f"draining {name}"
             case _:
-                raise BadInput(f"there is no fault {kind!r}")
+                raise BadInput(f"there is no fault {echoed(kind)}")
         self._note(f"fault: {done}")
         return done
 

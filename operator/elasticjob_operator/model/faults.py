@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from elasticjob_operator.model.base import INT32_MAX, LABEL, SUBDOMAIN
 from elasticjob_operator.model.job import JOB_NAME, MAX_NAME, ElasticJob
 from elasticjob_operator.model.problems import Location, Problem
+from elasticjob_rendezvous.core.typed import echoed
 
 _PATTERNS = {
     JOB_NAME: f"must be a DNS label of at most {MAX_NAME} characters: "
@@ -101,8 +102,7 @@ def _got(value: Any) -> str:
         return f"got a {_kind(value)}"
     if isinstance(value, bool):
         return f"got {str(value).lower()}"
-    text = repr(value)
-    return f"got {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"got {echoed(value)}"
 
 
 def _expected(what: str) -> Callable[[Mapping[str, Any], Any], str]:

@@ -11,6 +11,7 @@ from elasticjob_operator.model.job import API_VERSION, GROUP, KIND, ElasticJob
 from elasticjob_operator.model.parse import parse_manifest
 from elasticjob_operator.model.problems import InvalidManifest, Location, field_path
 from elasticjob_operator.model.yaml_nodes import Place, YamlDocument, documents
+from elasticjob_rendezvous.core.typed import bounded
 
 STANDARD_INPUT = "-"
 """As the name of a file it means standard input; a file of that name is `./-`."""
@@ -43,7 +44,7 @@ class InvalidFile(ValueError):
 
 def shown(file: Path | str) -> str:
     """What messages call it."""
-    return "standard input" if file == STANDARD_INPUT else str(Path(file))
+    return "standard input" if file == STANDARD_INPUT else bounded(str(Path(file)))
 
 
 def read_text(file: Path | str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elasticjob_rendezvous.core.typed import bounded
+
 Location = tuple[str | int, ...]
 """Keys and indices from the document's root, e.g. ("spec", "containers", 0)."""
 
@@ -32,7 +34,7 @@ class Problem:
 
     @classmethod
     def at(cls, location: Location, message: str) -> Problem:
-        return cls(field_path(location), message, location)
+        return cls(bounded(field_path(location)), bounded(message), location)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

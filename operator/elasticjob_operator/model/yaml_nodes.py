@@ -15,6 +15,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from elasticjob_operator.model.problems import Location
+from elasticjob_rendezvous.core.typed import echoed
 
 MAX_NODES = 200_000
 """Values in one document, aliases counted each time: bounds what an alias bomb can cost."""
@@ -138,7 +139,7 @@ class _Reader:
             if key is None:
                 continue
             if key in values:
-                text = f"must be given once: {key!r} stands here a second time"
+                text = f"must be given once: {echoed(key)} stands here a second time"
                 self._fault(key_node, (*location, key), text)
                 continue
             self.document.places[(*location, key)] = _place(key_node)

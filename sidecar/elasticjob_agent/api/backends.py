@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from elasticjob_agent.api.directed import create_handler as create_directed
 from elasticjob_rendezvous.api import RendezvousHandler, RendezvousParameters
+from elasticjob_rendezvous.core.typed import echoed
 
 BACKENDS = ("elasticjob", "etcd", "etcd-v2", "c10d")
 
@@ -32,4 +33,4 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
             return c10d.create_rdzv_handler(parameters)
     known = ", ".join(BACKENDS)
-    raise ValueError(f"no rendezvous backend {parameters.backend!r}; there are {known}")
+    raise ValueError(f"no rendezvous backend {echoed(parameters.backend)}; there are {known}")

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from elasticjob_rendezvous.core.typed import echoed
+
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 NOWHERE = "null"
@@ -69,7 +71,7 @@ def get_logging_handler(destination: str = NOWHERE) -> logging.Handler:
         return _handlers[destination]()
     except KeyError:
         known = ", ".join(sorted(_handlers))
-        raise ValueError(f"no event destination {destination!r}; there are {known}") from None
+        raise ValueError(f"no event destination {echoed(destination)}; there are {known}") from None
 
 
 def record(event: Event, destination: str = NOWHERE) -> None:

@@ -25,6 +25,7 @@ from elasticjob_agent.local import LocalHands
 from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_agent.settings import LogSettings, visible_devices
 from elasticjob_agent.surroundings import NodeSettings
+from elasticjob_rendezvous.core.typed import echoed
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
@@ -54,7 +55,7 @@ class LocalElasticAgent(HandsElasticAgent):
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         if start_method not in START_METHODS:
             known = ", ".join(START_METHODS)
-            raise ValueError(f"start_method must be one of {known}, not {start_method!r}")
+            raise ValueError(f"start_method must be one of {known}, not {echoed(start_method)}")
         self._start_method = start_method
         self._logs_specs = logs_specs or DefaultLogsSpecs(redirects=spec.redirects, tee=spec.tee)
         self._log_line_prefix_template = log_line_prefix_template

@@ -16,6 +16,7 @@ from typing import Any
 
 from elasticjob_agent.api.events import NOWHERE
 from elasticjob_agent.api.failures import ProcessFailure
+from elasticjob_rendezvous.core.typed import echoed
 
 DEFAULT_ROLE = "default"
 
@@ -39,7 +40,9 @@ class Std(IntFlag):
         if _STD_BY_RANK.fullmatch(vm):
             pairs = (part.split(":") for part in vm.split(","))
             return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
-        raise ValueError(f"streams must be 0 to 3, or such as 0:1,1:3 by local rank, not {vm!r}")
+        raise ValueError(
+            f"streams must be 0 to 3, or such as 0:1,1:3 by local rank, not {echoed(vm)}"
+        )
 
 
 def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:

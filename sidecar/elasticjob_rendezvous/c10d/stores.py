@@ -17,6 +17,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.c10d.backend import STATE_PREFIX, C10dRendezvousBackend, state_key
+from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.dynamic.endpoint import (
     DEFAULT_C10D_PORT,
     is_this_machine,
@@ -69,7 +70,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
         store = _file_store(params.endpoint)
         return C10dRendezvousBackend(store, params.run_id), store
     if store_type != "tcp":
-        raise ValueError(f"the setting 'store_type' must be tcp or file, not {store_type!r}")
+        raise ValueError(f"the setting 'store_type' must be tcp or file, not {echoed(store_type)}")
     host, port = parse_endpoint(params.endpoint, DEFAULT_C10D_PORT)
     read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT_SECONDS)
     if read_timeout is None or read_timeout <= 0:

@@ -5,21 +5,32 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST_ECHO = 80
+LONGEST_ECHO = 200
 """So much of a value is repeated; it is to be recognized, not read."""
+LONGEST_LINE = 1000
+"""So much of a line of an error, whatever it was put together from."""
 
 
 def echoed(value: object) -> str:
-    """A value in quotes, as Python writes it, cut in the middle where it is too long.
+    """A value in quotes, as Python writes it, cut where it is too long.
 
     What an error says of it should stand on one screen, also where a file's whole content, a
     certificate or a loop's output was given in place of a word.
     """
-    text = repr(value)
-    if len(text) <= LONGEST_ECHO:
+    return shortened(repr(value), LONGEST_ECHO)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of which more than `most` characters are cut out, with how long it was."""
+    if len(text) <= most:
         return text
-    half = LONGEST_ECHO // 2
-    return f"{text[:half]}…{text[-half // 2 :]} ({len(text)} characters)"
+    head = 3 * most // 4
+    return f"{text[:head]}…{text[head - most :]} ({len(text)} characters)"
+
+
+def bounded(message: str) -> str:
+    """An error's message with no line longer than a screen."""
+    return "\n".join(shortened(line, LONGEST_LINE) for line in message.split("\n"))
 
 
 def hint(typed: str, known: Iterable[str]) -> str:

@@ -7,6 +7,8 @@ import ipaddress
 import re
 import socket
 
+from elasticjob_rendezvous.core.typed import echoed
+
 DEFAULT_HOST = "localhost"
 DEFAULT_C10D_PORT = 29400
 DEFAULT_ETCD_PORT = 2379
@@ -30,13 +32,14 @@ def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
         host, port = (host, after) if colon else (after, None)
     if not _HOST.fullmatch(host):
         raise ValueError(
-            f"the host of the rendezvous endpoint {endpoint!r} must be a name or an address"
+            f"the host of the rendezvous endpoint {echoed(endpoint)} must be a name or an address"
         )
     if port is None:
         return host, default_port
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError(
-            f"the port of the rendezvous endpoint {endpoint!r} must be a number from 0 to 65535"
+            f"the port of the rendezvous endpoint {echoed(endpoint)} must be a number from 0 to "
+            "65535"
         )
     return host, int(port)
 

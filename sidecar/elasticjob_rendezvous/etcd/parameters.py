@@ -156,7 +156,7 @@ def _seconds(
         if not least <= value <= 1e7:
             reason = f" ({why})" if why and 0 <= value < least else ""
             raise ValueError(
-                f"the rendezvous setting {name!r} must be seconds, at least {least}{reason}, "
+                f"the rendezvous setting {echoed(name)} must be seconds, at least {least}{reason}, "
                 f"not {value:g}"
             )
         return value
@@ -166,7 +166,9 @@ def _seconds(
 def _endpoints(parameters: RendezvousParameters) -> tuple[str, ...]:
     protocol = str(parameters.get("protocol") or "http")
     if protocol not in ("http", "https"):
-        raise ValueError(f"the rendezvous setting 'protocol' must be http or https: {protocol!r}")
+        raise ValueError(
+            f"the rendezvous setting 'protocol' must be http or https: {echoed(protocol)}"
+        )
     named = [part.strip() for part in parameters.endpoint.split(",") if part.strip()]
     if not named:
         raise ValueError("the rendezvous endpoint must name etcd, such as host:2379")
@@ -180,15 +182,15 @@ def _address(parameters: RendezvousParameters, endpoints: tuple[str, ...]) -> st
             return address_of(parameters.local_addr)
         except OSError as error:
             raise ValueError(
-                f"the local address {parameters.local_addr!r} is none of a host: {error}"
+                f"the local address {echoed(parameters.local_addr)} is none of a host: {error}"
             ) from error
     try:
         parts = urlsplit(endpoints[0])
         return address_towards(parts.hostname or "localhost", parts.port or DEFAULT_PORT)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"the rendezvous endpoint {endpoints[0]!r} cannot be reached from here ({error}): "
-            "correct it, or give this node's own address (--local-addr)"
+            f"the rendezvous endpoint {echoed(endpoints[0])} cannot be reached from here "
+            f"({error}): correct it, or give this node's own address (--local-addr)"
         ) from error
 
 
@@ -201,7 +203,8 @@ def _password(parameters: RendezvousParameters) -> str | None:
         return Path(path).read_text().strip()
     except OSError as error:
         raise ValueError(
-            f"the rendezvous setting 'password_file': {path!r} cannot be read: {error.strerror}"
+            f"the rendezvous setting 'password_file': {echoed(path)} cannot be read: "
+            f"{error.strerror}"
         ) from error
 
 

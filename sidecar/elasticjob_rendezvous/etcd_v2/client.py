@@ -15,6 +15,7 @@ from elasticjob_rendezvous.api import (
     RendezvousParameters,
     RendezvousUnsupportedError,
 )
+from elasticjob_rendezvous.core.typed import echoed
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +122,11 @@ def _parse_endpoint(part: str) -> tuple[str, int]:
         host, colon, port = part.rpartition(":") if ":" in part else (part, "", "")
     host = host.removeprefix("[").removesuffix("]")
     if not re.fullmatch(r"[\w.:-]+", host):
-        raise ValueError(f"the rendezvous endpoint must be host[:port], not {part!r}")
+        raise ValueError(f"the rendezvous endpoint must be host[:port], not {echoed(part)}")
     if not colon:
         return host, DEFAULT_PORT
     if not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"the port of the rendezvous endpoint {part!r} must be 0 to 65535")
+        raise ValueError(f"the port of the rendezvous endpoint {echoed(part)} must be 0 to 65535")
     return host, int(port)
 
 
@@ -142,7 +143,7 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
     """
     protocol = str(parameters.get("protocol") or "http")
     if protocol not in ("http", "https"):
-        raise ValueError(f"the etcd protocol must be http or https, not {protocol!r}")
+        raise ValueError(f"the etcd protocol must be http or https, not {echoed(protocol)}")
     cert, key = parameters.get("cert"), parameters.get("key")
     read_timeout = parameters.get_as_int("read_timeout", DEFAULT_READ_TIMEOUT_SECONDS)
     if not read_timeout or read_timeout < 1:

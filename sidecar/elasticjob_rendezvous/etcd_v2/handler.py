@@ -20,6 +20,7 @@ from elasticjob_rendezvous.api import (
     RendezvousStateError,
     RendezvousStoreInfo,
 )
+from elasticjob_rendezvous.core.typed import echoed
 from elasticjob_rendezvous.etcd_v2.client import create_client
 from elasticjob_rendezvous.etcd_v2.core.paths import DEFAULT_PREFIX
 from elasticjob_rendezvous.etcd_v2.core.records import (
@@ -99,7 +100,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             if self._left:
                 raise RendezvousGracefulExitError("this member left the rendezvous")
             if self.is_closed():
-                raise RendezvousClosedError(f"the run {self.get_run_id()!r} is closed")
+                raise RendezvousClosedError(f"the run {echoed(self.get_run_id())} is closed")
             self.num_nodes_waiting()  # which looks for who is gone
             if self.lost() or self.moved_on():
                 return None
@@ -198,7 +199,9 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     assert notice is not None
     for name, seconds in (("timeout", timeout), ("last_call_timeout", last_call)):
         if seconds < 0:
-            raise ValueError(f"the rendezvous setting {name!r} must not be negative: {seconds:g}")
+            raise ValueError(
+                f"the rendezvous setting {echoed(name)} must not be negative: {seconds:g}"
+            )
     member = EtcdRendezvous(
         client=create_client(params),
         prefix=str(params.get("etcd_prefix", DEFAULT_PREFIX)),
@@ -225,10 +228,10 @@ def parameters_from_url(url: str) -> RendezvousParameters:
     """
     parts = urlsplit(url)
     if parts.scheme != BACKEND:
-        raise ValueError(f"the rendezvous URL must start with {BACKEND}://, not {url!r}")
+        raise ValueError(f"the rendezvous URL must start with {BACKEND}://, not {echoed(url)}")
     run_id = unquote(parts.path.strip("/"))
     if not run_id:
-        raise ValueError(f"the rendezvous URL must name the run after the endpoint: {url!r}")
+        raise ValueError(f"the rendezvous URL must name the run after the endpoint: {echoed(url)}")
     settings = dict(parse_qsl(parts.query, keep_blank_values=True))
     smallest = _whole_number(settings.pop("min_workers", None), "min_workers", url)
     greatest = settings.pop("max_workers", None)
@@ -245,5 +248,5 @@ def parameters_from_url(url: str) -> RendezvousParameters:
 
 def _whole_number(text: str | None, name: str, url: str) -> int:
     if text is None or not text.strip().isdecimal():
-        raise ValueError(f"the rendezvous URL must have {name} as a whole number: {url!r}")
+        raise ValueError(f"the rendezvous URL must have {name} as a whole number: {echoed(url)}")
     return int(text)

@@ -10,6 +10,8 @@ from typing import Any
 
 import urllib3
 
+from elasticjob_rendezvous.core.typed import echoed
+
 log = logging.getLogger(__name__)
 
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
@@ -34,5 +36,5 @@ def duration_seconds(text: str) -> float:
     """A duration as Go prints it, such as 1m2.5s. Raises ValueError."""
     parts = _PART.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not parts:
-        raise ValueError(f"a duration must be like 1m2.5s, not {text!r}")
+        raise ValueError(f"a duration must be like 1m2.5s, not {echoed(text)}")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)

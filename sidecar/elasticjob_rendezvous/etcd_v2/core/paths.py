@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from elasticjob_rendezvous.core.typed import echoed
+
 DEFAULT_PREFIX = "/torchelastic/p2p"
 _UNSAFE = re.compile(r"[?#%\s]")
 
@@ -24,9 +26,9 @@ class Paths:
     def of(prefix: str, run_id: str) -> Paths:
         """Raises ValueError for a name that does not survive being part of a URL."""
         if not run_id or _UNSAFE.search(run_id):
-            raise ValueError(f"the run id must be set, without spaces and ?#%: {run_id!r}")
+            raise ValueError(f"the run id must be set, without spaces and ?#%: {echoed(run_id)}")
         if _UNSAFE.search(prefix):
-            raise ValueError(f"the etcd prefix must be without spaces and ?#%: {prefix!r}")
+            raise ValueError(f"the etcd prefix must be without spaces and ?#%: {echoed(prefix)}")
         inner = prefix.strip("/")
         return Paths(f"/{inner}/" if inner else "/", run_id)
 
