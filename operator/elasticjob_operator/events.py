@@ -1,20 +1,23 @@
 """Tells what happened as Kubernetes events on the job. Nothing depends on their being posted.
 
-What is said again is counted instead of posted again; a job that has too much to say is cut short.
+What is said again is counted instead of posted again, but what has an occasion of its own, which
+has a name of its own too; a job that has too much to say is cut short.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from uuid import uuid4
 
 from elasticjob_operator.core.happenings import Happening
-from elasticjob_operator.kube import EVENTS, Json, Kube, KubeError, NotFound
+from elasticjob_operator.kube import EVENTS, AlreadyExists, Json, Kube, KubeError, NotFound
 from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.model.job import API_VERSION, KIND
 
@@ -89,6 +92,15 @@ class _Told:
         said = self.happening
         return self.subject.uid, said.type, said.reason, said.message
 
+    @property
+    def tail(self) -> str:
+        """The end of its name: the same one for the same occasion, whoever tells it."""
+        said = self.happening
+        if not said.occasion:
+            return uuid4().hex[:16]
+        words = f"{self.subject.uid} {said.reason} {said.occasion}"
+        return sha256(words.encode()).hexdigest()[:16]
+
 
 class Events:
     """Posts events in the background while `run` runs. `clock` is monotonic, `now` is UTC."""
@@ -134,6 +146,10 @@ class Events:
 
     async def _post(self, told: _Told) -> None:
         namespace, known = told.subject.namespace, self._series.get(told.same)
+        if told.happening.occasion:
+            with contextlib.suppress(AlreadyExists):  # somebody before us has told it
+                await self._kube.create(EVENTS, namespace, self._event(told))
+            return
         if known is not None and self._clock() - known.last < SERIES_SECONDS:
             known.count += 1
             known.last = self._clock()
@@ -157,7 +173,7 @@ class Events:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{told.subject.name}.{uuid4().hex[:16]}",
+                "name": f"{told.subject.name}.{told.tail}",
                 "namespace": told.subject.namespace,
             },
             "eventTime": _micro_time(told.moment),

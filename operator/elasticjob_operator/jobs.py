@@ -57,6 +57,7 @@ class JobMemory:
         phase: the one in that status.
         untold: the status before one that was sent and may have been written: what it says of
             events is not told yet.
+        told: whether this process has told what a status says; another one may have died over it.
         invalid: resourceVersion at which it could not be understood.
         attendance: who takes part, where the rendezvous is read through its agents.
     """
@@ -82,6 +83,7 @@ class JobMemory:
     written: str = ""
     phase: Phase | None = None
     untold: Status | None = None
+    told: bool = False
     invalid: str = ""
     attendance: Attendance = field(default_factory=Attendance)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
@@ -13,6 +13,7 @@ from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.happenings import (
     happenings,
     invalid,
+    perhaps_untold,
     settled_rounds,
     stepped_rounds,
     undeletable,
@@ -45,6 +46,8 @@ from elasticjob_operator.wakeups import Retry
 log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.0
+UNTOLD_TIME = timedelta(minutes=2)
+"""Longer than it takes until another process looks at the jobs of one that was killed."""
 UNLISTED_SECONDS = 10.0
 """How often a job is looked at of which a pod has lost the label that it is watched by."""
 
@@ -231,13 +234,23 @@ class Reconciler:
                 self._parts.metrics.status_lag.observe(self._parts.clock() - changed_at)
         # What an answer that never came would have told is told now, whether it was written or not.
         before, memory.untold = memory.untold or job.status, None
-        self._tell(job, before, status, applied)
+        self._tell(job, self._told_before(memory, before), status, applied)
         for found in settled_rounds(before, status):
             self._parts.metrics.observe_round(found)
         for found in stepped_rounds(before, status):
             self._parts.metrics.observe_first_step(found)
         self._parts.metrics.observe_counts(before, status)
         return status
+
+    def _told_before(self, memory: JobMemory, before: Status) -> Status:
+        """What was told for sure. Of a status that a process before this one wrote, not its newest.
+
+        Only of a job to which something has just happened is anything posted once more.
+        """
+        if memory.told:
+            return before
+        memory.told = True
+        return perhaps_untold(before, self._parts.now() - UNTOLD_TIME)
 
     def _tell_of_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
         """Once for each pod: where it stays so, the status says it."""

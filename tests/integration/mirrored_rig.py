@@ -58,7 +58,8 @@ class Agents:
         )
         self.put(self.keys.roster(number), Roster(number, len(seats), "10.0.0.1", 29500, seats))
         self._round(number, RoundState.FINAL, cause)
-        history = History(number, cause, len(seats), 1, detect_ms=5, stop_ms=120, join_ms=80)
+        final_ms = time.time_ns() // 1_000_000
+        history = History(number, cause, len(seats), final_ms, detect_ms=5, stop_ms=120, join_ms=80)
         self.put(self.keys.history(number), history)
         for name in names:
             self._say(name, MemberState.RUNNING, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,33 @@ def test_an_operator_that_was_killed_catches_up(
 
     wait_until(caught_up, "round 2", _TAKEOVER_SECONDS)
     assert here.pods() == ["job-0", "job-1"]
+
+
+def test_what_a_killed_operator_had_written_and_not_told_is_told_once(
+    here: Namespace, etcd: EtcdServer, operator: Operator
+) -> None:
+    agents = running(here, etcd, 2)
+    agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+    agents.close(2, Outcome(OutcomeKind.SUCCEEDED))
+    here.await_event("Succeeded", "all workers ended with success")
+    wait_until(lambda: _told(here)["RoundFinal"] == 2, "both rounds", SECONDS)
+    before = _told(here)
+    operator.kill()
+    lost = [raw for raw in here.all("events") if "round 2 is final" in raw["note"]]
+    lost += [raw for raw in here.all("events") if raw["reason"] == "Succeeded"]
+    assert len(lost) == 2
+    for raw in lost:  # as if it had been killed between its status and these
+        here.server.request("DELETE", here.path("events", raw["metadata"]["name"]))
+    operator.start()
+    wait_until(lambda: _told(here) == before, f"{before} again", _TAKEOVER_SECONDS)
+    operator.stop()  # which first posts all that it has to tell
+    assert _told(here) == before
+
+
+def _told(here: Namespace) -> Counter[str]:
+    """How often each reason was told, of what is told of the status."""
+    said = ("RoundFinal", "Recovered", "Succeeded", "WorkerFailed", "Failed")
+    return Counter(reason for reason, _ in here.events() if reason in said)
 
 
 def test_a_job_that_ended_while_nobody_looked_goes_after_its_time_to_live(

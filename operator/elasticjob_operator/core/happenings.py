@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from elasticjob_operator.core.actions import (
@@ -41,6 +42,7 @@ from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
 
 NAMED_PODS = 5
+_STAMP = "%Y-%m-%dT%H:%M:%SZ"
 TRACEBACK_LINES = 4
 """The end of a traceback says what went wrong; all of it is in the status."""
 
@@ -52,11 +54,16 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One event: a reason in one CamelCase word, and a message for people."""
+    """One event: a reason in one CamelCase word, and a message for people.
+
+    `occasion` is what it happened at, which no other event of the job and the reason has: who tells
+    it again tells the same one. Without it every telling is a new event.
+    """
 
     type: EventType
     reason: str
     message: str
+    occasion: str = ""
 
 
 def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tuple[Happening, ...]:
@@ -69,6 +76,31 @@ def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tupl
         *_conditions(before, after),
         *_phase(before, after),
     )
+
+
+def perhaps_untold(status: Status, since: datetime) -> Status:
+    """The status without what was new in it since then and can be told again as the same event.
+
+    Whoever wrote it may have died before it told of that: rounds, their failure, the end.
+    """
+    fresh = {found.round for found in status.rounds if _later(found.final_time, since)}
+    ended = status.phase in FINISHED and _later(status.completion_time, since)
+    failure = status.first_failure
+    if failure is not None and _occasion(status, failure.round):
+        changed = status.rendezvous is not None and _later(status.rendezvous.since, since)
+        if ended or changed or any(one >= failure.round for one in fresh):
+            failure = None
+    return status.model_copy(
+        update={
+            "rounds": [found for found in status.rounds if found.round not in fresh],
+            "first_failure": failure,
+            "phase": None if ended else status.phase,
+        }
+    )
+
+
+def _later(at: datetime | None, since: datetime) -> bool:
+    return at is not None and at >= since
 
 
 def invalid(problems: str) -> Happening:
@@ -148,7 +180,7 @@ def _rounds(before: Status, after: Status) -> Iterator[Happening]:
         cost = costs_text(found)
         message = f"round {found.round} is final with {found.nodes} node{_s(found.nodes)}"
         text = f"{message}: {why(found, after)}" + (f"; {cost}" if cost else "")
-        yield _normal("RoundFinal", text)
+        yield _normal("RoundFinal", text, _occasion(after, found.round))
 
 
 def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
@@ -162,6 +194,7 @@ def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
                 f"round {found.round}: {why(found, after)}; trains again on {found.nodes} "
                 f"node{_s(found.nodes)} after {seconds_text(spent)}: {recovery_text(found)}"
                 + (f"; {cold}" if cold else ""),
+                _occasion(after, found.round),
             )
 
 
@@ -169,10 +202,11 @@ def _failure(before: Status, after: Status) -> Iterator[Happening]:
     failure = after.first_failure
     if failure is None or failure == before.first_failure:
         return
+    occasion = _occasion(after, failure.round)
     if failure.class_ in UNCHARGED:
-        yield Happening(EventType.WARNING, failure.class_, gone_text(failure))
+        yield Happening(EventType.WARNING, failure.class_, gone_text(failure), occasion)
     else:
-        yield Happening(EventType.WARNING, "WorkerFailed", failure_text(failure))
+        yield Happening(EventType.WARNING, "WorkerFailed", failure_text(failure), occasion)
 
 
 def gone_text(failure: FirstFailure) -> str:
@@ -253,9 +287,9 @@ def _phase(before: Status, after: Status) -> Iterator[Happening]:
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true")
         case Phase.SUCCEEDED:
-            yield _normal("Succeeded", "all workers ended with success")
+            yield _normal("Succeeded", "all workers ended with success", _ended(after))
         case Phase.FAILED:
-            yield Happening(EventType.WARNING, "Failed", _end(after))
+            yield Happening(EventType.WARNING, "Failed", _end(after), _ended(after))
 
 
 def _end(after: Status) -> str:
@@ -265,8 +299,20 @@ def _end(after: Status) -> str:
     return f"{failed.reason}: {failed.message}" if failed.message else failed.reason
 
 
-def _normal(reason: str, message: str) -> Happening:
-    return Happening(EventType.NORMAL, reason, message)
+def _ended(status: Status) -> str:
+    return "" if status.completion_time is None else f"{status.completion_time:{_STAMP}}"
+
+
+def _occasion(status: Status, number: int) -> str:
+    """A round of this job: a resumed one counts them anew, so the number alone is not enough."""
+    found = next((one for one in status.rounds if one.round == number), None)
+    if found is None or found.final_time is None:
+        return ""
+    return f"{number} {found.final_time:{_STAMP}}"
+
+
+def _normal(reason: str, message: str, occasion: str = "") -> Happening:
+    return Happening(EventType.NORMAL, reason, message, occasion)
 
 
 def _some(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from elasticjob_operator.core.actions import Action, CreatePod, DeletePod, Remov
 from elasticjob_operator.core.happenings import (
     EventType,
     happenings,
+    perhaps_untold,
     settled_rounds,
     stepped_rounds,
 )
@@ -23,7 +24,8 @@ from elasticjob_operator.core.rendezvous_view import (
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.core.words import because
-from elasticjob_operator.model.status import CauseStatus, RoundStatus, Status
+from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.status import CauseStatus, FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 from tests.unit.operator.builders import NOW, ago, closed, final_round, job, observed, running
 
@@ -189,6 +191,39 @@ def test_the_end_is_told_with_its_reason() -> None:
     after = status_of(view, before)
     ((reason, message),) = told(before, after)
     assert (reason, message) == ("Failed", "WorkersFailed: 3 restarts are spent")
+
+
+def test_what_may_be_untold_is_told_as_the_same_events() -> None:
+    """Rounds, their failure and the end; what is old, or has no occasion, is told no more."""
+    old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
+    new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
+    failure = FirstFailure(round=1, pod="job-1", rank=1, exit_code=1, message="no")
+    status = Status(
+        phase=Phase.SUCCEEDED, rounds=[old, new], first_failure=failure, completion_time=ago(1)
+    )
+    first = happenings(Status(rounds=[old], phase=Phase.RUNNING), status, ())
+    again = happenings(perhaps_untold(status, ago(60)), status, ())
+    assert [said.reason for said in first] == [
+        "WorkerFailed", "RoundFinal", "Recovered", "Succeeded",
+    ]  # fmt: skip
+    assert first == again
+    assert all(said.occasion for said in again)
+    assert len({(said.reason, said.occasion) for said in again}) == 4
+    assert happenings(perhaps_untold(status, ago(0)), status, ()) == ()
+    timeless = status.model_copy(update={"rounds": [RoundStatus(round=1, cause="start", nodes=2)]})
+    assert [
+        said.reason for said in happenings(perhaps_untold(timeless, ago(60)), timeless, ())
+    ] == ["Succeeded"]
+
+
+def test_a_round_of_a_resumed_job_is_another_occasion() -> None:
+    one, other = (
+        happenings(Status(), Status(rounds=[RoundStatus(
+            round=1, cause="start", nodes=2, final_time=ago(seconds)
+        )]), ())[0].occasion
+        for seconds in (9, 90)
+    )  # fmt: skip
+    assert one != other
 
 
 def test_a_round_is_settled_when_its_workers_run_or_a_later_one_came() -> None:
