@@ -52,6 +52,8 @@ REFUSED = {
         "",
         "starts threads",
     ),
+    "an event loop": ("import asyncio; loop, value = asyncio.new_event_loop(), 0\n", "", "opens a"),
+    "a connection": ("import socket; ends, value = socket.socketpair(), 0\n", "", "opens a socket"),
     "an error": (
         "import os; value = 0\nif 'ELASTICJOB_ROUND' not in dict(os.environ): 1 / 0\n",
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -18,6 +19,15 @@ _BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
 def threads() -> int:
     """Of this process, the interpreter's and those of libraries."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def channels() -> set[str]:
+    """Sockets and event loops of this process: forks of it would all use the same ones."""
+    links = set()
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with contextlib.suppress(OSError):  # that of the list itself
+            links.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {link for link in links if link.startswith(("socket:", "anon_inode:[eventpoll]"))}
 
 
 def unfit_for_fork() -> str:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .fitness import poisoned, threads, unfit_for_fork
+from .fitness import channels, poisoned, threads, unfit_for_fork
 from .imports import Wanted
 from .ranks import is_rank
 
@@ -59,7 +59,7 @@ class Guard:
     def load(self, wanted: Wanted) -> None:
         """Import it, or note why not. What cannot be found is the program's own business."""
         self._item = wanted.module
-        before = threads()
+        before, opened = threads(), channels()
         fit = before == 1 and not self._spoilt  # else another one is to blame
         try:
             # As the statement does, which also imports those names that are modules.
@@ -72,6 +72,8 @@ class Guard:
             self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
         if threads() > before:
             self._refuse("it starts threads")
+        elif len(channels()) > len(opened):
+            self._refuse("it opens a socket or an event loop, which workers must not share")
         elif fit and wanted.module not in self.refusals:
             trouble = unfit_for_fork() or poisoned()
             if trouble:
