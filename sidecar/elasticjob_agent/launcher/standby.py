@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 START_WAIT_SECONDS = 20.0
 MOST_STARTS = 4
 MOST_REFUSALS = 20
+REST_SECONDS = 600.0
 SETTLED_SECONDS = 60.0
 MOST_ARGV_LETTERS = 200_000  # twice in one packet to the standby, with what was learned
 
@@ -71,6 +72,7 @@ class Standby:
         self._second_try_seconds = limits.seconds
         self._second_try: Timer | None = None
         self._was_slow = False
+        self._rest_seconds = REST_SECONDS
         self._lessons = Lessons(loop, self._learn)
         self._starts = 0
         self._most_starts = MOST_STARTS  # more by each that found what must not be preloaded
@@ -104,7 +106,7 @@ class Standby:
                 self._on_settled(not over, self._reason if over else "")
             return
         self._end()
-        self._asked, self._was_slow = asked, False
+        self._asked, self._was_slow, self._rest_seconds = asked, False, REST_SECONDS
         self._starts, self._most_starts = 0, MOST_STARTS
         self._memory = Learned(Path(asked.memory) if asked.memory else None)
         env = {**self._base_env, **asked.env}
@@ -258,10 +260,17 @@ class Standby:
     def _again(self, reason: str) -> None:
         if time.monotonic() - self._began > SETTLED_SECONDS:
             self._starts, self._most_starts = 0, MOST_STARTS
-        if self._starts >= self._most_starts:
-            self._give_up(f"given up after {self._starts} standbys: {reason}")
-        else:
+        if self._starts < self._most_starts:
             self._start()
+            return
+        self._give_up(f"given up after {self._starts} standbys: {reason}")
+        # What ended it, such as memory that ran short, may have passed by then.
+        self._second_try = self._loop.call_later(self._rest_seconds, self._anew)
+        self._rest_seconds *= 2
+
+    def _anew(self) -> None:
+        self._starts, self._most_starts = 0, MOST_STARTS
+        self._start()
 
     def _give_up(self, reason: str) -> None:
         self._end()

@@ -1,0 +1,119 @@
+"""The launcher's side of the standby: when it is started again, given up, and tried once more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.launcher import standby as standbys
+from elasticjob_agent.launcher.requests import Prepare
+from elasticjob_agent.launcher.settings import Limits
+from elasticjob_agent.launcher.standby import MOST_REFUSALS, MOST_STARTS, REST_SECONDS, Standby
+
+
+class Due:
+    """A timer of the loop below."""
+
+    def __init__(self, seconds: float, action: Callable[[], object]) -> None:
+        self.seconds = seconds
+        self.action = action
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    """Keeps what is due, and does it when it is told to."""
+
+    def __init__(self) -> None:
+        self.timers: list[Due] = []
+
+    def call_later(self, seconds: float, action: Callable[[], object]) -> Due:
+        self.timers.append(Due(seconds, action))
+        return self.timers[-1]
+
+    def due(self, seconds: float) -> list[Due]:
+        return [one for one in self.timers if one.seconds == seconds and not one.cancelled]
+
+
+class Process:
+    """A standby's process that obeys the test."""
+
+    made: list[Process] = []  # noqa: RUF012
+    pid = 0
+
+    def __init__(
+        self, loop: Any, output: Any, wanted: Any, env: Mapping[str, str], keep: Sequence[int],
+        on_message: Callable[[dict[str, Any]], None], on_lost: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.says = on_message
+        self.dies = on_lost
+        Process.made.append(self)
+
+    def send(self, message: dict[str, Any]) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class Output:
+    def say(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[tuple[bool, str]]:
+    """What a standby that was asked for has said of itself."""
+    monkeypatch.setattr(standbys, "StandbyProcess", Process)
+    monkeypatch.setattr(Process, "made", [])
+    found: list[tuple[bool, str]] = []
+    standby = Standby(
+        loop, Output(), {}, (), Limits(), lambda ready, why: found.append((ready, why))  # type: ignore[arg-type]
+    )  # fmt: skip
+    standby.prepare(Prepare((sys.executable, "train.py"), {}, (), ""))
+    return found
+
+
+def test_one_that_dies_again_and_again_is_given_up_and_tried_again_much_later(
+    loop: Loop, settled: list[tuple[bool, str]]
+) -> None:
+    for rest in (REST_SECONDS, 2 * REST_SECONDS):
+        for _ in range(MOST_STARTS):
+            assert not loop.due(rest)
+            Process.made[-1].dies("it ended")
+        assert settled.pop() == (False, f"given up after {MOST_STARTS} standbys: it ended")
+        (later,) = loop.due(rest)
+        later.action()
+        later.cancel()
+    Process.made[-1].says({"is": "ready"})
+    assert settled == [(True, "")]
+
+
+def test_each_that_finds_what_must_not_be_preloaded_is_followed_by_another(
+    loop: Loop, settled: list[tuple[bool, str]]
+) -> None:
+    for number in range(MOST_REFUSALS):
+        assert not settled
+        refused = {f"package{number}": "it starts threads"}
+        Process.made[-1].says({"is": "unfit", "refused": refused, "reason": ""})
+    assert settled == [(False, f"given up after {MOST_REFUSALS} standbys: it starts threads")]
+
+
+def test_one_that_refuses_the_same_again_is_given_up_sooner(
+    loop: Loop, settled: list[tuple[bool, str]]
+) -> None:
+    while not settled:
+        Process.made[-1].says(
+            {"is": "unfit", "refused": {"package": "it reads RANK"}, "reason": ""}
+        )
+    assert len(Process.made) == MOST_STARTS + 1
