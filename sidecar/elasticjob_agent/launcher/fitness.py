@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
@@ -23,11 +22,10 @@ def threads() -> int:
 
 def channels() -> set[str]:
     """Sockets and event loops of this process: forks of it would all use the same ones."""
-    links = set()
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with contextlib.suppress(OSError):  # that of the list itself
-            links.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return {link for link in links if link.startswith(("socket:", "anon_inode:[eventpoll]"))}
+    folder = "/proc/self/fd"
+    links = (os.path.realpath(f"{folder}/{fd}") for fd in os.listdir(folder))  # noqa: PTH208
+    names = {os.path.basename(link) for link in links}  # noqa: PTH119
+    return {name for name in names if name.startswith(("socket:", "anon_inode:[eventpoll]"))}
 
 
 def unfit_for_fork() -> str:

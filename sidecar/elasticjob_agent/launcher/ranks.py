@@ -34,7 +34,8 @@ def shared(env: Mapping[str, str]) -> dict[str, str]:
 def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
     """`env` as the start of Python and imports would have made it, which made `here` of the same.
 
-    One device for each worker is not theirs to choose.
+    Who a worker is, is not theirs to say: they were perhaps imported later, or not at all.
     """
-    kept = {n: value for n, value in env.items() if n in here or n not in shared({n: value})}
-    return {**kept, **{n: value for n, value in here.items() if n not in _DEVICES or n not in env}}
+    own = env.keys() - shared(env).keys()
+    kept = {name: value for name, value in env.items() if name in own or name in here}
+    return {**kept, **{name: value for name, value in here.items() if name not in own}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elasticjob_agent.core.ranks import Run, WorkerFiles, shared_environment, worker_environment
 from elasticjob_agent.launcher.learned import Learned
-from elasticjob_agent.launcher.ranks import shared
+from elasticjob_agent.launcher.ranks import shared, with_changes
 from tests.unit.agent.builders import ME, roster
 from tests.unit.disk import room
 
@@ -17,6 +17,17 @@ def test_all_that_the_agent_gives_a_worker_is_a_rank_or_the_same_for_all() -> No
     assert seat is not None
     env = worker_environment(sealed, seat, 0, Run("job", 3), WorkerFiles("/e", "/p"), ())
     assert shared(env) == shared_environment(seat.slots, (), False)
+
+
+def test_imports_change_the_environment_but_not_who_a_worker_is() -> None:
+    env = {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1", "MODE": "job", "TAKEN": "1"}
+    here = {"RANK": "0", "CUDA_VISIBLE_DEVICES": "", "MODE": "package", "LC_CTYPE": "C.UTF-8"}
+    assert with_changes(env, here) == {
+        "RANK": "3",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "MODE": "package",
+        "LC_CTYPE": "C.UTF-8",
+    }
 
 
 def test_memory_is_kept_for_the_same_program_alone(tmp_path: Path) -> None:
