@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -200,6 +201,41 @@ def test_a_peers_abort_is_never_the_culprit(last: str, kind: FailureClass) -> No
     assert alone(crew, 0).kind is FailureClass.PEER_ABORT
     failure = culprit(crew)
     assert (failure.local_rank, failure.kind) == (1, kind)
+
+
+def test_what_a_script_raises_from_a_peers_abort_is_one_as_well() -> None:
+    wrapped = f"""
+try:
+    {REDUCE}
+except RuntimeError as error:
+    raise ArithmeticError("step 7 failed") from error
+"""
+    failure = alone(torch_gang(wrapped, "os.kill(os.getpid(), 9)"), 0)
+    assert failure.kind is FailureClass.PEER_ABORT
+    assert failure.message == "ArithmeticError: step 7 failed"
+    assert "The above exception was the direct cause" in failure.traceback
+
+
+LOADER = """
+import os, signal, torch
+class Images(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): os.kill(os.getpid(), signal.SIGKILL)
+for batch in torch.utils.data.DataLoader(Images(), num_workers=1): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "kind"),
+    [(False, FailureClass.USER_ERROR), (True, FailureClass.HOST_OUT_OF_MEMORY)],
+)
+def test_a_data_loader_that_was_killed(memory: bool, kind: FailureClass) -> None:
+    """torch says in a cause alone that it was killed; the kernel's counter says for what."""
+    crew = ended([(sys.executable, "-c", LOADER)])
+    exits = tuple(
+        replace(each, exit=replace(each.exit, out_of_memory=memory)) for each in crew.exits
+    )
+    assert culprit(replace(crew, exits=exits)).kind is kind
 
 
 def test_a_collective_that_waits_in_vain_is_a_timeout() -> None:

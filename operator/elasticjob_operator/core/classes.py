@@ -95,7 +95,7 @@ _STACK = "Stack "
 
 def meaning(failure: FirstFailure) -> str:
     """What it means, without a full stop."""
-    if failure.class_ == FailureClass.SIGNAL and failure.signal is None:
+    if failure.class_ == FailureClass.SIGNAL and failure.signal is failure.exit_code is None:
         return "its workers were ended from outside"
     return CLASSES.get(failure.class_, UNKNOWN_CLASS).meaning
 
@@ -103,7 +103,8 @@ def meaning(failure: FirstFailure) -> str:
 def remedy(failure: FirstFailure) -> str:
     """What to do about it, without a full stop."""
     told = bool(failure.traceback)
-    of_signal = _OF_SIGNALS.get(failure.signal or 0)
+    # A shell makes an exit code of the signal that ended its command.
+    of_signal = _OF_SIGNALS.get(failure.signal or (failure.exit_code or 0) - 128)
     match failure.class_:
         case FailureClass.USER_ERROR if not told:
             return "Correct the script: all that it wrote is in the pod's log"

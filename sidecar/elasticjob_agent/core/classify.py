@@ -37,7 +37,10 @@ _HOST_MEMORY = re.compile(
     r"|out of shared memory|unable to (?:allocate|write to|mmap|resize) .*shared memory",
     re.MULTILINE,
 )
-_HELPER_KILLED = re.compile(r"DataLoader worker .*killed by signal: Killed")
+_HELPER_KILLED = re.compile(
+    r"DataLoader worker .*killed by signal: Killed|died with <Signals\.SIGKILL: 9>"
+    r"|terminated with signal SIGKILL|process pool was terminated abruptly"
+)
 _TIMED_OUT = re.compile(
     r"gloo.*Timed out waiting \d+ ?ms|failed to pass monitoredBarrier in"
     r"|Watchdog caught collective operation timeout|[Ww]ait timeout after \d+ ?ms"
@@ -57,6 +60,8 @@ _LOST_PEER = re.compile(r"Broken pipe|Connection (?:reset by peer|refused|aborte
 _TORCH_DISTRIBUTED = re.compile(r"torch[/.]distributed(?![/.](?:elastic|run|launch))|ProcessGroup")
 
 
+SHELLS = 128
+"""What a shell adds to the signal that ended its last command."""
 CRASHES = frozenset({4, 6, 7, 8, 11})
 """Signals that the code of the worker itself brings about, and Python's faulthandler tells of."""
 
@@ -65,7 +70,15 @@ def ending_text(exit_: WorkerExited) -> str:
     """How a worker ended, for people."""
     if exit_.signal is not None:
         return f"killed by {SIGNALS.get(exit_.signal, f'signal {exit_.signal}')}"
-    return f"exit code {exit_.exit_code}"
+    within = signal_within(exit_)
+    told = "" if within is None else f": a command in it was killed by {SIGNALS[within]}"
+    return f"exit code {exit_.exit_code}{told}"
+
+
+def signal_within(exit_: WorkerExited) -> int | None:
+    """The signal that ended a command in it, where a shell made an exit code of that."""
+    signum = (exit_.exit_code or 0) - SHELLS
+    return signum if signum in SIGNALS else None
 
 
 def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -> FailureClass:
@@ -82,7 +95,9 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
             return by_words
     if exit_ is None:
         return FailureClass.USER_ERROR
-    if exit_.out_of_memory and (exit_.signal == SIGKILL or _helper_killed(exit_, account)):
+    within = None if account is not None else signal_within(exit_)
+    killed = SIGKILL in (exit_.signal, within)
+    if exit_.out_of_memory and (killed or _helper_killed(exit_, account)):
         return FailureClass.HOST_OUT_OF_MEMORY
     if exit_.signal == SIGABRT:
         # C++ ended the process, as NCCL's watchdog does from a thread of its own.
@@ -90,7 +105,7 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
             return by_text
         if account is not None and ABORTED_AT_EXIT in exit_.stderr_tail:
             return FailureClass.USER_ERROR  # its exception was there first
-    if exit_.signal is not None:
+    if exit_.signal is not None or within is not None:
         return FailureClass.SIGNAL
     if exit_.exit_code in (NOT_EXECUTABLE, NOT_FOUND):
         return FailureClass.LAUNCH_ERROR
@@ -127,5 +142,8 @@ def _by_text(said: str, of_torch: bool) -> FailureClass | None:
 
 
 def _helper_killed(exit_: WorkerExited, account: Account | None) -> bool:
-    """Whether it was not the worker that was killed, but a process that loads its data."""
-    return _HELPER_KILLED.search(account.message if account else exit_.stderr_tail) is not None
+    """Whether it was not the worker that was killed, but a process that it had started."""
+    if account is None:
+        return _HELPER_KILLED.search(exit_.stderr_tail) is not None
+    said = (account.message, *(cause.message for cause in account.causes))
+    return any(_HELPER_KILLED.search(each) for each in said)

@@ -110,7 +110,7 @@ def describe(failure: Failure) -> str:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:
         how = f"ended with exit code {failure.exit_code}"
-        said = said.removeprefix(f"exit code {failure.exit_code}").lstrip("; ")
+        said = said.removeprefix(f"exit code {failure.exit_code}").lstrip(":; ")
     else:
         how = "failed"
     return f"{who} on {failure.name} {how}" + (f": {said}" if said else "")

@@ -59,6 +59,9 @@ SHARED_MEMORY = (
     "dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 )
 LOADER = "RuntimeError: DataLoader worker (pid 213) is killed by signal: Killed. "
+CHILD = (
+    "subprocess.CalledProcessError: Command '['convert', 'x']' died with <Signals.SIGKILL: 9>.\n"
+)
 BAD_ALLOC = (
     "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
 )
@@ -175,6 +178,15 @@ def culprit(*exits: WorkerExited | Ended, **options: Any) -> Failure:
         (exited(signum=11, memory=True), FailureClass.SIGNAL),
         (exited(stderr=TRACEBACK + LOADER, memory=True), FailureClass.HOST_OUT_OF_MEMORY),
         (exited(stderr=TRACEBACK + LOADER), FailureClass.USER_ERROR),
+        (exited(stderr=because(TRACEBACK + LOADER), memory=True), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=because(TRACEBACK + LOADER)), FailureClass.USER_ERROR),
+        (exited(stderr=TRACEBACK + CHILD, memory=True), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(stderr=TRACEBACK + CHILD), FailureClass.USER_ERROR),
+        (exited(code=139, stderr="Segmentation fault"), FailureClass.SIGNAL),
+        (exited(code=137), FailureClass.SIGNAL),
+        (exited(code=137, memory=True), FailureClass.HOST_OUT_OF_MEMORY),
+        (exited(code=139, stderr=TRACEBACK + "ValueError: x"), FailureClass.USER_ERROR),
+        (exited(code=255), FailureClass.USER_ERROR),
         (exited(stderr=TRACEBACK + "ValueError: x", memory=True), FailureClass.USER_ERROR),
         (exited(signum=11, stderr="Segmentation fault"), FailureClass.SIGNAL),
         (exited(stderr=RECORDED + "ConnectionRefusedError: [Errno 111] Connection refused"),
@@ -255,6 +267,9 @@ def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> 
          "exit code 3; the last line on its standard error: no data at /data"),
         (exited(signum=9, stderr="loading\n"), "killed by SIGKILL"),
         (exited(signum=40), "killed by signal 40"),
+        (exited(code=139, stderr="Segmentation fault\n"),
+         "exit code 139: a command in it was killed by SIGSEGV; the last line on its standard "
+         "error: Segmentation fault"),
         (exited(code=127, message="'train' was not found"), "'train' was not found"),
         (exited(signum=6, stderr="free(): double free detected in tcache 2\n"),
          "killed by SIGABRT; the last line on its standard error: free(): double free detected in "

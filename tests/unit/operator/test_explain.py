@@ -593,7 +593,7 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 @pytest.mark.parametrize("kind", list(FailureClass))
 def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
     text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
-    found = FirstFailure(round=1, pod="job-1", class_=kind.value)
+    found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
     assert f"was of rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
     assert f" {remedy(found)}." in text
     assert remedy(found)[0].isupper()
@@ -623,6 +623,13 @@ def test_what_to_do_about_a_signal(signum: int | None, traceback: str, advice: s
     meant = "its workers were ended from outside" if signum is None else "a signal ended it"
     assert f"(node-1): {meant}: killed." in text
     assert ("PYTHONFAULTHANDLER" in text) is (signum == 11 and not traceback)
+
+
+def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
+    found = failure(kind="Signal", exit_code=139, message="exit code 139: a command in it …")
+    text = said(observed(*running(5), view=trained(first_failure=found)))
+    assert "(node-1): a signal ended it: exit code 139: a command in it …" in text
+    assert "Native code crashed" in text
 
 
 def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:

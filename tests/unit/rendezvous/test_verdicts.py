@@ -110,6 +110,10 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
             "rank 0 on a ended with exit code 1: the last line on its standard error: no data",
         ),
         (
+            a_failure("a", exit_code=139, message="exit code 139: a command in it was killed"),
+            "rank 0 on a ended with exit code 139: a command in it was killed",
+        ),
+        (
             a_failure("a", kind=HANG, exit_code=None, signal=6, message="no progress for 4 s"),
             "rank 0 on a stood still: no progress for 4 s",
         ),
