@@ -25,9 +25,9 @@ from elasticjob_operator.core.actions import (
     WriteNodes,
 )
 from elasticjob_operator.core.children import is_owned
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.core.offenders import avoided
-from elasticjob_operator.core.plan import Plan
 from elasticjob_operator.core.pod import PodSettings, TemplateRefused, pod
 from elasticjob_operator.dependents import Dependents, NameTaken
 from elasticjob_operator.etcds import Etcd

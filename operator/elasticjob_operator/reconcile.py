@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from elasticjob_operator.agent_status import Agents
 from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
 from elasticjob_operator.core.actions import WriteNodes
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.happenings import (
     happenings,
     invalid,
@@ -22,7 +23,7 @@ from elasticjob_operator.core.happenings import (
 from elasticjob_operator.core.lifecycle import FINISHED, deadline
 from elasticjob_operator.core.mergepatch import merge_patch
 from elasticjob_operator.core.observed import Observed
-from elasticjob_operator.core.plan import Plan, plan
+from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.departures import TROUBLE, close_departed
 from elasticjob_operator.dependents import Dependents

@@ -18,8 +18,8 @@ from elasticjob_operator.core.actions import (
     WriteBounds,
     WriteNodes,
 )
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.grace import grace_seconds
-from elasticjob_operator.core.plan import Plan
 from elasticjob_operator.mirror import Contended, Mirror, close, remove_members, write_bounds
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind

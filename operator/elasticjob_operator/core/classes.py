@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elasticjob_operator.core.words import Words
+from elasticjob_operator.core.vocabulary import Words
 from elasticjob_operator.model.status import FirstFailure
 from elasticjob_rendezvous.core.failures import FailureClass
 

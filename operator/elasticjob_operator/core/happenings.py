@@ -30,7 +30,8 @@ from elasticjob_operator.core.labels import label_words
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.observed import Pod
 from elasticjob_operator.core.victims import DeleteReason
-from elasticjob_operator.core.words import DELETED, because, why
+from elasticjob_operator.core.vocabulary import DELETED
+from elasticjob_operator.core.words import because, why
 from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import (
     Condition,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from elasticjob_operator.core.conditions import refusal_of
 from elasticjob_operator.core.evidence import end_of
 from elasticjob_operator.core.observed import Obstacle, Pod, PodEnd
-from elasticjob_operator.core.words import OBSTACLES, named, quoted, unschedulable
+from elasticjob_operator.core.vocabulary import OBSTACLES
+from elasticjob_operator.core.words import named, quoted, unschedulable
 from elasticjob_operator.model.status import Status
 
 

@@ -6,7 +6,6 @@ nothing new, and a pass that broke off half-way is completed by the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -14,7 +13,6 @@ from elasticjob_operator.core.actions import (
     Action,
     CloseRendezvous,
     CreatePod,
-    DeleteJob,
     DeletePod,
     RemoveMembers,
     WriteBounds,
@@ -24,6 +22,7 @@ from elasticjob_operator.core.agent_view import undecided_until
 from elasticjob_operator.core.backends import is_steered, keeps_store
 from elasticjob_operator.core.bounds import bounds_of, marks
 from elasticjob_operator.core.census import Census, gives_up_at, take_census
+from elasticjob_operator.core.endings import Plan, earliest, ending, finished, in_order
 from elasticjob_operator.core.launches import (
     MOST_LAUNCH_FAILURES,
     held_until,
@@ -32,11 +31,8 @@ from elasticjob_operator.core.launches import (
 )
 from elasticjob_operator.core.lifecycle import (
     FINISHED,
-    cleanup_at,
     deadline,
     deadline_exceeded,
-    expires_at,
-    failed_by_deadline,
     next_phase,
     suspended_at,
 )
@@ -47,111 +43,29 @@ from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.sizes import WantedSize, wanted_size
 from elasticjob_operator.core.store_host import stale_store, with_store
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
-from elasticjob_operator.model.enums import CleanPodPolicy, Phase
+from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
-from elasticjob_rendezvous.core.bounds import Bounds
 
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
 """Failed pods kept for their logs; each holds an index. Older ones are deleted."""
-
-DELETE_REASONS = {
-    StopReason.SUSPENDED: DeleteReason.SUSPENDED,
-    StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
-    StopReason.DELETED: DeleteReason.JOB_DELETED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done now, and when to look again.
-
-    Args:
-        actions: to be applied in this order.
-        phase: the phase the job is in.
-        size: the wanted size.
-        bounds: what members are to be told; None while nobody is to join.
-        wake_at: when the plan changes by itself, if nothing else happens; None is never.
-    """
-
-    actions: tuple[Action, ...]
-    phase: Phase
-    size: WantedSize
-    bounds: Bounds | None = None
-    wake_at: datetime | None = None
-
-    @property
-    def expected(self) -> int | None:
-        """How many members can come; None while nobody is to join."""
-        return self.bounds.expected if self.bounds else None
 
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
     """What is to be done with the job, given what exists of it at `now` (UTC)."""
     phase = next_phase(job, observed.rendezvous, now)
     if job.metadata.deletion_timestamp is not None:
-        return _ending(job, observed, phase, StopReason.DELETED)
+        return ending(job, observed, phase, StopReason.DELETED)
     if job.status.phase in FINISHED or observed.rendezvous.ended:
-        return _finished(job, observed, phase, now)
+        return finished(job, observed, phase, now)
     if job.spec.run_policy.suspend:
-        return _ending(job, observed, phase, StopReason.SUSPENDED)
+        return ending(job, observed, phase, StopReason.SUSPENDED)
     if deadline_exceeded(job, now):
-        return _ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        return ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
     if observed.rendezvous.suspended or (
         not is_steered(job) and job.status.phase is Phase.SUSPENDED
     ):
         return _resuming(job, observed, phase, now)
     return _active(job, observed, phase, now)
-
-
-def _ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
-    """Close first, then delete: a member that leaves a closed job starts no round.
-
-    While the rendezvous is unreadable the pods go all the same: nobody is left to disagree.
-    """
-    view = observed.rendezvous
-    actions: list[Action] = []
-    entered = is_steered(job) and observed.bounds is not None
-    if entered and view.readable and view.outcome is None:
-        actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
-    everything = reason is not StopReason.DEADLINE_EXCEEDED
-    actions += [
-        DeletePod(pod.name, pod.uid, DELETE_REASONS[reason])
-        for pod in _in_order(observed)
-        if pod.active or (everything and not pod.terminating)
-    ]
-    return Plan(tuple(actions), phase, wanted_size(job.spec))
-
-
-def _finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
-    """cleanPodPolicy after a grace for the agents' own end, then the time to live."""
-    size = wanted_size(job.spec)
-    expiry, cleanup = expires_at(job), cleanup_at(job)
-    if expiry is not None and expiry <= now:
-        return Plan((DeleteJob(),), phase, size)
-    if failed_by_deadline(job):
-        ending = _ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
-        if ending.actions:
-            return ending
-    policy = job.spec.run_policy.clean_pod_policy
-    doomed = [
-        pod
-        for pod in _in_order(observed)
-        if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
-        or (policy is CleanPodPolicy.ALL and not pod.terminating)
-    ]
-    if not doomed:
-        return Plan((), phase, size, None, expiry)
-    if cleanup is None or cleanup > now:
-        # Not even one that seems never to have run: what is told of a pod may be older than the
-        # job's end, and its logs would be lost.
-        return Plan((), phase, size, None, _earliest(expiry, cleanup))
-    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
-    return Plan(actions, phase, size, None, expiry)
-
-
-def _lingers(pod: Pod) -> bool:
-    """It runs on without its trainer, and nobody has told it to go."""
-    return pod.lingering and not pod.terminating
 
 
 def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
@@ -160,7 +74,7 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
     Pods on a machine that is cut off are not waited for: their lease is gone, so is their work.
     Nor are those of which a finalizer keeps the object alone.
     """
-    old = [pod for pod in _in_order(observed) if not _is_fresh(job, pod)]
+    old = [pod for pod in in_order(observed) if not _is_fresh(job, pod)]
     there = (pod for pod in old if pod.node_state is not NodeState.NOT_READY)
     remaining = [pod for pod in there if not (pod.over and pod.terminating)]
     if remaining:
@@ -237,7 +151,7 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
     actions += _leftovers(census, view.readable)
     if held is None:
         actions += stale_store(job, census)
-    wake_at = _earliest(held, _wake_at(job, observed, census, now))
+    wake_at = earliest(held, _wake_at(job, observed, census, now))
     return Plan(tuple(actions), phase, size, bounds, wake_at)
 
 
@@ -303,16 +217,8 @@ def _refusal_gives_up_at(job: ElasticJob, observed: Observed) -> datetime | None
 def _wake_at(job: ElasticJob, observed: Observed, census: Census, now: datetime) -> datetime | None:
     patience = [gives_up_at(job, pod) for pod in census.counted]
     dues = [deadline(job), _refusal_gives_up_at(job, observed), *patience]
-    return _earliest(*(due for due in dues if due is not None and due > now))
+    return earliest(*(due for due in dues if due is not None and due > now))
 
 
 def _latest(*moments: datetime | None) -> datetime | None:
     return max((moment for moment in moments if moment is not None), default=None)
-
-
-def _earliest(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
-def _in_order(observed: Observed) -> list[Pod]:
-    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))

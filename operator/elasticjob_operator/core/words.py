@@ -1,18 +1,17 @@
-"""How causes, ends, obstacles and failures are said to people, each in one place.
+"""How causes, obstacles and times are said to people, each in one place.
 
-Events, the status and `elasticjob explain` take their words from here, so that all of them tell
-the same story. docs/explain.md has the same table for people.
+Events, the status and `elasticjob explain` take their words from here and from `core.vocabulary`,
+so that all of them tell the same story.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import NamedTuple
 
-from elasticjob_operator.core.observed import DISRUPTIONS, Obstacle, PodEnd
-from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.core.observed import DISRUPTIONS, PodEnd
+from elasticjob_operator.core.vocabulary import DETAILS, DETAILS_OF_MANY
 from elasticjob_operator.model.status import (
     MAX_ROUND_MEMBERS,
     CauseStatus,
@@ -29,76 +28,6 @@ LONGEST_QUOTE = 240
 """Characters of what somebody else said."""
 LONGEST_CAUSE = 480
 """Of what our own agents said, with what they quote in it."""
-
-DELETED: Mapping[DeleteReason, str] = {
-    DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
-    DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
-    DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
-    DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
-    DeleteReason.SURPLUS_NODE_AVOIDED: "more than wanted; its node failed the job before",
-    DeleteReason.SURPLUS_STRAGGLER: "more than wanted; was slower than its peers",
-    DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
-    DeleteReason.MARKED: "was chosen to leave before",
-    DeleteReason.REPLACED: "failed before and was replaced",
-    DeleteReason.SUSPENDED: "the job is suspended",
-    DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
-    DeleteReason.JOB_DELETED: "the job is deleted",
-    DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
-}
-_DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
-    "SIGTERM": "it was told to end",
-    "Terminating": "its pod is deleted",
-    "EvictionByEvictionAPI": "its node was drained",
-    "PreemptionByScheduler": "for a pod of higher priority",
-    "TerminationByKubelet": "by its node",
-    "DeletionByTaintManager": "its node was tainted",
-    "DeletionByPodGC": "its node is gone",
-}
-"""What the agents say of a cause, of one member."""
-_DETAILS_OF_MANY = {
-    "SIGTERM": "they were told to end",
-    "Terminating": "their pods are deleted",
-    "EvictionByEvictionAPI": "their nodes were drained",
-    "PreemptionByScheduler": "for pods of higher priority",
-    "TerminationByKubelet": "by their nodes",
-    "DeletionByTaintManager": "their nodes were tainted",
-    "DeletionByPodGC": "their nodes are gone",
-    ABORTED: "their peers' collectives broke",
-}
-"""The same, where it is said of several."""
-
-
-class Words(NamedTuple):
-    """What a thing means, and what to do about it; neither ends with a full stop."""
-
-    meaning: str
-    remedy: str
-
-
-OBSTACLES: Mapping[Obstacle, Words] = {
-    Obstacle.UNSCHEDULABLE: Words(
-        "Pending", "Free or add machines that fit, or let the template ask for less"
-    ),
-    Obstacle.IMAGE: Words(
-        "without its image", "Correct the image's name, or give it the pull secret that it needs"
-    ),
-    Obstacle.CONFIG: Words(
-        "not startable", "Correct what the template names: a ConfigMap, a Secret or a volume"
-    ),
-    Obstacle.INIT: Words("held up by an init container", "Look at that init container's log"),
-    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or let the template ask for less"),
-    Obstacle.REFUSED: Words("", "Change what the cluster refuses, or ask who set that rule"),
-    Obstacle.NAME_CONFLICT: Words("", "Delete what has the name, or give the job another one"),
-    Obstacle.TEMPLATE_INVALID: Words("", "Suspend the job, correct spec.template and resume it"),
-    Obstacle.ENDPOINT: Words(
-        "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
-    ),
-    Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
-    Obstacle.ANOTHERS_ETCD: Words(
-        "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"
-    ),
-}
-
 
 GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
 """Causes whose members went, or may have: what took them says more."""
@@ -179,8 +108,8 @@ def _detail(said: str, many: bool) -> str:
     """What agents said, in words; of several members each may have said another thing."""
     parts = said.split("; ") if said else []
     if not many:
-        return "; ".join(_DETAILS.get(part, part) for part in parts)
-    told = [_DETAILS_OF_MANY.get(part, _DETAILS.get(part, part)) for part in parts]
+        return "; ".join(DETAILS.get(part, part) for part in parts)
+    told = [DETAILS_OF_MANY.get(part, DETAILS.get(part, part)) for part in parts]
     own = [words for part, words in zip(parts, told, strict=True) if part != ABORTED]
     also = [words for part, words in zip(parts, told, strict=True) if part == ABORTED]
     return "; ".join(filter(None, (", or ".join(own), *also)))

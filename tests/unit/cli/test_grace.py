@@ -18,7 +18,7 @@ from elasticjob_cli.local.stored import StoredJob
 from elasticjob_cli.local.verbs import Verbs
 from elasticjob_operator.core.actions import DeletePod
 from elasticjob_operator.core.bounds import bounds_of
-from elasticjob_operator.core.plan import Plan
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.sizes import wanted_size
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_operator.model.enums import Phase

@@ -30,13 +30,8 @@ from elasticjob_operator.core.rendezvous_view import (
     StopReason,
 )
 from elasticjob_operator.core.status import next_status
-from elasticjob_operator.core.words import (
-    OBSTACLES,
-    listed,
-    named,
-    quoted,
-    unschedulable,
-)
+from elasticjob_operator.core.vocabulary import OBSTACLES
+from elasticjob_operator.core.words import listed, named, quoted, unschedulable
 from elasticjob_operator.model import ElasticJob, RendezvousState
 from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status

@@ -8,9 +8,10 @@ import pytest
 
 from elasticjob_operator.core.actions import CloseRendezvous, CreatePod, WriteBounds
 from elasticjob_operator.core.bounds import bounds_of
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.launches import MOST_LAUNCH_FAILURES
 from elasticjob_operator.core.observed import Pod
-from elasticjob_operator.core.plan import Plan, plan
+from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     OutcomeKind,

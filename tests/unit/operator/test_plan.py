@@ -19,8 +19,9 @@ from elasticjob_operator.core.actions import (
     WriteNodes,
 )
 from elasticjob_operator.core.bounds import bounds_of
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Obstacle, Pod, PodPhase, Refusal
-from elasticjob_operator.core.plan import KEPT_FAILED_PODS, Plan, plan
+from elasticjob_operator.core.plan import KEPT_FAILED_PODS, plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     MemberView,

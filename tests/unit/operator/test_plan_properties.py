@@ -17,8 +17,9 @@ from elasticjob_operator.core.actions import (
     WriteNodes,
 )
 from elasticjob_operator.core.census import take_census
+from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.observed import NodeState, Observed, Pod, PodPhase
-from elasticjob_operator.core.plan import Plan, plan
+from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import (
     UNREADABLE,
     MemberView,

@@ -1,0 +1,106 @@
+"""What a plan is, and the plans of jobs that are to end or have ended; the others: `core.plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from elasticjob_operator.core.actions import Action, CloseRendezvous, DeleteJob, DeletePod
+from elasticjob_operator.core.backends import is_steered
+from elasticjob_operator.core.lifecycle import cleanup_at, expires_at, failed_by_deadline
+from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
+from elasticjob_operator.core.sizes import WantedSize, wanted_size
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_operator.model.enums import CleanPodPolicy, Phase
+from elasticjob_operator.model.job import ElasticJob
+from elasticjob_rendezvous.core.bounds import Bounds
+
+_REASONS = {
+    StopReason.SUSPENDED: DeleteReason.SUSPENDED,
+    StopReason.DEADLINE_EXCEEDED: DeleteReason.DEADLINE_EXCEEDED,
+    StopReason.DELETED: DeleteReason.JOB_DELETED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done now, and when to look again.
+
+    Args:
+        actions: to be applied in this order.
+        phase: the phase the job is in.
+        size: the wanted size.
+        bounds: what members are to be told; None while nobody is to join.
+        wake_at: when the plan changes by itself, if nothing else happens; None is never.
+    """
+
+    actions: tuple[Action, ...]
+    phase: Phase
+    size: WantedSize
+    bounds: Bounds | None = None
+    wake_at: datetime | None = None
+
+    @property
+    def expected(self) -> int | None:
+        """How many members can come; None while nobody is to join."""
+        return self.bounds.expected if self.bounds else None
+
+
+def ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
+    """Close first, then delete: a member that leaves a closed job starts no round.
+
+    While the rendezvous is unreadable the pods go all the same: nobody is left to disagree.
+    """
+    view = observed.rendezvous
+    actions: list[Action] = []
+    entered = is_steered(job) and observed.bounds is not None
+    if entered and view.readable and view.outcome is None:
+        actions.append(CloseRendezvous(observed.incarnation, OutcomeKind.STOPPED, reason))
+    everything = reason is not StopReason.DEADLINE_EXCEEDED
+    actions += [
+        DeletePod(pod.name, pod.uid, _REASONS[reason])
+        for pod in in_order(observed)
+        if pod.active or (everything and not pod.terminating)
+    ]
+    return Plan(tuple(actions), phase, wanted_size(job.spec))
+
+
+def finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
+    """cleanPodPolicy after a grace for the agents' own end, then the time to live."""
+    size = wanted_size(job.spec)
+    expiry, cleanup = expires_at(job), cleanup_at(job)
+    if expiry is not None and expiry <= now:
+        return Plan((DeleteJob(),), phase, size)
+    if failed_by_deadline(job):
+        close = ending(job, observed, phase, StopReason.DEADLINE_EXCEEDED)
+        if close.actions:
+            return close
+    policy = job.spec.run_policy.clean_pod_policy
+    doomed = [
+        pod
+        for pod in in_order(observed)
+        if (policy is CleanPodPolicy.RUNNING and (pod.active or _lingers(pod)))
+        or (policy is CleanPodPolicy.ALL and not pod.terminating)
+    ]
+    if not doomed:
+        return Plan((), phase, size, None, expiry)
+    if cleanup is None or cleanup > now:
+        # Not even one that seems never to have run: what is told of a pod may be older than the
+        # job's end, and its logs would be lost.
+        return Plan((), phase, size, None, earliest(expiry, cleanup))
+    actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
+    return Plan(actions, phase, size, None, expiry)
+
+
+def _lingers(pod: Pod) -> bool:
+    """It runs on without its trainer, and nobody has told it to go."""
+    return pod.lingering and not pod.terminating
+
+
+def earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def in_order(observed: Observed) -> list[Pod]:
+    return sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))

@@ -1,0 +1,82 @@
+"""What ends, classes of failures and obstacles are called, and what to do about each: tables alone.
+
+`core.words` makes sentences of them. docs/explain.md has the same tables for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from elasticjob_operator.core.observed import Obstacle
+from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_rendezvous.core.excuses import ABORTED
+
+DELETED: Mapping[DeleteReason, str] = {
+    DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
+    DeleteReason.SURPLUS_NODE_CORDONED: "more than wanted; its node is cordoned",
+    DeleteReason.SURPLUS_NODE_TAINTED: "more than wanted; its node is tainted",
+    DeleteReason.SURPLUS_NOT_IN_ROUND: "more than wanted; was not in the round",
+    DeleteReason.SURPLUS_NODE_AVOIDED: "more than wanted; its node failed the job before",
+    DeleteReason.SURPLUS_STRAGGLER: "more than wanted; was slower than its peers",
+    DeleteReason.SURPLUS_HIGHEST_RANK: "more than wanted; had the highest rank",
+    DeleteReason.MARKED: "was chosen to leave before",
+    DeleteReason.REPLACED: "failed before and was replaced",
+    DeleteReason.SUSPENDED: "the job is suspended",
+    DeleteReason.DEADLINE_EXCEEDED: "the job was active for too long",
+    DeleteReason.JOB_DELETED: "the job is deleted",
+    DeleteReason.JOB_FINISHED: "the job has finished (cleanPodPolicy)",
+}
+DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
+    "SIGTERM": "it was told to end",
+    "Terminating": "its pod is deleted",
+    "EvictionByEvictionAPI": "its node was drained",
+    "PreemptionByScheduler": "for a pod of higher priority",
+    "TerminationByKubelet": "by its node",
+    "DeletionByTaintManager": "its node was tainted",
+    "DeletionByPodGC": "its node is gone",
+}
+"""What the agents say of a cause, of one member."""
+DETAILS_OF_MANY = {
+    "SIGTERM": "they were told to end",
+    "Terminating": "their pods are deleted",
+    "EvictionByEvictionAPI": "their nodes were drained",
+    "PreemptionByScheduler": "for pods of higher priority",
+    "TerminationByKubelet": "by their nodes",
+    "DeletionByTaintManager": "their nodes were tainted",
+    "DeletionByPodGC": "their nodes are gone",
+    ABORTED: "their peers' collectives broke",
+}
+"""The same, where it is said of several."""
+
+
+class Words(NamedTuple):
+    """What a thing means, and what to do about it; neither ends with a full stop."""
+
+    meaning: str
+    remedy: str
+
+
+OBSTACLES: Mapping[Obstacle, Words] = {
+    Obstacle.UNSCHEDULABLE: Words(
+        "Pending", "Free or add machines that fit, or let the template ask for less"
+    ),
+    Obstacle.IMAGE: Words(
+        "without its image", "Correct the image's name, or give it the pull secret that it needs"
+    ),
+    Obstacle.CONFIG: Words(
+        "not startable", "Correct what the template names: a ConfigMap, a Secret or a volume"
+    ),
+    Obstacle.INIT: Words("held up by an init container", "Look at that init container's log"),
+    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or let the template ask for less"),
+    Obstacle.REFUSED: Words("", "Change what the cluster refuses, or ask who set that rule"),
+    Obstacle.NAME_CONFLICT: Words("", "Delete what has the name, or give the job another one"),
+    Obstacle.TEMPLATE_INVALID: Words("", "Suspend the job, correct spec.template and resume it"),
+    Obstacle.ENDPOINT: Words(
+        "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
+    ),
+    Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
+    Obstacle.ANOTHERS_ETCD: Words(
+        "", "Give this cluster an etcd of its own, or free that one if the other cluster is gone"
+    ),
+}
