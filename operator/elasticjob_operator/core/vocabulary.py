@@ -1,6 +1,6 @@
-"""What ends, classes of failures and obstacles are called, and what to do about each: tables alone.
+"""How deletions, what agents say of causes, and obstacles are called, and what to do: tables alone.
 
-`core.words` makes sentences of them. docs/explain.md has the same tables for people.
+`core.words` makes sentences of them; classes of failures: `core.classes`.
 """
 
 from __future__ import annotations
