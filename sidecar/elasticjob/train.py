@@ -15,6 +15,8 @@ loops: that is how they agree on one step. See docs/training.md.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import math
 import mmap
 import os
@@ -233,12 +235,12 @@ def _number(name: str, value: float) -> float:
 
 
 def _written(path: str, content: bytes) -> mmap.mmap | None:
-    """A new file with this content, in memory; None if it cannot be.
+    """A new file with this content, in memory; None if it cannot be, or is another process's.
 
     The content is written out first: a store into a page for which the disk has no room would
     kill the process.
     """
-    if not path:
+    if not path or _is_kept(path):
         return None
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -248,11 +250,32 @@ def _written(path: str, content: bytes) -> mmap.mmap | None:
         try:
             os.fchmod(descriptor, _MODE)  # the agent may be another user, whatever the umask
             os.write(descriptor, content)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return mmap.mmap(descriptor, len(content))
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        # Else it stays open, and with it the lock: until this process ends or becomes another.
     except (OSError, ValueError):
         return None
+
+
+def _is_kept(path: str) -> bool:
+    """Whether a process that lives tells by this file: this one is then a child of it, such as a
+    loader of data that imports the script anew, or runs beside it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EACCES, errno.EAGAIN)
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _read(path: str) -> mmap.mmap | None:

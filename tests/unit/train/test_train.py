@@ -370,9 +370,41 @@ def test_a_script_uses_the_module(desk: Desk) -> None:
         layout.PROGRESS_FILE: str(desk.files.file(1, 0)),
         layout.REQUEST_FILE: str(desk.files.request_file(1)),
     }
+    desk.files.prepare(1, slots=1)
     subprocess.run([sys.executable, "-W", "error", "-c", script], env=env, check=True, umask=0o077)
     assert (desk.read.step, desk.read.checkpoint_step) == (5, 5)
     assert desk.files.file(1, 0).stat().st_mode & 0o777 == 0o644, "the agent is another user"
+
+
+CHILDREN = """
+import multiprocessing, os, sys
+from elasticjob import train
+train.on_leave(print)  # when it is imported, and so in each child that imports it anew
+if __name__ == "__main__":
+    train.progress(1)
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            pool.apply(train.progress, (7,))
+    train.progress(2)
+    if len(sys.argv) == 1:  # another script in the same process takes its place
+        os.execv(sys.executable, [sys.executable, __file__, "again"])
+    train.progress(3)
+"""
+
+
+def test_children_that_import_the_script_anew_do_not_tell_in_its_place(
+    desk: Desk, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CHILDREN)
+    env = {
+        "PYTHONPATH": str(SIDECAR),
+        layout.PROGRESS_FILE: str(desk.files.file(1, 0)),
+        layout.REQUEST_FILE: str(desk.files.request_file(1)),
+    }
+    desk.files.prepare(1, slots=1)
+    subprocess.run([sys.executable, "-W", "error", str(script)], env=env, check=True)
+    assert (desk.read.step, desk.read.saves) == (3, True)
 
 
 def test_the_library_loads_nothing_heavy() -> None:
