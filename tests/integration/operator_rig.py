@@ -121,6 +121,11 @@ class Operator:
         self.ports.close()
 
 
+def alone_in(namespace: str) -> dict[str, str]:
+    """Options of an operator that knows this namespace only, also beside others on the server."""
+    return {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
+
+
 @dataclass
 class Namespace:
     """What a test does and sees in its namespace, as users and the kubelet would."""

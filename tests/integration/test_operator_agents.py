@@ -12,7 +12,7 @@ from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.kubelet_rig import Kubelet, kubelet
-from tests.integration.operator_rig import Json, Namespace, Operator
+from tests.integration.operator_rig import Json, Namespace, Operator, alone_in
 
 ROUND_SECONDS = 60.0
 """torch's kinds take some seconds for a round, on a machine with much else to do."""
@@ -34,8 +34,7 @@ def here(
     tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, v2: EtcdServer, namespace: str
 ) -> Iterator[Namespace]:
     options = {
-        "ELASTICJOB_NAMESPACES": namespace,
-        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        **alone_in(namespace),
         "ELASTICJOB_ALLOWED_ENDPOINTS": v2.url,
     }
     replica = Operator(tmp_path, api_server, newest_etcd, options=options)

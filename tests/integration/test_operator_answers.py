@@ -14,7 +14,7 @@ from tests.integration.apiserver import ApiServer
 from tests.integration.cutting_rig import CuttingProxy
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.mirrored_rig import running
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 
 @pytest.fixture
@@ -32,8 +32,7 @@ def operator(
     proxy: CuttingProxy,
 ) -> Iterator[Operator]:
     options = {
-        "ELASTICJOB_NAMESPACES": namespace,
-        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        **alone_in(namespace),
         "KUBECONFIG": str(api_server.kubeconfig(url=proxy.url)),
     }
     with Operator(tmp_path, api_server, newest_etcd, options=options).running() as replica:

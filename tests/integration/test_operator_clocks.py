@@ -11,7 +11,7 @@ import pytest
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.mirrored_rig import Agents
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 WRONG_CLOCK = """
 import datetime, sys, time
@@ -45,8 +45,7 @@ def test_pods_are_as_old_as_the_api_server_says(
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WRONG_CLOCK.format(seconds=off_seconds))
     options = {
-        "ELASTICJOB_NAMESPACES": namespace,
-        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        **alone_in(namespace),
         "PYTHONPATH": str(folder),
     }
     here = Namespace(api_server, namespace)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ def here(
     namespace: str,
 ) -> Iterator[Namespace]:
     options = {
-        "ELASTICJOB_NAMESPACES": namespace,
-        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        **alone_in(namespace),
         "ELASTICJOB_ALLOWED_ENDPOINTS": other_etcd.url,
     }
     replica = Operator(tmp_path, api_server, newest_etcd, options=options)

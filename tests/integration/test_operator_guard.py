@@ -12,7 +12,7 @@ import pytest
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, binary, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 PASSWORD = "the-root-password"
 
@@ -32,8 +32,7 @@ def operator(
         "ELASTICJOB_ETCD_USER_FILE": str(tmp_path / "user"),
         "ELASTICJOB_ETCD_PASSWORD_FILE": str(tmp_path / "password"),
         "ELASTICJOB_MANAGE_ETCD_USERS": "true",
-        "ELASTICJOB_NAMESPACES": namespace,
-        "ELASTICJOB_LEASE_NAMESPACE": namespace,
+        **alone_in(namespace),
     }
     replica = Operator(tmp_path, api_server, etcd_of_users, options=options)
     with replica.running():

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.lone_operator import here, operator
 from tests.integration.mirrored_rig import running
 from tests.integration.operator_rig import SECONDS, Namespace, Operator
+
+__all__ = ["here", "operator"]
 
 UID, INDEX, NAME = (f"elasticjob.dev/{word}" for word in ("job-uid", "index", "job-name"))
 QUIET_SECONDS = 2.0
 """What would be done wrong is done within milliseconds."""
-
-
-@pytest.fixture
-def operator(
-    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
-) -> Iterator[Operator]:
-    options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
-    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as replica:
-        yield replica
-
-
-@pytest.fixture
-def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
-    return Namespace(api_server, namespace)
 
 
 def label(here: Namespace, name: str, **labels: str | None) -> None:

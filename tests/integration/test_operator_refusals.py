@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.apiserver import ApiServer, Refused
-from tests.integration.etcd_server import EtcdServer, Ports, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.apiserver import Refused
+from tests.integration.etcd_server import Ports, wait_until
+from tests.integration.lone_operator import here, operator
+from tests.integration.operator_rig import SECONDS, Namespace
+
+__all__ = ["here", "operator"]
 
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-
-
-@pytest.fixture
-def operator(
-    tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
-) -> Iterator[Operator]:
-    options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
-    with Operator(tmp_path, api_server, newest_etcd, options=options).running() as replica:
-        yield replica
-
-
-@pytest.fixture
-def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace:
-    return Namespace(api_server, namespace)
 
 
 def await_refused(here: Namespace, reason: str, words: str) -> None:

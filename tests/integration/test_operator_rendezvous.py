@@ -15,7 +15,7 @@ from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, Outcom
 from tests.integration.apiserver import ApiServer
 from tests.integration.etcd_server import EtcdServer, wait_until
 from tests.integration.mirrored_rig import running
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 _TAKEOVER_SECONDS = 30.0
 _STATUS_SECONDS = 5.0
@@ -35,7 +35,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 def operator(
     tmp_path: Path, api_server: ApiServer, etcd: EtcdServer, namespace: str
 ) -> Iterator[Operator]:
-    options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
+    options = alone_in(namespace)
     replica = Operator(tmp_path, api_server, etcd, options=options)
     with replica.running():
         yield replica

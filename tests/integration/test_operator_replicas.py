@@ -12,7 +12,7 @@ import pytest
 from tests.integration.apiserver import ApiServer
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import EtcdServer, wait_until
-from tests.integration.operator_rig import SECONDS, Namespace, Operator
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
 
 StartOperator = Callable[..., Operator]
 _TAKEOVER_SECONDS = 30.0
@@ -29,7 +29,7 @@ def start_operator(
     tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> Iterator[StartOperator]:
     """Start replicas for the test's namespace alone; they end with the test."""
-    options = {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
+    options = alone_in(namespace)
     with ExitStack() as stack:
 
         def start(name: str = "operator-0") -> Operator:
