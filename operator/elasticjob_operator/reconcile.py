@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from elasticjob_operator.agent_status import Agents
-from elasticjob_operator.apply import EXPECTED, Applied, Applier, Task
+from elasticjob_operator.apply import EXPECTED, Applier
 from elasticjob_operator.core.actions import WriteNodes
 from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.happenings import (
@@ -42,6 +42,7 @@ from elasticjob_operator.kube import (
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.model import ElasticJob, InvalidManifest, Status, parse_manifest
 from elasticjob_operator.observe import Observer, due_seconds, seen_again
+from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from elasticjob_operator.agent_status import Agents
-from elasticjob_operator.apply import Applier, Task
+from elasticjob_operator.apply import Applier
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.actions import CreatePod
 from elasticjob_operator.core.pod import PodSettings
@@ -15,6 +15,7 @@ from elasticjob_operator.jobs import JobKey, JobMemory
 from elasticjob_operator.kube import AlreadyExists, NotFound
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.observe import Sight
+from elasticjob_operator.task import Task
 from elasticjob_operator.wakeups import Retry
 from tests.unit.operator.builders import NOW, job, observed
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from elasticjob_operator.apply import Applied
 from elasticjob_operator.core.actions import CreatePod
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
 from elasticjob_operator.core.status import next_status
@@ -17,6 +16,7 @@ from elasticjob_operator.kube import Conflict, KubeError, Unreachable
 from elasticjob_operator.metrics import Metrics
 from elasticjob_operator.observe import Sight
 from elasticjob_operator.reconcile import Parts, Reconciler
+from elasticjob_operator.task import Applied
 from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
