@@ -77,6 +77,45 @@ def test_a_programs_own_module_with_a_name_of_pythons_is_its_own(tmp_path: Path)
     assert said(tmp_path / "logs", 1) == "1\n"
 
 
+VENDORED = """
+import os, sys
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor"))
+there = sorted(name for name in sys.modules if name.endswith("_pkg"))
+import some_pkg, other_pkg, plain_pkg
+print(some_pkg.value, other_pkg.value, sys.path[:2])
+print(there, file=sys.stderr)
+"""
+
+
+def test_what_a_program_puts_first_on_its_path_goes_before_installed_packages(
+    tmp_path: Path,
+) -> None:
+    packages = tmp_path / "site-packages"
+    script(packages, "value = 'installed'\n", "some_pkg.py")
+    script(packages, "from some_pkg import value\n", "other_pkg.py")
+    script(packages, "", "plain_pkg.py")
+    script(tmp_path / "code" / "vendor", "value = 'vendored'\n", "some_pkg.py")
+    path = script(tmp_path / "code", VENDORED)
+    cold, forked = both(tmp_path, sys.executable, path, env={"PYTHONPATH": str(packages)})
+    assert cold.startswith("vendored vendored")
+    assert forked == cold.replace("[]", "['plain_pkg']")
+
+
+def test_a_path_that_only_running_would_tell_makes_a_cold_start(tmp_path: Path) -> None:
+    path = script(tmp_path / "code", "import sys\nsys.path.insert(0, sys.argv[1])\n")
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path, "vendor")
+        started, exited = await hands.outcome(sys.executable, path, "vendor")
+        assert started.cold_reason == (
+            f"the standby cannot be forked: {path}, line 2: what it puts first on sys.path cannot "
+            "be read"
+        )
+        assert exited.exit_code == 0, exited.stderr_tail
+
+    warm(tmp_path / "logs", scenario)
+
+
 def test_modules_in_the_working_directory_are_not_the_standbys(tmp_path: Path) -> None:
     for name in ("json.py", "socket.py", "array.py"):
         script(tmp_path / "work", "print('loaded')\n", name)

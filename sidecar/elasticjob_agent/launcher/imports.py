@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .searchpath import put_first
+
 MAX_FILES = 100
 MAX_SOURCE_BYTES = 1024 * 1024
 # Loaded by torch only when it is needed, which is in every run of who mentions it: 2 s cold.
@@ -25,10 +27,15 @@ class Wanted(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What was read: imports in their order, and the environment variables that are set."""
+    """What was read: imports in their order, and the environment variables that are set.
+
+    `first` are the folders put in front of `sys.path`; `unread` says where that cannot be read.
+    """
 
     wanted: tuple[Wanted, ...]
     sets: frozenset[str]
+    first: tuple[str, ...] = ()
+    unread: str = ""
 
 
 class Source(NamedTuple):
@@ -53,6 +60,8 @@ def read(
     wanted: list[Wanted] = []
     sets: set[str] = set()
     seen: set[str] = set()
+    first: list[str] = []
+    unread = ""
     todo = deque(entry)
     while todo and len(seen) < MAX_FILES:
         source = todo.popleft()
@@ -63,8 +72,12 @@ def read(
         if tree is None:
             continue
         sets.update(_variables_set(tree))
+        put = put_first(tree, source.path)
+        first[:0] = [folder for folder in put.folders if folder not in first]
+        if put.unread:
+            unread = unread or f"{source.path}, line {put.unread}"
         for found in _imports(tree.body, source.package):
-            spec = _top_spec(found.module, search)
+            spec = _top_spec(found.module, [*first, *search])
             if spec is None:
                 continue
             if installed(spec):
@@ -72,7 +85,7 @@ def read(
             else:
                 todo.extend(_own_files(found, spec))
         wanted += [Wanted(module) for name, module in _IMPLIED.items() if _mentions(tree, name)]
-    return Reading(tuple(dict.fromkeys(wanted)), frozenset(sets))
+    return Reading(tuple(dict.fromkeys(wanted)), frozenset(sets), tuple(first), unread)
 
 
 def module_files(name: str, search: Sequence[str]) -> list[Source]:

@@ -24,6 +24,7 @@ from .imports import Source, Wanted, module_files, read
 from .learning import Listener, Page
 from .mainmodule import Target
 from .preload import Guard, is_excluded
+from .searchpath import searching_first
 from .serving import serve
 from .shown import ROOM, show_as
 from .threadcounts import WHILE_PRELOADING
@@ -49,6 +50,7 @@ class Standby:
         self._guard: Guard | None = None
         self._excluded: frozenset[str] = frozenset()
         self._target: Target | None = None
+        self._first: Sequence[str] = ()
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """In a worker: what gives that which runs the program."""
@@ -79,6 +81,11 @@ class Standby:
         self._excluded = frozenset(asked["excluded"])
         guard = Guard((), asked["modules"])
         reading = read(self._entry(guard), sys.path, guard.installed)
+        if reading.unread:
+            self._end_if_unfit(f"{reading.unread}: what it puts first on sys.path cannot be read")
+        for folder in reading.first:
+            self._end_if_unfit(hidden(self._own, folder))
+        self._first = reading.first
         wanted = [
             *(Wanted(name) for name in asked["modules"]),
             *(each for each in reading.wanted if not is_excluded(each.module, self._excluded)),
@@ -113,17 +120,18 @@ class Standby:
 
     def _known(self, names: Sequence[str], guard: Guard) -> list[Wanted]:
         """Of modules that a worker imported, those that may be imported here."""
-        return [
-            Wanted(name)
-            for name in names
-            if not is_excluded(name, self._excluded) and guard.lets_in(name)
-        ]
+        with searching_first(self._first):
+            return [
+                Wanted(name)
+                for name in names
+                if not is_excluded(name, self._excluded) and guard.lets_in(name)
+            ]
 
     def _import(self, wanted: list[Wanted], while_idle: bool = False) -> None:
         """Raises SystemExit when this process is not to be forked any more, having said so."""
         guard = self._guard
         assert guard is not None
-        with guard.watching():
+        with searching_first(self._first), guard.watching():
             for each in wanted:
                 if while_idle and select.select([self._sock], [], [], 0)[0]:
                     break
