@@ -120,6 +120,39 @@ def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
     assert said(tmp_path / "logs", 2) == "['lazy_pkg'] two\n"
 
 
+def test_what_a_worker_took_from_a_folder_of_its_own_is_not_learned(
+    tmp_path: Path, installed: Path
+) -> None:
+    for folder in (installed, tmp_path / "vendor"):
+        script(folder, f"value = {folder.name!r}\n", "some_pkg.py")
+    (installed / "lazy_pkg.py").write_text("")
+    path = script(
+        tmp_path / "code",
+        f"import sys, time\ndef main():\n    sys.path.insert(0, {str(tmp_path / 'vendor')!r})\n"
+        "    import some_pkg, lazy_pkg\n    print(some_pkg.value, flush=True)\n"
+        "    time.sleep(100)\nmain()\n",
+    )
+    memory = tmp_path / "preload.json"
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path, memory=str(memory))
+        assert (await hands.start(sys.executable, path)).warm
+        while not memory.exists():
+            await asyncio.sleep(0.02)
+        learned = json.loads(memory.read_text())["learned"]
+        assert ("lazy_pkg" in learned, "some_pkg" in learned) == (True, False)
+        await hands.hands.stop(1, 0)
+        await hands.ended()
+        assert (await hands.start(sys.executable, path)).warm
+        output = tmp_path / "logs" / "round-2" / "0" / "stdout.log"
+        await soon(lambda: output.exists() and output.read_text().endswith("\n"))
+        await hands.hands.stop(2, 0)
+        await hands.ended()
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 2) == "vendor\n"
+
+
 def test_modules_of_ones_own_choice(tmp_path: Path, installed: Path) -> None:
     path = script(tmp_path / "code", f"{LOADED}print(there)\n")
 

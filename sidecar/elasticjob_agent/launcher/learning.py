@@ -10,6 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from typing import Any
 
 PAGE_BYTES = 256 * 1024
@@ -41,12 +44,27 @@ class Page:
 
 
 class Listener:
-    """A finder that finds nothing: it only hears what is imported, in this process alone."""
+    """A finder that finds nothing: it only hears what is imported, in this process alone.
 
-    def __init__(self, page: Page) -> None:
+    Not what the program takes from a folder that it put on `sys.path`, where `search`, on which
+    the next standby looks, has another of that name.
+    """
+
+    def __init__(self, page: Page, search: Sequence[str]) -> None:
         self._page = page
+        self._search = list(search)
+        self._born = list(sys.path)
+        self._passed_over: set[str] = set()
         self._pid = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        if path is None and sys.path != self._born and self._is_another(name):
+            self._passed_over.add(name)
+        if name.partition(".")[0] not in self._passed_over:
             self._page.write(name)
+
+    def _is_another(self, name: str) -> bool:
+        here, there = PathFinder.find_spec(name), PathFinder.find_spec(name, self._search)
+        return here is not None and there is not None and here.origin != there.origin

@@ -173,7 +173,7 @@ class Standby:
         self._forked_again()
         self._sock.close()
         self._pages = [page]
-        sys.meta_path.insert(0, Listener(page))
+        sys.meta_path.insert(0, Listener(page, [*self._first, *sys.path]))
         born(streams, asked["env"], self._launcher)
         show_as(asked["command"], asked["env"])
         return True
