@@ -142,7 +142,7 @@ def failure_lines(failure: FirstFailure) -> list[str]:
 
 
 def interruption_line(counts: Interruptions) -> str:
-    """What ended rounds without costing a restart: `2 losses, 1 preemption`."""
+    """What ended rounds and is not charged as a restart: `2 losses, 1 preemption`."""
     named = [
         (counts.losses, "loss", "losses"),
         (counts.leaves, "leave", "leaves"),
@@ -151,7 +151,7 @@ def interruption_line(counts: Interruptions) -> str:
         (counts.others, "other", "others"),
     ]
     said = [f"{number} {one if number == 1 else many}" for number, one, many in named if number]
-    return ", ".join(said) or "never"
+    return ", ".join(said) or "none"
 
 
 def restarts_text(job: ElasticJob) -> str:
@@ -180,11 +180,7 @@ def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence
         f"allowed {spec.min_nodes} to {spec.max_nodes}"
         + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
         f"Restarts:   {restarts_text(job)}",
-        *(
-            [f"Interrupted: {interruption_line(counts)}"]
-            if (counts := status.interruptions)
-            else []
-        ),
+        *([f"Uncharged:  {interruption_line(counts)}"] if (counts := status.interruptions) else []),
         f"Logs:       {logs}",
     ]
     if explanation:

@@ -143,6 +143,7 @@ def test_nodes_and_workers_may_die_and_the_job_goes_on(rig: LocalRig) -> None:
     assert rig.call("fault", "kill-node", "job", "job-1").returncode == 0
     status = rig.running(2, after=lost)
     assert [member["pod"] for member in status["members"]] == ["job-0", "job-2"]
+    assert status["avoidedNodes"] == [], "there is no other machine"
 
     drained = status["rendezvous"]["round"]
     assert rig.call("fault", "drain", "job", "job-0").returncode == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from elasticjob_cli.errors import CommandError
@@ -104,7 +105,10 @@ class Loop:
             return Observed(pods=pods, rendezvous=view, incarnation=self._applier.incarnation)
         return Observed(
             pods=self._kubelet.observed(members),
-            rendezvous=UNREADABLE if found is None else rendezvous_view(found),
+            # All pods are on this machine: none of them could do without it.
+            rendezvous=(
+                UNREADABLE if found is None else replace(rendezvous_view(found), offences=())
+            ),
             bounds=found.bounds if found else self._applier.bounds,
             incarnation=self._applier.incarnation,
         )

@@ -21,6 +21,9 @@ from elasticjob_rendezvous.core.failures import ECHOES, FAILURE_BYTES, Failure, 
 
 MESSAGE_CHARACTERS = 1000
 UNKNOWN_RANK = -1
+UNCAUGHT = 1
+"""What Python ends with when nobody caught an exception. One before another end, and not at the
+very end of what was written, was caught and logged."""
 ENDED_ON_TERM = 143  # what a shell makes of SIGTERM
 
 _SEEKING = (None, StopCause.FAILURE, StopCause.PEER_FAILURE, StopCause.HANG)
@@ -66,8 +69,8 @@ def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
         return None
     report = from_error_file(crew.reports.get(exit_.local_rank, b""))
     if ended.during is None:
-        by_signal = exit_.signal is not None
-        account = report or from_stderr(exit_.stderr_tail, final_only=by_signal)
+        uncaught = exit_.exit_code == UNCAUGHT
+        account = report or from_stderr(exit_.stderr_tail, final_only=not uncaught)
         return _record(crew, facts, ended, exit_.local_rank, account)
     killed = exit_.signal is not None or exit_.exit_code == ENDED_ON_TERM
     account = report or from_stderr(exit_.stderr_tail, final_only=killed)

@@ -307,6 +307,24 @@ def test_the_traceback_of_an_exception_has_its_causes() -> None:
     assert [cause.message for cause in cut.causes][1:] == ["KeyError: 'x'"]
 
 
+@pytest.mark.parametrize(
+    ("code", "after", "said"),
+    [
+        (1, 0, "RuntimeError"),
+        (1, 30, "RuntimeError"),
+        (4, 0, "RuntimeError"),
+        (4, 30, "exit code 4; the last line on its standard error: going on"),
+    ],
+)
+def test_an_exception_that_was_caught_and_logged_is_not_the_reason(
+    code: int, after: int, said: str
+) -> None:
+    failure = culprit(exited(code=code, stderr=TRACEBACK + CLOSED + "\ngoing on" * after))
+    assert failure.message.startswith(said)
+    caught = said != "RuntimeError"
+    assert failure.kind is (FailureClass.USER_ERROR if caught else FailureClass.PEER_ABORT)
+
+
 def test_a_long_message_does_not_crowd_out_the_frames() -> None:
     failure = culprit(exited(stderr=TRACEBACK + "ValueError: " + "x" * 12_000))
     assert failure.traceback.startswith(TRACEBACK)

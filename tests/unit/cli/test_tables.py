@@ -93,7 +93,7 @@ def test_a_row() -> None:
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ({}, "never"),
+        ({}, "none"),
         ({"losses": 1, "preemptions": 2}, "1 loss, 2 preemptions"),
         ({"leaves": 2, "joins": 1, "others": 1}, "2 leaves, 1 join, 1 other"),
     ],
