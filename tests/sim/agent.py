@@ -36,6 +36,7 @@ from elasticjob_rendezvous.core.events import (
     Tick,
 )
 from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.core.records import Farewell
 from tests.sim.wire import Wire
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Agent:
         self.engine: Engine = world.new_engine(config)
         self.wire = Wire(world, self)
         self.serves = 0
-        self.tells: tuple[tuple[str, str], ...] = ()
+        self.tells: tuple[Farewell, ...] = ()
         self.paused = False
         self.paused_at = 0.0
         self.resumes_at = 0.0

@@ -25,6 +25,7 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     Verdict,
 )
+from elasticjob_rendezvous.core.records import Farewell
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
@@ -47,7 +48,7 @@ class End:
     agent: Agent
     heard: float
     got: float = 0.0
-    told: tuple[tuple[str, str], ...] = ()
+    told: tuple[Farewell, ...] = ()
     open: bool = True
     quiet: bool = False
 
@@ -190,7 +191,8 @@ class Switchboard:
         if not (here.open and there.open and self._passes(here.agent, there.agent)):
             return
         there.heard = self.world.now
-        there.got = here.agent.clock()
+        if not there.agent.paused:  # else it will have read it only after its next word
+            there.got = here.agent.clock()
         there.quiet = False
         there.agent.deliver(self._word(here, connection))
         if here.agent.tells != here.told:

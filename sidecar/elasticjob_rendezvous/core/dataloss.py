@@ -42,7 +42,7 @@ def restore(scene: Scene, timers: Timers, last: tuple[Round, Roster] | None) -> 
     return write_round(scene, again, f"round {known + 1} opens: data lost")
 
 
-def overtake(scene: Scene) -> Act | None:
+def overtake(scene: Scene, timers: Timers) -> Act | None:
     """A number above all that are known, where somebody knows this number or higher ones."""
     current = scene.current
     if current.state is RoundState.CLOSED:
@@ -52,6 +52,7 @@ def overtake(scene: Scene) -> Act | None:
     top = max([scene.view.known(), *used])
     if top <= current.number and not used:
         return None
+    timers.forget(LOST)  # who comes only now was not waited for then
     number = max(top, current.number) + 1
     cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
     ended = current.state is RoundState.FINAL

@@ -50,7 +50,7 @@ def decide(
         if view.known() == 0:
             return bootstrap.open_first(scene, memory)
         return dataloss.restore(scene, memory.timers, memory.last)
-    return dataloss.overtake(scene) or _in_round(memory, scene)
+    return dataloss.overtake(scene, timers) or _in_round(memory, scene)
 
 
 def _in_round(memory: Coordinator, scene: Scene) -> Act | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.kv import Range, Txn
+from elasticjob_rendezvous.core.records import Farewell
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,9 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """From now on tell with each heartbeat, on every link, who leaves and why: (id, reason)."""
+    """From now on tell with each heartbeat, on every link, who leaves and why."""
 
-    leaving: tuple[tuple[str, str], ...]
+    leaving: tuple[Farewell, ...]
 
 
 @dataclass(frozen=True, slots=True)

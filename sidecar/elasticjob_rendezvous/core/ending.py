@@ -75,8 +75,8 @@ def look_at_final(
         staying = [seat for seat in pending if seat.id not in leavers]
         if not _all_left(leaving, staying, number, bounds, timers):
             return FinalLook()
-        # Where collectives broke, or a leaver is gone, the other peers are stuck in them.
-        urgent = bool(failures) or any(view.member(seat.id) is None for seat in leaving)
+        # Where collectives broke, or may have some time ago, the other peers are stuck in them.
+        urgent = bool(failures) or any(_went_untold(seat, view) for seat in leaving)
         cause = leave_cause(leaving, leavers, bounds, urgent=urgent)
         return FinalLook(cause=cause, symptom=first)
     if done or unproven:
@@ -118,6 +118,12 @@ def _stopped_by_itself(seat: Seat, view: View, number: int) -> bool:
         return False
     waits = member.record.state is MemberState.WAITING and member.record.round >= number
     return waits and seat.id not in view.failures.get(number, {})
+
+
+def _went_untold(seat: Seat, view: View) -> bool:
+    """Whether a leaver is gone and only a link told that it would go."""
+    last = view.last_word(seat.id)
+    return view.member(seat.id) is None and (last is None or last.state is not MemberState.LEAVING)
 
 
 def _all_left(

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from elasticjob_rendezvous.core.kv import KeyValue, Range, TxnResult, WatchEvent
 from elasticjob_rendezvous.core.local import Local
-from elasticjob_rendezvous.core.records import Outcome
+from elasticjob_rendezvous.core.records import Farewell, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,9 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class LeavesTold:
-    """A link, of ours or to us, told which members leave, and why: (id, reason) of each."""
+    """A link, of ours or to us, told which members leave, and why."""
 
-    leaving: tuple[tuple[str, str], ...]
+    leaving: tuple[Farewell, ...]
 
 
 class Verdict(StrEnum):

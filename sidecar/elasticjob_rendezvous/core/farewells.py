@@ -8,6 +8,7 @@ from __future__ import annotations
 from elasticjob_rendezvous.core.effects import Effect, Tell
 from elasticjob_rendezvous.core.events import LeavesTold
 from elasticjob_rendezvous.core.membership import Membership
+from elasticjob_rendezvous.core.records import Farewell, agent_of
 
 
 def hear(our: Membership, event: LeavesTold) -> list[Effect]:
@@ -24,22 +25,23 @@ def hear(our: Membership, event: LeavesTold) -> list[Effect]:
 def tell(our: Membership) -> None:
     """Say on our links that we leave; as a coordinator, of whom else that was heard.
 
-    For whoever coordinates next may hear of it from nobody else.
+    For whoever coordinates next may hear of it from nobody else. Our own word comes first, lest
+    there be no room for it.
     """
-    leaving: dict[str, str] = {}
-    if our.coordinator.active or our.served >= 0:
-        leaving = {id: farewell.reason for id, farewell in our.view.farewells.items()}
+    told: list[Farewell] = []
     if our.leaving:
-        leaving[our.config.identity.id] = our.leaving
-    told = tuple(leaving.items())
-    if told != our.told:
-        our.told = told
-        our.effects.append(Tell(told))
+        told = [Farewell(our.config.identity.id, our.config.session_nonce, our.leaving)]
+    if our.coordinator.active or our.served >= 0:
+        told += our.view.farewells.values()
+    if tuple(told) != our.told:
+        our.told = tuple(told)
+        our.effects.append(Tell(our.told))
 
 
 def forget(our: Membership) -> None:
-    """Another round is final: who is not of it may have left long ago."""
+    """Another round is final: who is not of it, or has another agent in it, left long ago."""
     roster = our.rounds.roster
-    seated = {seat.id for seat in roster.seats} if roster else set()
-    for id in our.view.farewells.keys() - seated:
-        del our.view.farewells[id]
+    seated = {seat.id: agent_of(seat.session) for seat in roster.seats} if roster else {}
+    farewells = our.view.farewells
+    for id in [id for id, said in farewells.items() if seated.get(id) != said.agent]:
+        del farewells[id]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core.acts import DELETES_PER_TXN, Act, Scene, held, write_round
 from elasticjob_rendezvous.core.kv import Compare, Delete, Range, Target, Txn
-from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.records import Member, agent_of
 from elasticjob_rendezvous.core.view import Versioned, View
 
 
@@ -49,8 +49,8 @@ def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
 
 def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
     """Whether two sessions were begun by one and the same process."""
-    nonce = one.record.session.rpartition("-")[0]
-    return bool(nonce) and nonce == other.record.session.rpartition("-")[0]
+    agent = agent_of(one.record.session)
+    return bool(agent) and agent == agent_of(other.record.session)
 
 
 def fence_late(scene: Scene, late: Sequence[Versioned[Member]]) -> Act:

@@ -22,7 +22,7 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.inquiries import probe
 from elasticjob_rendezvous.core.kv import KeyValue, Range
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Session
+from elasticjob_rendezvous.core.peers import TRUST_SECONDS, Session, proven_at
 from elasticjob_rendezvous.core.records import Member
 from elasticjob_rendezvous.core.view import Versioned, View
 
@@ -39,6 +39,7 @@ class Leadership:
         link: whom we link to.
         heard: until when that link is known to carry both ways, and the round number that was
             told on it last (0: none yet).
+        rest: the same of the link before it, which proves as much for as long.
         proven_gone, orphaned: coordinators whose agent a probe found dead, without and
             with living workers -> when.
     """
@@ -49,6 +50,7 @@ class Leadership:
     seen_at: int = 0
     link: Session | None = None
     heard: tuple[float, int] | None = None
+    rest: tuple[float, int] | None = None
     look_at: float | None = None
     _suspected: set[Session] = field(default_factory=set)
     proven_gone: dict[Session, float] = field(default_factory=dict)
@@ -89,20 +91,24 @@ class Leadership:
                 return []
             self.key = ""
             self.look_at = now if self._named(view) else now + self._delay()
-            return self.unlink()
+            return []  # until there is another, its agent may vouch for workers that run
         record = leader.record
         if (record.id, record.session) == self.link or not attend:
             return []
+        self._give_up()
         self.link = (record.id, record.session)
-        self.heard = None
         return [Link(*self.link, record.address, record.agent_port)]
 
     def unlink(self) -> list[Effect]:
         if self.link is None:
             return []
-        self.link = None
-        self.heard = None
+        self._give_up()
         return [Unlink()]
+
+    def _give_up(self) -> None:
+        """Another link may take a moment, and so may a lease that is to be renewed meanwhile."""
+        self.rest = self.heard or self.rest
+        self.link = self.heard = None
 
     def look_due(self, now: float, alarm: Alarm) -> bool:
         return self.look_at is not None and alarm.passed(self.look_at, now)
@@ -115,11 +121,12 @@ class Leadership:
         self.proven_gone.pop(session, None)
         self.orphaned.pop(session, None)
         if session == self.link:
-            self.heard = (now, 0)
+            self.heard = (proven_at(None, now), 0)
 
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
-            self.heard = (now if event.sent is None else event.sent, event.round)
+            proven = proven_at(event.sent, now)
+            self.heard = (max(proven, self.heard[0]) if self.heard else proven, event.round)
 
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
         """The coordinator, if nothing is heard of it and we are to succeed it.
@@ -176,10 +183,10 @@ class Leadership:
 
     def vouches(self, round: int, now: float) -> bool:
         """Whether the coordinator was heard lately and knows of no newer round."""
-        if self.link is None or self.heard is None:
+        if self.tells_newer(round):
             return False
-        at, number = self.heard
-        return now - at < LINK_SILENCE_SECONDS and 0 < number <= round
+        told = [known for known in (self.heard, self.rest) if known is not None]
+        return any(now - at < TRUST_SECONDS and 0 < number <= round for at, number in told)
 
     def tells_newer(self, round: int) -> bool:
         return self.heard is not None and self.heard[1] > round

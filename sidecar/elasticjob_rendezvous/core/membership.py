@@ -23,7 +23,7 @@ from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.lease import Lease
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.own import Own
-from elasticjob_rendezvous.core.records import Member, Outcome, Round, RoundState
+from elasticjob_rendezvous.core.records import Farewell, Member, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.rounds import Rounds
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import Versioned, View
@@ -76,7 +76,7 @@ class Membership:
         self.refused = ""
         self.close: Outcome | None = None
         self.served = -1
-        self.told: tuple[tuple[str, str], ...] = ()
+        self.told: tuple[Farewell, ...] = ()
         self.clock = Clock(0.0, 0)
         self.alarm = Alarm()
         self.effects: list[Effect] = []

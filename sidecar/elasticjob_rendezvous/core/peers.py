@@ -34,6 +34,9 @@ MISSED_SECONDS = 1.0
 """Two beats."""
 LINK_SILENCE_SECONDS = 3.0
 """A link over which nothing was heard for this long vouches for nothing any more."""
+TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
+"""How long both sides of a link may rely on what is proven of it. The other side counts four
+seconds from when it heard us last, which is no earlier: what is left is to notice, and to kill."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
 """The other side of the same link may have heard us up to a heartbeat later: until then it
 may trust us, and we count it as alive."""
@@ -105,7 +108,8 @@ class Peers:
         self.linked[event.member, event.session] = now
         self.astray.pop((event.member, event.session), None)
         self.last_heard[event.member] = now
-        self.proven[event.member] = now if event.sent is None else event.sent
+        proven = proven_at(event.sent, now)
+        self.proven[event.member] = max(proven, self.proven.get(event.member, proven))
         self.silent.pop(event.member, None)
         self.inquiries.heard(event.member)
         if isinstance(event, PeerUp):
@@ -300,6 +304,14 @@ class Peers:
         """When the first sign of trouble with any of `members` was seen."""
         seen = [self.symptoms[id] for id in members if id in self.symptoms]
         return min(seen, default=None)
+
+
+def proven_at(sent: float | None, now: float) -> float:
+    """Until when a link is known to carry both ways, by a word that comes now.
+
+    An agent that does not tell what it heard may have heard us half a second ago.
+    """
+    return now - (TRUST_SECONDS - LINK_SILENCE_SECONDS) if sent is None else sent
 
 
 def _fresh(heard: float, now: float) -> bool:

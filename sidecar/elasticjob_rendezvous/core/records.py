@@ -174,6 +174,20 @@ class Member:
         return self.state in (MemberState.RUNNING, MemberState.STOPPING)
 
 
+def agent_of(session: str) -> str:
+    """The agent's process that began a session; also when it was set aside."""
+    return session.rstrip("~").rpartition("-")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What links tell of a member that leaves: its id, which agent of it said so, and why."""
+
+    id: str
+    agent: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """A checkpoint that all workers of a final round are asked for before its planned end.

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from elasticjob_rendezvous.core.leadership import Leadership
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, TRUST_SECONDS, Peers
 from elasticjob_rendezvous.core.roster import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
@@ -81,7 +81,7 @@ class Safety:
         if not others:
             return self._etcd_is_down(now)
         heard = peers.evidence(others)
-        return heard is not None and now - heard < LINK_SILENCE_SECONDS
+        return heard is not None and now - heard < TRUST_SECONDS
 
     def _etcd_is_down(self, now: float) -> bool:
         at = self.store_refused_at

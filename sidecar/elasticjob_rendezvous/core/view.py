@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import Delete as DeleteOp
 from elasticjob_rendezvous.core.kv import Deleted, KeyValue, Put, Range, Txn, TxnResult, WatchEvent
-from elasticjob_rendezvous.core.records import Done, Member, MemberState, Round
+from elasticjob_rendezvous.core.records import Done, Farewell, Member, MemberState, Round, agent_of
 from elasticjob_rendezvous.core.roster import Roster, Seat
 
 T = TypeVar("T")
@@ -35,14 +35,6 @@ class Versioned(Generic[T]):
     modified: int
 
 
-@dataclass(frozen=True, slots=True)
-class Farewell:
-    """Why a member leaves, and the newest store revision known when it was told."""
-
-    reason: str
-    revision: int
-
-
 class View:
     """The replica. Reading is free; `absorb`, `apply` and `wrote` bring it forward.
 
@@ -51,7 +43,7 @@ class View:
         cluster_id: of the etcd that answered last; 0 before the first answer.
         sessions: member id -> session -> record.
         departed: member id -> what its last session said before its key went.
-        farewells: member id -> why it leaves, told on a link; until it registers anew.
+        farewells: member id -> why it leaves, as a link told; until another agent of it registers.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -127,11 +119,13 @@ class View:
                     self._set(KeyValue(op.key, op.value, created, result.revision, op.lease))
         self.absorb(result.revision, result.ranges)
 
-    def told_leaving(self, leaving: Iterable[tuple[str, str]]) -> None:
+    def told_leaving(self, leaving: Iterable[Farewell]) -> None:
         """Take in what a link told of members that leave."""
-        for id, reason in leaving:
-            if id not in self.farewells:
-                self.farewells[id] = Farewell(reason, self.revision)
+        for farewell in leaving:
+            self.farewells[farewell.id] = farewell
+            member = self.member(farewell.id)
+            if member is not None:
+                self._heed(member.record)
 
     # -- reading --------------------------------------------------------------------
 
@@ -241,7 +235,7 @@ class View:
                 member = versioned(Member)
                 self.sessions.setdefault(id, {})[session] = member
                 self.departed.pop(id, None)
-                self._heed(member)
+                self._heed(member.record)
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
@@ -255,12 +249,13 @@ class View:
             case ("done", number, id) if number.isdigit():
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
-    def _heed(self, member: Versioned[Member]) -> None:
-        """Who registers anew, and does not leave, is another agent than the one that left."""
-        farewell = self.farewells.get(member.record.id)
-        stays = member.record.state is not MemberState.LEAVING
-        if farewell is not None and stays and member.created > farewell.revision:
-            del self.farewells[member.record.id]
+    def _heed(self, member: Member) -> None:
+        """Who has a key, and does not leave, is another agent than the one that left."""
+        farewell = self.farewells.get(member.id)
+        if farewell is None or member.state is MemberState.LEAVING:
+            return
+        if farewell.agent != agent_of(member.session):
+            del self.farewells[member.id]
 
     def _choose_session(self, id: str) -> None:
         sessions = self.sessions.get(id)

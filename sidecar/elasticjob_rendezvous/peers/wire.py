@@ -13,7 +13,8 @@ name, proves the key in a second line, and then both sides send heartbeats:
 
 Each side counts its lines from 1, and says the count of the newest one that it has heard of the
 other (0: what linked it). So whoever reads that knows since when it surely was heard itself.
-Both say in `"leaving": {<member's id>: "why"}` who leaves, as long as they know of any.
+Both say in `"leaving": {<member's id>: [<its agent>, "why"]}` who leaves, as long as they know of
+any. An agent's name is the one that begins the names of its sessions.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import json
 import secrets
 from collections import deque
 from typing import Any
+
+from elasticjob_rendezvous.core.records import Farewell
 
 HEARTBEAT_SECONDS = 0.5
 QUIET_SECONDS = 1.5
@@ -39,8 +42,7 @@ REMEMBERED_LINES = 64
 """More than are under way: a link that is not heard for six of them is given up."""
 
 Message = dict[str, Any]
-Leaving = tuple[tuple[str, str], ...]
-"""Members that leave, and why: (id, reason) of each."""
+Leaving = tuple[Farewell, ...]
 
 
 class BadPeer(Exception):
@@ -77,8 +79,9 @@ def line(message: Message) -> bytes:
 def leaving_line(leaving: Leaving) -> Message:
     """What a heartbeat says of who leaves: as many as its line has room for."""
     told: Message = {}
-    for id, reason in leaving:
-        more = {**told, id: reason[:MAX_REASON_CHARACTERS]}
+    for farewell in leaving:
+        said = [farewell.agent, farewell.reason[:MAX_REASON_CHARACTERS]]
+        more = {**told, farewell.id: said}
         if len(line(more)) > MAX_LEAVING_BYTES:
             break
         told = more
@@ -90,7 +93,12 @@ def leaving_told(message: Message) -> Leaving:
     told = message.get("leaving")
     if not isinstance(told, dict):
         return ()
-    return tuple((id, reason) for id, reason in told.items() if isinstance(reason, str))
+    found = []
+    for id, said in told.items():
+        match said:
+            case [str(agent), str(reason)]:
+                found.append(Farewell(id, agent, reason))
+    return tuple(found)
 
 
 class Count:
@@ -98,14 +106,15 @@ class Count:
 
     def __init__(self, linked_at: float) -> None:
         self.linked_at = linked_at
-        self._sent = deque([(0, linked_at)], maxlen=REMEMBERED_LINES)
+        self._proven = linked_at
+        self._unheard: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
         self._number = 0
         self._heard = 0
 
     def line(self, now: float) -> Message:
         """What the next line of ours says of it."""
         self._number += 1
-        self._sent.append((self._number, now))
+        self._unheard.append((self._number, now))
         return {"count": self._number, "heard": self._heard}
 
     def proven(self, message: Message) -> float | None:
@@ -118,9 +127,9 @@ class Count:
             self._heard = count
         if not isinstance(heard, int):
             return None
-        while len(self._sent) > 1 and self._sent[1][0] <= heard:
-            self._sent.popleft()
-        return self._sent[0][1]
+        while self._unheard and self._unheard[0][0] <= heard:
+            self._proven = self._unheard.popleft()[1]
+        return self._proven
 
 
 async def read(reader: asyncio.StreamReader, seconds: float) -> Message:

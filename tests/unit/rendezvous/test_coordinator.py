@@ -568,6 +568,15 @@ def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> Non
     assert job.later(0.1).act().state is FROZEN
 
 
+def test_who_turns_up_long_after_a_loss_is_not_the_last() -> None:
+    job = Job("a", "b", keep_alive_seconds=5, expected=2).change("b", known=7).idle().later(5)
+    assert job.act().number == 8
+    job.later(1000).change("a", known=20)
+    assert job.act().number == 21
+    job.idle().later(4.9).idle()
+    assert job.later(0.1).act().state is FROZEN
+
+
 def test_who_was_waited_for_before_is_not_once_more() -> None:
     job = Job("a", "b", keep_alive_seconds=5, expected=2).change("b", known=7).idle().later(5)
     assert job.act().number == 8

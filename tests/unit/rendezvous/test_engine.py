@@ -465,7 +465,7 @@ def test_heartbeats_of_members_make_the_coordinator_judge_nobody(
         a.now += 0.001
         a.hear(PeerHeard(member, session))
     assert not looks
-    assert a.engine.coordinator.peers.evidence({member}) == a.now
+    assert a.engine.coordinator.peers.heard_at(member) == a.now
 
 
 @pytest.mark.parametrize("doubt", ["unlinked", "silent", "symptoms", "strays"])

@@ -11,7 +11,7 @@ from elasticjob_rendezvous.core.effects import Read, Tell, Write
 from elasticjob_rendezvous.core.events import LeavesTold, LocalChanged
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
 from elasticjob_rendezvous.peers import wire
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import Job, identity
@@ -20,7 +20,9 @@ from tests.unit.rendezvous.test_budget import aborted
 from tests.unit.rendezvous.test_ending import Round
 
 A, B, C = identity("a"), identity("b"), identity("c")
-DRAINED = ((B, "drained"),)
+BY_B = (Farewell(B, "n-b", "drained"),)
+DRAINED = (Farewell(B, "", "drained"),)
+"""By the agent of the session `s1`."""
 
 
 @pytest.fixture
@@ -43,28 +45,28 @@ def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
     b.held = True
     local = replace(READY, workers=Workers.RUNNING, round=1)
     b.hear(LocalChanged(local)).hear(LocalChanged(replace(local, leaving="drained")))
-    assert b.made(Tell) == [Tell(DRAINED)], "once"
+    assert b.made(Tell) == [Tell(BY_B)], "once"
 
 
 def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
     """Whoever succeeds it may hear of it from nobody else. Nobody is judged anew for it."""
     a, _ = pair
     before = len(a.made(Read | Write))
-    a.hear(LeavesTold(DRAINED)).hear(LeavesTold(DRAINED))
-    assert a.made(Tell) == [Tell(DRAINED)]
+    a.hear(LeavesTold(BY_B)).hear(LeavesTold(BY_B))
+    assert a.made(Tell) == [Tell(BY_B)]
     assert len(a.made(Read | Write)) == before
 
 
 def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> None:
     _, b = pair
-    b.hear(LeavesTold(((A, "drained"),)))
+    b.hear(LeavesTold((Farewell(A, "n-a", "drained"),)))
     assert not b.made(Tell)
     assert b.engine.view.farewells[A].reason == "drained"
 
 
 def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> None:
     _, b = pair
-    b.hear(LeavesTold(((C, "drained"), (A, "drained"))))
+    b.hear(LeavesTold((Farewell(C, "n-c", "x"), Farewell(A, "n-a", "x"), Farewell(B, "old", "x"))))
     b.engine._our.rounds.last = None  # as if it saw the round final only now
     b.later(0.1)
     assert set(b.engine.view.farewells) == {A}
@@ -96,9 +98,16 @@ def test_what_the_key_said_goes_before() -> None:
 def test_who_registers_anew_and_stays_is_another(state: MemberState, reason: str | None) -> None:
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
-    job.gone("b").member("b", session="s2", state=state, reason=reason or "").view()
+    job.gone("b").member("b", session="m-b-1", state=state, reason=reason or "").view()
     job.gone("b")
     assert job.view().leaves(B) == reason
+
+
+def test_a_word_of_an_earlier_agent_counts_for_nothing() -> None:
+    """A link may tell it once more when another agent of the member has registered."""
+    job = Job("a", "b")
+    job.view().told_leaving((Farewell(B, "earlier", "drained"),))
+    assert not job.view().farewells
 
 
 def test_a_late_write_of_who_leaves_changes_nothing() -> None:
@@ -141,7 +150,7 @@ def test_a_loss_beside_a_leave_is_told() -> None:
 
 def test_a_leave_that_was_only_told_excuses_its_peers() -> None:
     job = aborted()
-    job.view().told_leaving(((C, "drained"),))
+    job.view().told_leaving((Farewell(C, "", "drained"),))
     current = job.gone("c").act()
     assert (current.charged, current.pending) == ((), ())
     assert (current.cause.kind, current.cause.members) == (CauseKind.LEAVE, ("c",))
@@ -149,7 +158,7 @@ def test_a_leave_that_was_only_told_excuses_its_peers() -> None:
 
 def test_who_came_back_after_others_left_was_not_lost() -> None:
     job = aborted()
-    job.view().told_leaving(((C, "drained"),))
+    job.view().told_leaving((Farewell(C, "", "drained"),))
     job.gone("b", "c").member("b", session="s2", round=1)
     assert job.act().cause.members == ("c",)
 
@@ -164,20 +173,39 @@ def test_it_says_nothing_of_the_leavers_workers() -> None:
     assert job.view().departed[B].state is MemberState.RUNNING
 
 
+def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
+    """Its peers were told in time: they may save."""
+    round = Round()
+    round.job.view().told_leaving(DRAINED)
+    round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)
+    round.seen()
+    round.job.gone("b")
+    assert round.look_after(0.1).cause == Cause(CauseKind.LEAVE, ("b",), "drained")
+
+
 # -- on the wire -----------------------------------------------------------------------
 
 
 def test_a_line_has_room_for_only_so_many() -> None:
-    many = tuple((f"{number:032d}", "\u20ac" * 1000) for number in range(1000))
+    many = tuple(Farewell(f"{number:032d}", "n", "\u20ac" * 1000) for number in range(1000))
     message = wire.leaving_line(many)
     assert 2 < len(message["leaving"]) < 20
     assert len(wire.line({"round": 2**40, **message})) < wire.MAX_LINE_BYTES
-    assert wire.leaving_told(message) == tuple(
-        (id, reason[: wire.MAX_REASON_CHARACTERS]) for id, reason in many[: len(message["leaving"])]
-    )
+    assert [said.id for said in wire.leaving_told(message)] == list(message["leaving"])
+    assert wire.leaving_told(message)[0] == replace(many[0], reason="\u20ac" * 100)
 
 
-@pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": None}])
+def test_our_own_word_has_room_before_all_others(pair: tuple[Node, Node]) -> None:
+    """Nobody else can pass it on."""
+    a, _ = pair
+    a.hear(LeavesTold(tuple(Farewell(f"{number:036d}", "n", "why") for number in range(100))))
+    a.held = True
+    local = replace(READY, workers=Workers.RUNNING, round=1)
+    a.hear(LocalChanged(local)).hear(LocalChanged(replace(local, leaving="drained")))
+    assert next(iter(wire.leaving_line(a.made(Tell)[-1].leaving)["leaving"])) == A
+
+
+@pytest.mark.parametrize("told", [None, 7, [], "b", {"b": 7}, {"b": ["n"]}, {"b": ["n", None]}])
 def test_what_is_no_word_of_a_leave_counts_for_nothing(told: object) -> None:
     assert wire.leaving_told({"leaving": told}) == ()
     assert wire.leaving_told({}) == ()

@@ -18,7 +18,7 @@ from elasticjob_rendezvous.core.events import (
 )
 from elasticjob_rendezvous.core.kv import Order, Range
 from elasticjob_rendezvous.core.leadership import SUCCESSION_SECONDS, Leadership
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, TRUST_SECONDS
 from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import KEYS, Job, identity
 
@@ -101,7 +101,7 @@ def test_the_named_successor_looks_at_once_and_others_later(
     job = Job("a", "b", "c").round(1, successor=identity(successor))
     leadership = follower(job, jitter)
     view = without_a(job)
-    assert leadership.tend(view, 50.0, in_doubt=False) == [Unlink()]
+    assert leadership.tend(view, 50.0, in_doubt=False) == [], "its agent may vouch for us still"
     alarm = Alarm()
     if delay:
         assert not leadership.look_due(50.0 + delay - 0.001, alarm)
@@ -237,8 +237,19 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
     """Where only we hear the other, it counts us as silent, and begins anew without us."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
-    assert leadership.vouches(3, 48.0 + LINK_SILENCE_SECONDS - 0.1)
-    assert not leadership.vouches(3, 48.0 + LINK_SILENCE_SECONDS)
+    assert leadership.vouches(3, 48.0 + TRUST_SECONDS - 0.1)
+    assert not leadership.vouches(3, 48.0 + TRUST_SECONDS)
+
+
+def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
+    """After an outage of etcd another coordinates, and a lease may not be renewed yet."""
+    job = Job("a", "b", "c")
+    leadership = follower(job)
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    assert leadership.unlink() == [Unlink()]
+    assert leadership.vouches(3, 50.0 + TRUST_SECONDS - 0.1)
+    assert not leadership.vouches(3, 50.0 + TRUST_SECONDS)
+    assert not leadership.vouches(2, 50.1)
 
 
 def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:

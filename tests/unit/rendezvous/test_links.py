@@ -27,6 +27,7 @@ from elasticjob_rendezvous.core.events import (
     PeerUp,
     Verdict,
 )
+from elasticjob_rendezvous.core.records import Farewell
 from elasticjob_rendezvous.peers import dial, wire
 from elasticjob_rendezvous.peers import server as peer_server
 from elasticjob_rendezvous.peers.server import PeerServer
@@ -163,7 +164,8 @@ def test_a_new_link_is_told_the_round_at_once() -> None:
 def test_both_sides_of_a_link_hear_it_once() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()
-        leaves, goes = (("id-b", "drained"),), (("id-a", "its node goes"),)
+        leaves = (Farewell("id-b", "n", "drained"),)
+        goes = (Farewell("id-a", "m", "its node goes"),)
         leaving: list[wire.Leaving] = [()]
         async with coordinator(here) as (server, port), link_to(port, there, lambda: leaving[0]):
             leaving[0] = leaves

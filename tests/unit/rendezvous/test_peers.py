@@ -451,11 +451,12 @@ def test_a_link_lives_while_it_is_heard() -> None:
 
 @pytest.mark.parametrize(
     ("others", "evidence"),
-    [((B,), 10.0), ((C,), 12.0), ((B, C), 10.0), ((B, D), None), ((D,), None)],
+    [((B,), 9.5), ((C,), 11.5), ((B, C), 9.5), ((B, D), None), ((D,), None)],
 )
 def test_evidence_is_as_old_as_the_one_heard_longest_ago(
     others: tuple[str, ...], evidence: float | None
 ) -> None:
+    """By agents that do not tell what they heard of us: it may be half a second old."""
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
     peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # what was heard was heard
@@ -468,6 +469,8 @@ def test_evidence_is_no_newer_than_what_the_other_heard_of_us() -> None:
     assert peers.evidence([B]) == 9.0
     peers.up(PeerHeard(B, "s1", sent=9.5), 12.0)
     assert peers.evidence([B]) == 9.5
+    peers.up(PeerHeard(B, "s0", sent=8.0), 12.0)
+    assert peers.evidence([B]) == 9.5, "a late word of an earlier link takes nothing back"
     assert peers.heard_at(B) == 12.0, "it may trust us since then"
 
 
@@ -482,7 +485,7 @@ def test_a_new_coordinatorship_keeps_links_and_proofs_and_forgets_suspicions() -
     assert not peers.silent
     assert peers.symptom([B, C]) is None
     assert set(peers.linked) == {(D, "s1")}
-    assert peers.evidence([D]) == 1.0
+    assert peers.evidence([D]) == 0.5
 
 
 def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:
