@@ -27,6 +27,9 @@ from elasticjob_rendezvous.core.records import Member
 from elasticjob_rendezvous.core.view import Versioned, View
 
 SUCCESSION_SECONDS = 0.25
+HANDOVER_SECONDS = 0.7
+"""For how long what a link proved goes on to count once it is given up: another link takes a
+moment, and so does a lease that is to be renewed. Whoever coordinates then waits for a second."""
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class Leadership:
         link: whom we link to.
         heard: until when that link is known to carry both ways, and the round number that was
             told on it last (0: none yet).
-        rest: the same of the link before it, which proves as much for as long.
+        rest: the same of the link before it, and until when it may take that one's place.
         proven_gone, orphaned: coordinators whose agent a probe found dead, without and
             with living workers -> when.
     """
@@ -50,7 +53,7 @@ class Leadership:
     seen_at: int = 0
     link: Session | None = None
     heard: tuple[float, int] | None = None
-    rest: tuple[float, int] | None = None
+    rest: tuple[float, int, float] = (0.0, 0, 0.0)
     look_at: float | None = None
     _suspected: set[Session] = field(default_factory=set)
     proven_gone: dict[Session, float] = field(default_factory=dict)
@@ -91,23 +94,23 @@ class Leadership:
                 return []
             self.key = ""
             self.look_at = now if self._named(view) else now + self._delay()
-            return []  # until there is another, its agent may vouch for workers that run
+            return self.unlink(now)
         record = leader.record
         if (record.id, record.session) == self.link or not attend:
             return []
-        self._give_up()
+        self._give_up(now)
         self.link = (record.id, record.session)
         return [Link(*self.link, record.address, record.agent_port)]
 
-    def unlink(self) -> list[Effect]:
+    def unlink(self, now: float) -> list[Effect]:
         if self.link is None:
             return []
-        self._give_up()
+        self._give_up(now)
         return [Unlink()]
 
-    def _give_up(self) -> None:
-        """Another link may take a moment, and so may a lease that is to be renewed meanwhile."""
-        self.rest = self.heard or self.rest
+    def _give_up(self, now: float) -> None:
+        if self.heard is not None:
+            self.rest = (*self.heard, now + HANDOVER_SECONDS)
         self.link = self.heard = None
 
     def look_due(self, now: float, alarm: Alarm) -> bool:
@@ -185,8 +188,11 @@ class Leadership:
         """Whether the coordinator was heard lately and knows of no newer round."""
         if self.tells_newer(round):
             return False
-        told = [known for known in (self.heard, self.rest) if known is not None]
-        return any(now - at < TRUST_SECONDS and 0 < number <= round for at, number in told)
+        at, number, until = self.rest
+        if now < until and now - at < TRUST_SECONDS and 0 < number <= round:
+            return True
+        at, number = self.heard or (0.0, 0)
+        return now - at < TRUST_SECONDS and 0 < number <= round
 
     def tells_newer(self, round: int) -> bool:
         return self.heard is not None and self.heard[1] > round

@@ -25,7 +25,7 @@ def take_over(our: Membership) -> None:
             our.effects += our.coordinator.peers.adopt(
                 member.record, number, our.now, our.config.orphan_seconds
             )
-    our.effects += our.leadership.unlink()
+    our.effects += our.leadership.unlink(our.now)
     our.note(f"{our.config.identity.name} coordinates")
 
 

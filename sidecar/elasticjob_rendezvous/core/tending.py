@@ -41,7 +41,7 @@ def _tend_roles(our: Membership) -> None:
     our.coordinator.peers.inquiry_seconds = 2 * our.keep_alive_seconds
     if stored is None:
         if our.crew.idle:
-            our.effects += our.leadership.unlink()  # nothing is left to vouch for
+            our.effects += our.leadership.unlink(our.now)  # nothing is left to vouch for
     elif our.coordinator.active:
         _tend_peers(our)
     else:

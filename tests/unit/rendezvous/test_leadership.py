@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.events import (
     Verdict,
 )
 from elasticjob_rendezvous.core.kv import Order, Range
-from elasticjob_rendezvous.core.leadership import SUCCESSION_SECONDS, Leadership
+from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS, SUCCESSION_SECONDS, Leadership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, TRUST_SECONDS
 from elasticjob_rendezvous.core.view import View
 from tests.unit.rendezvous.builders import KEYS, Job, identity
@@ -76,8 +76,8 @@ def test_one_link_to_one_coordinator() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     assert leadership.tend(job.view(), 1.0, in_doubt=False) == []
-    assert leadership.unlink() == [Unlink()]
-    assert leadership.unlink() == []
+    assert leadership.unlink(50.0) == [Unlink()]
+    assert leadership.unlink(50.0) == []
 
 
 def test_a_coordinator_that_came_back_in_a_new_session_is_linked_anew() -> None:
@@ -101,7 +101,7 @@ def test_the_named_successor_looks_at_once_and_others_later(
     job = Job("a", "b", "c").round(1, successor=identity(successor))
     leadership = follower(job, jitter)
     view = without_a(job)
-    assert leadership.tend(view, 50.0, in_doubt=False) == [], "its agent may vouch for us still"
+    assert leadership.tend(view, 50.0, in_doubt=False) == [Unlink()]
     alarm = Alarm()
     if delay:
         assert not leadership.look_due(50.0 + delay - 0.001, alarm)
@@ -245,11 +245,18 @@ def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
     """After an outage of etcd another coordinates, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")
     leadership = follower(job)
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=49.0), 50.0)
+    assert leadership.unlink(51.0) == [Unlink()]
+    assert leadership.vouches(3, 51.0 + HANDOVER_SECONDS - 0.1)
+    assert not leadership.vouches(3, 51.0 + HANDOVER_SECONDS)
+    assert not leadership.vouches(2, 51.1)
+
+
+def test_nor_longer_than_it_would_have_by_itself() -> None:
+    leadership = follower(Job("a", "b", "c"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
-    assert leadership.unlink() == [Unlink()]
-    assert leadership.vouches(3, 50.0 + TRUST_SECONDS - 0.1)
+    leadership.unlink(49.9 + TRUST_SECONDS)
     assert not leadership.vouches(3, 50.0 + TRUST_SECONDS)
-    assert not leadership.vouches(2, 50.1)
 
 
 def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
