@@ -33,13 +33,12 @@ ROLL_CALL_SECONDS = 1.0
 MISSED_SECONDS = 1.0
 """Two beats."""
 LINK_SILENCE_SECONDS = 3.0
-"""A link over which nothing was heard for this long vouches for nothing any more."""
+"""A link over which nothing was heard for this long is as good as none."""
 TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
 """How long both sides of a link may rely on what is proven of it. The other side counts four
 seconds from when it heard us last, which is no earlier: what is left is to notice, and to kill."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
-"""The other side of the same link may have heard us up to a heartbeat later: until then it
-may trust us, and we count it as alive."""
+"""Longer than the other side of the same link may trust it."""
 
 Session = tuple[str, str]
 
