@@ -380,18 +380,39 @@ def test_who_replaces_a_lost_member_is_not_patient_with_an_old_leader(run: Run) 
 
 
 @pytest.mark.parametrize("version", ["3.4", "3.5.35"])
+@pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
+@pytest.mark.parametrize("others_keys", [0, 100], ids=["alone", "shared"])
 def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
-    start_etcd: StartEtcd, start_v2_run: StartRun, version: str
+    start_etcd: StartEtcd,
+    start_v2_run: StartRun,
+    version: str,
+    late: bool,
+    others_keys: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cluster's id is the same again, and its index counts from the beginning."""
+    """The cluster's id is the same again, its index counts from the beginning, and who looks
+    late finds another version 1, in which its own rank is another member's.
+    """
     server = start_etcd(version, arguments=ENABLE_V2)
     run = start_v2_run(server)
-    for number in range(100):
+    for number in range(others_keys):
         run.client.set("/elsewhere", number)
     waiting = run.ours(3, 3).enter()
     run.await_text('"participants": [0]')
+    if late:
+        monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.feed.after_failure", lambda *_: 3.0)
     server.kill()
     shutil.rmtree(server.folder / "data")
     server.start()
     others = [run.ours(3, 3).enter() for _ in range(2)]
     assert len(agreed([member.done() for member in [waiting, *others]])) == 3
+
+
+def test_a_version_in_which_another_has_our_rank_is_not_ours(run: Run) -> None:
+    """As after a loss of data that others came back from first."""
+    members = [run.ours(2, 2) for _ in range(2)]
+    together(members)
+    ranks = {member.done().rank: member for member in members}
+    run.client.set(run.path("/rdzv/v_1/rank_1"), "another's")
+    wait_until(lambda: ranks[1].handler.num_nodes_waiting() == 1, "it to be seen", SECONDS)
+    assert ranks[0].handler.num_nodes_waiting() == 0

@@ -11,6 +11,7 @@ import etcd
 from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousError
 from elasticjob_rendezvous.etcd_v2.core import patience, transitions
 from elasticjob_rendezvous.etcd_v2.core.records import State, Status
+from elasticjob_rendezvous.etcd_v2.place import Holder
 from elasticjob_rendezvous.etcd_v2.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Endings(Steps):
             and state.waiting
             and not place.stays
         ):
-            place.vacate(place.index())  # they need not wait until it runs out
+            place.vacate()  # they need not wait until it runs out
         return True
 
     def _give_up_place(self) -> None:
@@ -98,7 +99,8 @@ class Endings(Steps):
             return
         self._place = None
         place.release()
-        index = place.index()
+        if place.holder() is Holder.ANOTHER:
+            return
         for _ in range(_ATTEMPTS_TO_LEAVE):
             if (state := self._active.state()) is None:
                 return
@@ -106,7 +108,7 @@ class Endings(Steps):
             if step is None:
                 return
             if self._change(state, step):
-                place.vacate(index)
+                place.vacate()
                 return
 
     def _change(self, state: State, step: transitions.Write | transitions.Destroy) -> bool:

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
+from enum import Enum, auto
 from typing import Any
 
 import etcd
@@ -18,17 +20,29 @@ from elasticjob_rendezvous.etcd_v2.lease import renew
 log = logging.getLogger(__name__)
 
 
+class Holder(Enum):
+    US = auto()
+    NOBODY = auto()
+    ANOTHER = auto()
+
+
 class Place:
     """Rank `rank` of `version`. torch sets the key to confirm; we have it from joining on,
-    so that the others learn of a member that dies before.
+    so that the others learn of a member that dies before. torch leaves the key empty; in ours
+    stands whose it is, for an etcd that lost its data counts versions and ranks from the
+    beginning, and has the same ones for others.
+
+    `reading` is which reading of the feed it was taken after.
     """
 
-    def __init__(self, client: Any, paths: Paths, version: str, rank: int) -> None:
+    def __init__(self, client: Any, paths: Paths, version: str, rank: int, reading: int) -> None:
         self._client = client
         self._paths = paths
         self.version = version
         self.rank = rank
+        self.reading = reading
         self.key = paths.keep_alive(version, rank)
+        self._mark = uuid.uuid4().hex
         self._stop: threading.Event | None = None
         self._final: str | None = None
         self._lock = threading.Lock()  # a renewal must not come after `stay`
@@ -44,7 +58,7 @@ class Place:
 
     def take(self) -> threading.Event:
         """Set the key and keep it; returns the event that ends the keeping."""
-        self._client.set(self.key, None, ttl=KEEPALIVE_TTL_SECONDS)
+        self._client.set(self.key, self._mark, ttl=KEEPALIVE_TTL_SECONDS)
         self._stop = renew(
             self._client,
             self.key,
@@ -68,18 +82,22 @@ class Place:
         if self._stop is not None:
             self._stop.set()
 
-    def index(self) -> int | None:
-        """Which writing of the key stands; None: it is not there."""
+    def holder(self) -> Holder:
+        """Whose key it is by now, as a majority of the servers knows."""
         try:
-            return int(self._client.get(self.key).modifiedIndex)
+            key = self._client.read(self.key, quorum=True)
         except etcd.EtcdKeyNotFound:
-            return None
+            return Holder.NOBODY
+        return Holder.US if self.is_ours(key) else Holder.ANOTHER
 
-    def vacate(self, index: int | None) -> None:
-        """Delete that writing of the key: the next one on this rank may have set its own."""
+    def is_ours(self, key: Any) -> bool:
+        """Whether we wrote what is read of the key."""
+        return bool(key.value == self._mark)
+
+    def vacate(self) -> None:
+        """Delete the key if it is ours: the next one on this rank may have set its own."""
         with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
-            if index is not None:
-                self._client.delete(self.key, prevIndex=index)
+            self._client.delete(self.key, prevValue=self._mark)
 
     def _refresh(self) -> None:
         with self._lock:
@@ -88,16 +106,17 @@ class Place:
             elif self._lasts:
                 self._client.get(self.key)
             else:
-                self._client.write(self.key, None, prevExist=True)
+                self._client.write(self.key, self._mark, prevExist=True)
                 self._lasts = True
 
     def _failed(self) -> None:
         self.failed_at = time.monotonic()
 
     def _restored(self) -> bool:
-        """Set our key again where it ran out and the version still stands: nobody missed it.
+        """Set our key again where it ran out and the final version still stands: nobody missed it.
 
         All keys run out when etcd was away for long, and all members are there nevertheless.
+        Before it is final they join again: it may be others' in an etcd that lost its data.
         """
         client, paths = self._client, self._paths
         try:
@@ -110,5 +129,7 @@ class Place:
         else:
             if state.version != self.version or state.status is Status.CLOSED:
                 return False
-        client.set(self.key, None, ttl=None if self.stays else KEEPALIVE_TTL_SECONDS)
+            if state.status is not Status.FINAL:
+                return True
+        client.set(self.key, self._mark, ttl=None if self.stays else KEEPALIVE_TTL_SECONDS)
         return True

@@ -31,7 +31,7 @@ from elasticjob_rendezvous.etcd_v2.errors import (
 )
 from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
 from elasticjob_rendezvous.etcd_v2.layout import lay_out
-from elasticjob_rendezvous.etcd_v2.place import Place
+from elasticjob_rendezvous.etcd_v2.place import Holder, Place
 from elasticjob_rendezvous.etcd_v2.uptime import leader_seconds
 from elasticjob_rendezvous.etcd_v2.waiting import Waiting
 
@@ -96,7 +96,8 @@ class Steps:
         """
         conflicts = 0
         while True:
-            state = parsed(self._present().text)
+            seen = self._present()
+            state = parsed(seen.text)
             if state.status is not Status.JOINABLE:
                 raise EtcdRendezvousRetryableFailure(f"too late to join: {state.text}")
             if state.version != expected_version:
@@ -112,8 +113,7 @@ class Steps:
                 seats = self._num_max_workers - step.rank
                 self._waiting.pause(patience.after_conflict(conflicts, seats, random.random()))
                 continue
-            self._place = Place(self.client, self._paths, expected_version, step.rank)
-            self._place.take()
+            self._take_place(expected_version, step.rank, seen.reading)
             return active_version, step.rank
 
     def wait_for_peers(self, expected_version: str) -> Any:
@@ -130,8 +130,7 @@ class Steps:
         """
         place = self._place
         if place is None or (place.version, place.rank) != (expected_version, this_rank):
-            place = self._place = Place(self.client, self._paths, expected_version, this_rank)
-            place.take()
+            place = self._take_place(expected_version, this_rank, self._feed.seen.reading)
         while True:
             seen = self._present()
             state = parsed(seen.text)
@@ -139,6 +138,7 @@ class Steps:
                 this_rank not in state.participants
             ):
                 raise EtcdRendezvousRetryImmediately
+            self._check_place(seen, state)
             if below := transitions.unconfirmed_below(state, this_rank):
                 later = self._waiting.next(seen, patience.before_confirming(below))
                 if later.text != seen.text:
@@ -272,7 +272,31 @@ class Steps:
         if missing := patience.missing_members(state, seen.gone, self._paths.version(version)):
             self._destroy(state, f"{missing[0]} is not renewed")
             raise EtcdRendezvousRetryImmediately
+        self._check_place(seen, state)
         return state
+
+    def _take_place(self, version: str, rank: int, reading: int) -> Place:
+        place = self._place = Place(self.client, self._paths, version, rank, reading)
+        place.take()
+        return place
+
+    def _check_place(self, seen: Seen, state: State) -> None:
+        """After everything was read anew: an etcd that lost its data may have our rank of our
+        version for another member. Raises EtcdRendezvousRetryImmediately where our key is not
+        ours, or is gone before the version was final.
+        """
+        place = self._place
+        if place is None or place.reading == seen.reading:
+            return
+        holder = place.holder()
+        if holder is Holder.US or (holder is Holder.NOBODY and state.status is Status.FINAL):
+            place.reading = seen.reading
+            return
+        self._place = None
+        place.release()
+        if holder is Holder.NOBODY:  # whoever may be about to set it joins again as we do
+            self._destroy(state, f"{place.key} is gone")
+        raise EtcdRendezvousRetryImmediately
 
     def _wait_for(self, wanted: Status, until: Status, version: str) -> Any:
         seen = self._waiting.look()
@@ -280,6 +304,7 @@ class Steps:
             if self._unfinished(seen, version).status is not until:
                 raise EtcdRendezvousRetryableFailure(f"version {version} is over: {seen.text}")
             seen = self._waiting.next(seen)
+        self._check_place(seen, parsed(seen.text))
         return self._active.result(seen)
 
     def _destroy(self, state: State, reason: str) -> None:
@@ -288,12 +313,15 @@ class Steps:
             self._active.destroy(state)
 
     def _keep_alives(self, version: str) -> set[str]:
-        """The members' keys of a version that are there."""
+        """The members' keys of a version that are there; ours not if it is another's by now."""
         try:
             folder = self.client.read(self._paths.version(version))
         except etcd.EtcdKeyNotFound:
             return set()
-        return {node.key for node in folder.children if is_keep_alive(node.key)}
+        place, nodes = self._place, {node.key: node for node in folder.children}
+        if place is not None and place.key in nodes and not place.is_ours(nodes[place.key]):
+            del nodes[place.key]
+        return {key for key in nodes if is_keep_alive(key)}
 
     def _next_version(self) -> str:
         """Count one version on. Raises etcd.EtcdCompareFailed where somebody else did."""
