@@ -177,12 +177,11 @@ class Crews:
         well = isinstance(event, WorkerExited) and event.exit_code == 0
         try:
             async with asyncio.timeout(DISK_SECONDS):
+                words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
                 if well:
-                    words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
                     return FromHands(event, progress=words)
                 reports = await asyncio.to_thread(self._logs.reports, number, self._settings.slots)
                 base_rank = await asyncio.to_thread(self._logs.base_rank, number)
-                words = await asyncio.to_thread(self._files.read, number, self._settings.slots)
         except TimeoutError:
             return FromHands(event)
         return FromHands(event, reports, base_rank, words)

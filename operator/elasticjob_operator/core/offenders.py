@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from statistics import median
 
 from elasticjob_operator.core.rendezvous_view import RendezvousView
+from elasticjob_operator.core.vocabulary import OFFENDED
 from elasticjob_operator.model.status import MAX_AVOIDED, AvoidedNode, Status, Straggler
 
 WINDOW = timedelta(hours=1)
@@ -33,7 +34,7 @@ def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[A
         mine = [each for each in recent if each.node == name]
         until = max(each.at for each in mine) + WINDOW
         if name not in found or until > found[name].until:
-            what = ", ".join(dict.fromkeys(each.what for each in mine))
+            what = ", ".join(dict.fromkeys(OFFENDED.get(each.what, each.what) for each in mine))
             found[name] = AvoidedNode(node=name, until=until, reason=f"{count} times: {what}")
     worst = sorted(found.values(), key=lambda node: (node.until, node.node), reverse=True)
     return worst[:MAX_AVOIDED]

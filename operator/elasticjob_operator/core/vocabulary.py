@@ -1,4 +1,4 @@
-"""How deletions, what agents say of causes, and obstacles are called, and what to do: tables alone.
+"""How deletions, causes, what machines did and obstacles are called, and what to do: tables alone.
 
 `core.words` makes sentences of them; classes of failures: `core.classes`.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from elasticjob_operator.core.observed import Obstacle
 from elasticjob_operator.core.victims import DeleteReason
 from elasticjob_rendezvous.core.excuses import ABORTED
+from elasticjob_rendezvous.core.failures import FailureClass
 
 DELETED: Mapping[DeleteReason, str] = {
     DeleteReason.SURPLUS_PENDING: "more than wanted; had not started",
@@ -48,6 +49,14 @@ DETAILS_OF_MANY = {
     ABORTED: "their peers' collectives broke",
 }
 """The same, where it is said of several."""
+
+OFFENDED: Mapping[str, str] = {
+    FailureClass.NODE_LOST: "it was lost",
+    FailureClass.SIGNAL: "a signal ended a worker",
+    FailureClass.HANG: "a worker hung",
+    FailureClass.HOST_OUT_OF_MEMORY: "its memory ran out",
+}
+"""What a machine did to the job."""
 
 
 class Words(NamedTuple):

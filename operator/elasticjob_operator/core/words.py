@@ -21,6 +21,7 @@ from elasticjob_operator.model.status import (
 from elasticjob_rendezvous.core.excuses import ABORTED
 from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.core.typed import first_line
 
 NAMED = 5
 """Pods named in a sentence: it has to stay readable for a job of a thousand."""
@@ -131,13 +132,8 @@ def listed(items: list[str]) -> str:
 
 
 def quoted(said: str, longest: int = LONGEST_QUOTE) -> str:
-    """The first line of what somebody else said, cut where it is too long.
-
-    Of a line that only announces the next, that one as well.
-    """
-    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return text if len(text) <= longest else text[: longest - 1].rstrip() + "…"
+    """The first line of what somebody else said."""
+    return first_line(said, longest)
 
 
 _COUNTED = re.compile(r"^\d+ ")

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from typing import Any
 
@@ -22,10 +23,11 @@ def threads() -> int:
 
 def channels() -> set[str]:
     """Sockets and event loops of this process: forks of it would all use the same ones."""
-    folder = "/proc/self/fd"
-    links = (os.path.realpath(f"{folder}/{fd}") for fd in os.listdir(folder))  # noqa: PTH208
-    names = {os.path.basename(link) for link in links}  # noqa: PTH119
-    return {name for name in names if name.startswith(("socket:", "anon_inode:[eventpoll]"))}
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # that of the listing itself is gone
+            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return {name for name in found if name.startswith(("socket:", "anon_inode:[eventpoll]"))}
 
 
 def unfit_for_fork() -> str:

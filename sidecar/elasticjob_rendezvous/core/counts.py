@@ -39,13 +39,12 @@ def leave_cause(
 ) -> Cause:
     """Why a round ends that these members leave: a preemption when any of them was preempted.
 
-    `reasons` are their own words, by id. Who marked one to leave knows better why.
+    `reasons` are their own words, by id.
     """
     seats = tuple(leaving)
-    marks = {seat.id: mark for seat in seats if (mark := bounds.marked(seat.id)) is not None}
-    preempted = {mark.reason for mark in marks.values() if mark.preempted}
-    marked = {id: mark.reason for id, mark in marks.items()}
-    said = preempted or {{**reasons, **marked}.get(seat.id, "") for seat in seats}
+    marks = (bounds.marked(seat.id) for seat in seats)
+    preempted = {mark.reason for mark in marks if mark is not None and mark.preempted}
+    said = preempted or {_why(seat, reasons.get(seat.id, ""), bounds) for seat in seats}
     kind = CauseKind.PREEMPTION if preempted else CauseKind.LEAVE
     names = tuple(seat.name for seat in seats)
     return Cause(kind, names, "; ".join(sorted(said - {""})), urgent)
@@ -66,8 +65,7 @@ def with_later_leaves(
     for seat in seats:
         reason = why(seat.id)
         if seat.name not in cause.members and reason is not None:
-            mark = bounds.marked(seat.id)
-            later[seat.name] = reason if mark is None else mark.reason
+            later[seat.name] = _why(seat, reason, bounds)
     if not later:
         return cause
     names = tuple(seat.name for seat in seats if seat.name in later or seat.name in cause.members)
@@ -92,3 +90,9 @@ def told_of_preemption(
         return None
     moved = replace(counts, leaves=counts.leaves - 1, preemptions=counts.preemptions + 1)
     return replace(known, members=cause.members), moved
+
+
+def _why(seat: Seat, own_word: str, bounds: Bounds) -> str:
+    """Who marked a member to leave knows better than itself."""
+    mark = bounds.marked(seat.id)
+    return own_word if mark is None else mark.reason

@@ -56,11 +56,8 @@ def look_at_final(
     pending = [seat for seat in roster.seats if seat.id not in done]
     lost, unproven = _lost(view, pending, bounds, peers, timers, leavers)
     leaving = [seat for seat in pending if seat.id in leavers]
-    # Where somebody leaves the gang is not whole, which is why others stopped: it is the leave.
-    stopped = (
-        [] if leaving else [seat for seat in pending if _stopped_by_itself(seat, view, number)]
-    )
-    lost += stopped
+    if not leaving:  # else the gang is not whole, which is why others stopped: it is the leave
+        lost += [seat for seat in pending if _stopped_by_itself(seat, view, number)]
     failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
         cause = verdicts.cause_of(failures, done.values())

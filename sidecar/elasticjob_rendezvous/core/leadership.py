@@ -189,10 +189,10 @@ class Leadership:
         if self.tells_newer(round):
             return False
         at, number, until = self.rest
-        if now < until and now - at < TRUST_SECONDS and 0 < number <= round:
-            return True
-        at, number = self.heard or (0.0, 0)
-        return now - at < TRUST_SECONDS and 0 < number <= round
+        evidence = [(at, number)] if now < until else []
+        if self.heard is not None:
+            evidence.append(self.heard)
+        return any(now - at < TRUST_SECONDS and 0 < number <= round for at, number in evidence)
 
     def tells_newer(self, round: int) -> bool:
         return self.heard is not None and self.heard[1] > round

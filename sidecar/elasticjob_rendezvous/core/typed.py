@@ -1,4 +1,4 @@
-"""What somebody typed, as an error repeats it: never whole where it is long, and with a hint."""
+"""What somebody typed or said, as we repeat it: never whole where it is long, and with a hint."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def shortened(text: str, most: int) -> str:
         return text
     head = 3 * most // 4
     return f"{text[:head]}…{text[head - most :]} ({len(text)} characters)"
+
+
+def first_line(said: str, most: int) -> str:
+    """The first line, or where that only announces the next, both; cut where it is too long."""
+    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def bounded(message: str) -> str:

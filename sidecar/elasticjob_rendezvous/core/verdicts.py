@@ -13,6 +13,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import ECHOES, Failure, FailureClass
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Done
 from elasticjob_rendezvous.core.roster import natural_order
+from elasticjob_rendezvous.core.typed import first_line
 
 MASTER_PORT_RETRIES = 3
 KEPT_FAILURES = 16
@@ -103,7 +104,7 @@ def _remoteness(failure: Failure) -> tuple[int, int, int]:
 def describe(failure: Failure) -> str:
     """One line for people."""
     who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
-    said = _first_line(failure.message)
+    said = first_line(failure.message, LINE_CHARACTERS)
     if failure.kind is FailureClass.HANG:
         how = "stood still"  # the signal that ended it was ours
     elif failure.signal is not None:
@@ -114,13 +115,6 @@ def describe(failure: Failure) -> str:
     else:
         how = "failed"
     return f"{who} on {failure.name} {how}" + (f": {said}" if said else "")
-
-
-def _first_line(message: str) -> str:
-    """With the next where it only announces that."""
-    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
-    line = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1].rstrip()}…"
 
 
 def spent(charged: Iterable[int], bounds: Bounds) -> bool:

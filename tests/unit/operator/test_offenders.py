@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
+
 from elasticjob_operator.core.access import Access
 from elasticjob_operator.core.explain import explanation
 from elasticjob_operator.core.mirrored import records, rendezvous_view
@@ -20,6 +22,7 @@ from elasticjob_operator.core.pod import PodSettings
 from elasticjob_operator.core.pod import pod as pod_of
 from elasticjob_operator.core.rendezvous_view import OffenceView, RendezvousView
 from elasticjob_operator.core.victims import DeleteReason, Poor, surplus
+from elasticjob_operator.core.vocabulary import OFFENDED
 from elasticjob_operator.model import Phase, RendezvousState
 from elasticjob_operator.model.status import AvoidedNode, RendezvousStatus, Status, Straggler
 from elasticjob_rendezvous.core.costs import History
@@ -40,7 +43,7 @@ def test_twice_within_an_hour_is_too_often() -> None:
     view = offending(("rack-a", 1200.0), ("rack-b", 600.0), ("rack-a", 60.0))
     (found,) = avoided_nodes(view, Status(), NOW)
     assert (found.node, found.until) == ("rack-a", ago(60.0) + WINDOW)
-    assert found.reason == "2 times: Hang"
+    assert found.reason == "2 times: a worker hung"
 
 
 def test_once_or_long_ago_is_not() -> None:
@@ -50,7 +53,7 @@ def test_once_or_long_ago_is_not() -> None:
 
 
 def test_it_is_remembered_until_its_time_and_not_longer() -> None:
-    known = AvoidedNode(node="rack-a", until=later(10.0), reason="2 times: NodeLost")
+    known = AvoidedNode(node="rack-a", until=later(10.0), reason="2 times: it was lost")
     before = Status(avoided_nodes=[known])
     assert avoided_nodes(offending(), before, NOW) == [known]
     assert avoided(before, NOW) == ("rack-a",)
@@ -160,9 +163,14 @@ def test_both_are_said_in_plain_words() -> None:
         rendezvous=current,
         wanted_nodes=4,
         stragglers=[Straggler(pod="job-2", node="rack-c", round=1, since=NOW)],
-        avoided_nodes=[AvoidedNode(node="rack-a", until=NOW, reason="2 times: NodeLost")],
+        avoided_nodes=[AvoidedNode(node="rack-a", until=NOW, reason="2 times: it was lost")],
     )
     said = " ".join(explanation(job(status), [pod(index).get() for index in range(4)]))
     assert "job-2 on rack-c has been slower than its peers since 12:00:00 UTC" in said
     assert "New pods prefer other nodes than rack-a until 12:00:00 UTC" in said
-    assert "because it failed the job 2 times: NodeLost." in said
+    assert "because it failed the job 2 times: it was lost." in said
+
+
+@pytest.mark.parametrize("kind", sorted(FailureClass))
+def test_whatever_is_held_against_a_machine_has_words(kind: FailureClass) -> None:
+    assert {each.what for each in lost_and_failed(kind).offences} <= set(OFFENDED)
