@@ -20,6 +20,7 @@ import fcntl
 import math
 import mmap
 import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,7 @@ class Link:
         self._names = layout.pack_names(())
         self._callbacks: list[Callable[[], object]] = []
         self._asks = False
+        self._seconds = 0.0
         self._deadline: float | None = None
         self._told = _written(environ.get(layout.PROGRESS_FILE, ""), self._content())
         self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
@@ -187,16 +189,19 @@ class Link:
     def _held(self, point: int) -> bool:
         """Wait for the ranks to agree, and, past the place that they agreed on, for the stop.
 
-        Only for so long: when nobody comes to stop us, training goes on.
+        Only for so long: when nobody comes to stop us, training goes on. A request is withdrawn
+        when the stop is under way: it may not have reached us yet.
         """
         while True:
             request = self._request()
-            if request is None or point < request.point:
+            if request is not None:
+                self._seconds = request.seconds
+                if point <= request.point:
+                    return point == request.point
+            elif not _ends_at_sigterm():
                 return False
-            if point == request.point:
-                return True
             if self._deadline is None:
-                self._deadline = time.monotonic() + request.seconds
+                self._deadline = time.monotonic() + self._seconds
             if time.monotonic() >= self._deadline:
                 return False
             time.sleep(_HOLD_SECONDS)
@@ -211,6 +216,11 @@ class Link:
         if self._asked is None or self._asked[0] == layout.BLANK:
             return None
         return layout.unpack_request(self._asked[: layout.REQUEST_BYTES])
+
+
+def _ends_at_sigterm() -> bool:
+    """Whether the script leaves SIGTERM alone, and does not go on to an end of its own."""
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def _whole(step: int) -> int:

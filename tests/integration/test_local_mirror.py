@@ -70,7 +70,8 @@ def test_it_tells_which_job_changed_and_what_it_holds(server: EtcdServer) -> Non
         async with mirrored(server) as (client, mirror):
             assert mirror.records(ONE) is None  # nothing is known before the first read
             await put(client, Keys(ONE).round, ROUND)
-            await until(mirror, lambda: mirror.known and ONE in mirror.prefixes())
+            async with asyncio.timeout(15):
+                assert await anext(mirror.changes()) == ONE
             found = mirror.records(ONE)
             assert found is not None
             assert found.round == ROUND

@@ -283,12 +283,16 @@ class Steps:
     def _check_place(self, seen: Seen, state: State) -> None:
         """After everything was read anew: an etcd that lost its data may have our rank of our
         version for another member. Raises EtcdRendezvousRetryImmediately where our key is not
-        ours, or is gone before the version was final.
+        ours, or is gone before the version was final. Who gets no answer looks next time.
         """
         place = self._place
         if place is None or place.reading == seen.reading:
             return
-        holder = place.holder()
+        try:
+            holder = place.holder()
+        except etcd.EtcdException as error:
+            log.info("%s: cannot look at our key: %r", self._run_id, error)
+            return
         if holder is Holder.US or (holder is Holder.NOBODY and state.status is Status.FINAL):
             place.reading = seen.reading
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -234,8 +235,23 @@ def test_a_checkpoint_of_the_scripts_own_waits_for_nothing(desk: Desk) -> None:
     assert desk.read.checkpoint_step == 4
 
 
-def test_a_stop_that_is_under_way_lets_go(desk: Desk) -> None:
+def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
+    """The launcher sends it, and may be slower than the agent that withdraws the request."""
+    desk.ask(point=1, seconds=0.5)
+    assert desk.link.should_checkpoint()
+    began = time.monotonic()
+    withdraw = threading.Timer(0.1, desk.files.ask, (1, None))
+    withdraw.start()
+    desk.link.checkpointed(4)
+    assert time.monotonic() - began >= 0.4
+    withdraw.join()
+    assert not desk.link.should_checkpoint()
+
+
+def test_a_stop_that_is_under_way_lets_go(desk: Desk, request: pytest.FixtureRequest) -> None:
     """A script that handles SIGTERM itself goes on to its own end."""
+    own = signal.signal(signal.SIGTERM, lambda *_: None)
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, own))
     desk.ask(point=1, seconds=60)
     assert desk.link.should_checkpoint()
     worker = threading.Thread(target=desk.link.should_checkpoint)
