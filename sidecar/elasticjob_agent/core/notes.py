@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elasticjob_agent.core.asking import saves
 from elasticjob_agent.core.classify import ending_text
 from elasticjob_agent.core.model import (
     Crew,
@@ -15,7 +16,7 @@ from elasticjob_agent.core.model import (
     State,
 )
 from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, Prepared, WorkerExited
-from elasticjob_rendezvous.core.directives import Directive, Idle, Stop
+from elasticjob_rendezvous.core.directives import Directive, Idle, Run, Stop
 from elasticjob_rendezvous.core.records import Cause
 
 LINE_CHARACTERS = 160
@@ -25,7 +26,7 @@ def notes(before: State, after: State, event: Event) -> Iterator[Note]:
     """The lines for one step."""
     match event:
         case Directed(directive) if directive != before.directive:
-            yield from _directive(directive)
+            yield from _directive(directive, before)
         case FromHands(heard):
             yield from _hands(before, after, heard)
         case LeaveAsked(reason) if not after.leaving:
@@ -36,13 +37,29 @@ def notes(before: State, after: State, event: Event) -> Iterator[Note]:
         yield from _crew(before.crew, after.crew)
 
 
-def _directive(directive: Directive) -> Iterator[Note]:
+def _directive(directive: Directive, before: State) -> Iterator[Note]:
     match directive:
         case Idle(reason):
             yield Note(f"waiting: {reason}")
         case Stop(number, kill, cause):
             how = "at once" if kill else f"with {directive.grace_seconds:g} s of grace"
             yield Note(f"round {number} is over ({cause_text(cause)}): workers are ended {how}")
+            if not kill and _not_asked(before, number):
+                yield Note(
+                    f"round {number} ends without the checkpoint that workers here ask for: all "
+                    "ranks of all nodes must call should_checkpoint or on_leave, and a node that "
+                    "leaves needs more than 5 s for it",
+                    warning=True,
+                )
+
+
+def _not_asked(before: State, number: int) -> bool:
+    """Whether a script that wants to save before a planned stop is stopped unasked."""
+    crew, directive = before.crew, before.directive
+    if crew is None or crew.round != number or crew.empty or crew.asked is not None:
+        return False
+    could = isinstance(directive, Run) and directive.asks and directive.save is None
+    return could and saves(crew)
 
 
 def _hands(before: State, after: State, heard: object) -> Iterator[Note]:

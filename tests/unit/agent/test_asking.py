@@ -14,6 +14,7 @@ from elasticjob_agent.core.model import (
     Directed,
     Exit,
     LeaveAsked,
+    Note,
     Release,
     StartCrew,
     StopCrew,
@@ -258,3 +259,24 @@ def test_a_loss_stops_those_who_are_asked_at_once() -> None:
 def test_a_returning_agent_asks_again() -> None:
     driven = Driven(hello(running=1))
     assert driven.only(AskCrew, driven.feed(directed(5))) == [AskCrew(1, Request(5, 25.0))]
+
+
+@pytest.mark.parametrize(
+    ("saves", "asks", "asked", "kind", "said"),
+    [
+        (True, True, False, CauseKind.JOIN, True),
+        (True, True, False, CauseKind.LOSS, False),
+        (True, True, True, CauseKind.JOIN, False),
+        (True, False, False, CauseKind.JOIN, False),
+        (False, True, False, CauseKind.JOIN, False),
+    ],
+    ids=["unasked", "lost", "asked", "never-asked", "wants-none"],
+)
+def test_the_log_says_that_nobody_was_asked_though_the_script_wants_it(
+    saves: bool, asks: bool, asked: bool, kind: CauseKind, said: bool
+) -> None:
+    driven = running()
+    driven.feed(directed(9 if asked else None, asks))
+    driven.feed(progressed(3, 4) if saves else WorkersProgressed(1, {0: WorkerProgress(1)}, 0))
+    notes = driven.only(Note, driven.feed(stop(kind=kind)))
+    assert any("without the checkpoint" in note.text for note in notes) is said
