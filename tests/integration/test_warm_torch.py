@@ -29,7 +29,15 @@ print(len(os.listdir("/proc/self/task")))
 """
 
 
-@pytest.mark.parametrize("env", [{}, {"OMP_NUM_THREADS": "2"}, {"OPENBLAS_NUM_THREADS": "3"}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"OMP_NUM_THREADS": "2"},
+        {"OPENBLAS_NUM_THREADS": "3"},
+        {"OPENBLAS_NUM_THREADS": "1000"},  # more than there are processors
+    ],
+)
 def test_threads_of_torch_and_numpy(tmp_path: Path, env: dict[str, str]) -> None:
     path = script(tmp_path / "code", THREADS)
     cold, forked = both(tmp_path, sys.executable, path, env=env)

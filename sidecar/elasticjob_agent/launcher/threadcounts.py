@@ -47,7 +47,8 @@ def restore_thread_counts(env: Mapping[str, str]) -> None:
             threads = getattr(library, name.format("set_num_threads"), None)
             processors = getattr(library, name.format("get_num_procs"), None)
             if threads is not None and processors is not None:
-                threads(_asked(env) or processors())
+                most = processors()
+                threads(min(_asked(env) or most, most))
                 break
 
 
