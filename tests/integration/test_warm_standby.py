@@ -106,14 +106,11 @@ def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
         # Asked for 3, 10 and 60 s after the start; the scenario's own limit bounds this.
         while not memory.exists() or "lazy_pkg" not in json.loads(memory.read_text())["learned"]:
             await asyncio.sleep(0.02)
-        await hands.hands.stop(1, 0)
-        await hands.ended()
+        await hands.kill()
         own.write_text("value = 'two'\n")
         assert (await hands.start(sys.executable, path)).warm
-        output = tmp_path / "logs" / "round-2" / "0" / "stdout.log"
-        await soon(lambda: output.exists() and output.read_text().endswith("\n"))
-        await hands.hands.stop(2, 0)
-        await hands.ended()
+        await hands.told()
+        await hands.kill()
 
     warm(tmp_path / "logs", scenario)
     assert said(tmp_path / "logs", 1) == "[] 1\n"
@@ -141,13 +138,10 @@ def test_what_a_worker_took_from_a_folder_of_its_own_is_not_learned(
             await asyncio.sleep(0.02)
         learned = json.loads(memory.read_text())["learned"]
         assert ("lazy_pkg" in learned, "some_pkg" in learned) == (True, False)
-        await hands.hands.stop(1, 0)
-        await hands.ended()
+        await hands.kill()
         assert (await hands.start(sys.executable, path)).warm
-        output = tmp_path / "logs" / "round-2" / "0" / "stdout.log"
-        await soon(lambda: output.exists() and output.read_text().endswith("\n"))
-        await hands.hands.stop(2, 0)
-        await hands.ended()
+        await hands.told()
+        await hands.kill()
 
     warm(tmp_path / "logs", scenario)
     assert said(tmp_path / "logs", 2) == "vendor\n"
@@ -209,14 +203,12 @@ def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> N
         started = await hands.start(sys.executable, path)
         launcher = parent_of(started.pids[0])
         (standby,) = [pid for pid in children_of(launcher) if pid != started.pids[0]]
-        await hands.hands.stop(1, 0)
-        await hands.ended()
+        await hands.kill()
         os.kill(standby, signal.SIGSTOP)
         started = await hands.start(sys.executable, path)
         assert "did not fork within" in started.cold_reason
         assert started.pids
-        await hands.hands.stop(2, 0)
-        await hands.ended()
+        await hands.kill()
         assert (await hands.start(sys.executable, path)).warm
 
     warm(tmp_path / "logs", scenario)
@@ -244,8 +236,7 @@ def test_workers_born_before_the_standby_died_are_the_only_ones_of_their_ranks(
         wanted = {f"{rank}-{pid}" for rank, pid in started.pids.items()}
         await soon(lambda: wanted <= {file.name for file in born.iterdir()})
         assert {file.name for file in born.iterdir()} == wanted
-        await hands.hands.stop(1, 0)
-        await hands.ended(4)
+        await hands.kill(4)
 
     warm(tmp_path / "logs", scenario)
 

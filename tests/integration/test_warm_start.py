@@ -194,8 +194,7 @@ def test_a_worker_dies_with_the_launcher_and_outlives_the_standby(tmp_path: Path
         # It is replaced, and the next round is warm again.
         await soon(lambda: any(p not in (worker, standby) for p in children_of(launcher)))
         assert Path(f"/proc/{worker}").exists()
-        await hands.hands.stop(1, 0)
-        assert (await hands.ended())[0].signal == signal.SIGKILL
+        assert (await hands.kill())[0].signal == signal.SIGKILL
         started = await hands.start(sys.executable, path)
         assert started.warm, started.cold_reason
         os.kill(launcher, signal.SIGKILL)

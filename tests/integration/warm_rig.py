@@ -21,7 +21,7 @@ from elasticjob_agent.hands import (
     WorkerStart,
 )
 from elasticjob_agent.local import LocalHands
-from tests.integration.launcher_rig import Event, until
+from tests.integration.launcher_rig import Event, soon, until
 
 SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -98,6 +98,16 @@ class Warm:
         found = [await self._until(WorkerExited) for _ in range(count)]
         await self._until(Stopped, round=self._round)
         return {exited.local_rank: exited for exited in found}
+
+    async def told(self, rank: int = 0) -> None:
+        """Wait until a worker has written a whole line."""
+        output = self.folder / f"round-{self._round}" / str(rank) / "stdout.log"
+        await soon(lambda: output.exists() and output.read_text().endswith("\n"))
+
+    async def kill(self, count: int = 1) -> dict[int, WorkerExited]:
+        """End the round's workers at once; how they ended."""
+        await self.hands.stop(self._round, 0)
+        return await self.ended(count)
 
     async def stopped(self) -> None:
         await self._until(Stopped, round=self._round)

@@ -45,12 +45,17 @@ def ended_after_all(state: State, now: float) -> State:
 
 def waits_to_save(state: State, crew: Crew, now: float) -> bool:
     """Whether the workers of a node that leaves run on, for the gang may save first."""
-    directive = state.directive
-    if state.hurried or not isinstance(directive, Run) or not directive.asks or not saves(crew):
+    if state.hurried or state.leaving_at is None or not _is_to_be_asked(state, crew):
         return False
-    if crew.round != directive.roster.number or state.leaving_at is None:
+    return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
+
+
+def is_unasked(state: State, number: int) -> bool:
+    """Whether workers of that round want to save before a planned stop, and nobody asked them."""
+    crew = state.crew
+    if crew is None or crew.round != number or crew.empty or crew.asked is not None:
         return False
-    return directive.save is not None or now < state.leaving_at + ASK_SECONDS
+    return _is_to_be_asked(state, crew) and _request(state) is None
 
 
 def unasked_at(state: State) -> float | None:
@@ -102,6 +107,14 @@ def saved(crew: Crew) -> bool:
 def _told(before: WorkerProgress, now: WorkerProgress) -> bool:
     more = now.checkpoints > before.checkpoints or now.saved_ns != before.saved_ns
     return more or now.checkpoint_step != before.checkpoint_step
+
+
+def _is_to_be_asked(state: State, crew: Crew) -> bool:
+    """Whether workers want to save before a planned stop, in a round in which that is asked."""
+    directive = state.directive
+    if not isinstance(directive, Run) or crew.round != directive.roster.number:
+        return False
+    return directive.asks and saves(crew)
 
 
 def _request(state: State) -> Save | None:

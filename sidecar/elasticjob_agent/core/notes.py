@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticjob_agent.core.asking import saves
+from elasticjob_agent.core.asking import is_unasked
 from elasticjob_agent.core.classify import ending_text
 from elasticjob_agent.core.model import (
     Crew,
@@ -16,7 +16,7 @@ from elasticjob_agent.core.model import (
     State,
 )
 from elasticjob_agent.hands import HandsGone, Hello, LogTrouble, Prepared, WorkerExited
-from elasticjob_rendezvous.core.directives import Directive, Idle, Run, Stop
+from elasticjob_rendezvous.core.directives import Directive, Idle, Stop
 from elasticjob_rendezvous.core.records import Cause
 
 LINE_CHARACTERS = 160
@@ -44,22 +44,13 @@ def _directive(directive: Directive, before: State) -> Iterator[Note]:
         case Stop(number, kill, cause):
             how = "at once" if kill else f"with {directive.grace_seconds:g} s of grace"
             yield Note(f"round {number} is over ({cause_text(cause)}): workers are ended {how}")
-            if not kill and _not_asked(before, number):
+            if not kill and is_unasked(before, number):
                 yield Note(
                     f"round {number} ends without the checkpoint that workers here ask for: all "
                     "ranks of all nodes must call should_checkpoint or on_leave, and a node that "
                     "leaves needs more than 5 s for it",
                     warning=True,
                 )
-
-
-def _not_asked(before: State, number: int) -> bool:
-    """Whether a script that wants to save before a planned stop is stopped unasked."""
-    crew, directive = before.crew, before.directive
-    if crew is None or crew.round != number or crew.empty or crew.asked is not None:
-        return False
-    could = isinstance(directive, Run) and directive.asks and directive.save is None
-    return could and saves(crew)
 
 
 def _hands(before: State, after: State, heard: object) -> Iterator[Note]:

@@ -76,8 +76,9 @@ def read(
         first[:0] = [folder for folder in put.folders if folder not in first]
         if put.unread:
             unread = unread or f"{source.path}, line {put.unread}"
+        folders = [*first, *search]
         for found in _imports(tree.body, source.package):
-            spec = _top_spec(found.module, [*first, *search])
+            spec = _top_spec(found.module, folders)
             if spec is None:
                 continue
             if installed(spec):

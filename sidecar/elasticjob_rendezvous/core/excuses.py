@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.counts import leave_cause
-from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.records import Cause, CauseKind, begun_as
 from elasticjob_rendezvous.core.roster import Roster, Seat
 from elasticjob_rendezvous.core.view import View
 
@@ -33,7 +33,7 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
             reasons[seat.id] = reason
         elif member is None:
             lost.append(seat)
-        elif seat.session not in ("", member.record.session.rstrip("~")):
+        elif seat.session not in ("", begun_as(member.record.session)):
             returned.append(seat)
         elif (mark := bounds.marked(seat.id)) is not None:
             # Told to go; its own word of that may have been lost on its way.

@@ -42,6 +42,5 @@ def forget(our: Membership) -> None:
     """Another round is final: who is not of it, or has another agent in it, left long ago."""
     roster = our.rounds.roster
     seated = {seat.id: agent_of(seat.session) for seat in roster.seats} if roster else {}
-    farewells = our.view.farewells
-    for id in [id for id, said in farewells.items() if seated.get(id) != said.agent]:
-        del farewells[id]
+    kept = {id: said for id, said in our.view.farewells.items() if seated.get(id) == said.agent}
+    our.view.farewells = kept

@@ -13,7 +13,15 @@ from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.kv import Compare, Delete, Op, Order, Put, Range, Target, Txn
 from elasticjob_rendezvous.core.local import Local, Workers
-from elasticjob_rendezvous.core.records import Done, Member, MemberState, Outcome, Round, RoundState
+from elasticjob_rendezvous.core.records import (
+    ASIDE,
+    Done,
+    Member,
+    MemberState,
+    Outcome,
+    Round,
+    RoundState,
+)
 from elasticjob_rendezvous.core.view import Versioned, View
 
 
@@ -262,7 +270,7 @@ def set_aside(own: Own, stored: Versioned[Member], leader: Versioned[Member]) ->
 
     Its key comes back as the youngest on the same lease, which we keep from then on.
     """
-    record = replace(leader.record, session=leader.record.session + "~")
+    record = replace(leader.record, session=leader.record.session + ASIDE)
     key = own.view.keys.session(record.id, record.session)
     return Txn(
         (

@@ -174,9 +174,18 @@ class Member:
         return self.state in (MemberState.RUNNING, MemberState.STOPPING)
 
 
+ASIDE = "~"
+"""Ends the name of a session that was set aside: its member does not coordinate."""
+
+
+def begun_as(session: str) -> str:
+    """The name of a session before it was set aside."""
+    return session.rstrip(ASIDE)
+
+
 def agent_of(session: str) -> str:
-    """The agent's process that began a session; also when it was set aside."""
-    return session.rstrip("~").rpartition("-")[0]
+    """The agent's process that began a session."""
+    return begun_as(session).rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from elasticjob_rendezvous.core.effects import Write
 from elasticjob_rendezvous.core.kv import Txn
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.own import Own
-from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.records import Member, begun_as
 from elasticjob_rendezvous.core.view import Versioned
 
 
@@ -21,7 +21,7 @@ def take_over(our: Membership) -> None:
     number = our.current.number if our.current else 0
     for id, session in list(our.leadership.orphaned):
         member = our.view.member(id)
-        if member is not None and member.record.session.rstrip("~") == session:
+        if member is not None and begun_as(member.record.session) == session:
             our.effects += our.coordinator.peers.adopt(
                 member.record, number, our.now, our.config.orphan_seconds
             )

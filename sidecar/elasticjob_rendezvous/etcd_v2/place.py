@@ -88,11 +88,11 @@ class Place:
             key = self._client.read(self.key, quorum=True)
         except etcd.EtcdKeyNotFound:
             return Holder.NOBODY
-        return Holder.US if self.is_ours(key) else Holder.ANOTHER
+        return Holder.ANOTHER if self.is_anothers(key) else Holder.US
 
-    def is_ours(self, key: Any) -> bool:
-        """Whether we wrote what is read of the key."""
-        return bool(key.value == self._mark)
+    def is_anothers(self, key: Any) -> bool:
+        """Whether a key that was read is that of our rank, and not we wrote it."""
+        return bool(key.key == self.key and key.value != self._mark)
 
     def vacate(self) -> None:
         """Delete the key if it is ours: the next one on this rank may have set its own."""

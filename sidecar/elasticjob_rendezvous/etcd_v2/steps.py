@@ -322,10 +322,9 @@ class Steps:
             folder = self.client.read(self._paths.version(version))
         except etcd.EtcdKeyNotFound:
             return set()
-        place, nodes = self._place, {node.key: node for node in folder.children}
-        if place is not None and place.key in nodes and not place.is_ours(nodes[place.key]):
-            del nodes[place.key]
-        return {key for key in nodes if is_keep_alive(key)}
+        place = self._place
+        nodes = (node for node in folder.children if is_keep_alive(node.key))
+        return {node.key for node in nodes if place is None or not place.is_anothers(node)}
 
     def _next_version(self) -> str:
         """Count one version on. Raises etcd.EtcdCompareFailed where somebody else did."""
