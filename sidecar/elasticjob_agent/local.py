@@ -7,7 +7,8 @@ told from other children. This way it is the same code as in a pod, and `import`
 launcher's start of about 30 ms once, before the agent waits for a round.
 
 The launcher ends, killing all below it, when the agent's end of the pair closes, and when the
-agent's process ends (a forked child of the agent may hold the pair open).
+agent's process ends (a forked child of the agent may hold the pair open). It runs below init
+processes, which do the same when the launcher itself is killed.
 """
 
 from __future__ import annotations
@@ -120,6 +121,7 @@ class LocalHands:
             settings.AGENT_FD: str(theirs.fileno()),
             settings.LIFELINE_PID: str(os.getpid()),
             settings.PROBE_PORT: "off",
+            settings.INIT: "1",
             settings.KEEP_FDS: ",".join(str(fd) for fd in self._keep_fds),
         }
         command = ("--", *self._command) if self._command else ()

@@ -61,6 +61,7 @@ class PodPrograms:
             UID_VARIABLE: files.uid,
             "ELASTICJOB_SOCKET": str(files.socket),
             "ELASTICJOB_PROBE_ADDRESS": LOOPBACK,
+            "ELASTICJOB_INIT": "1",
             "ELASTICJOB_STOP_GRACE_SECONDS": str(self.job.spec.recovery.stop_grace_seconds),
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
         }

@@ -20,6 +20,7 @@ from elasticjob_agent.api.calling import in_thread
 from elasticjob_agent.call import Call, CallFolder, run
 from elasticjob_agent.launcher import settings
 from elasticjob_agent.launcher.app import Launcher
+from elasticjob_agent.launcher.init import fork_launcher
 from elasticjob_agent.launcher.spawn import LaunchError, die_with_parent
 from elasticjob_agent.local import Launched, LocalHands
 from elasticjob_agent.settings import inherited_environment
@@ -87,7 +88,8 @@ def _launch(
             settings.LIFELINE_PID: str(agent),
             settings.PROBE_PORT: "off",
         }
-        code = Launcher(settings.read_settings((), environ), environ, start).run()
+        own = settings.read_settings((), environ)
+        code = Launcher(own, environ, start, init_fd=fork_launcher()).run()
     finally:
         os._exit(code)
 

@@ -18,10 +18,16 @@ def main() -> None:
 
     open_missing()
     from .app import Launcher
+    from .init import fork_launcher
     from .settings import SettingsError, from_process
 
     try:
-        exit_code = Launcher(from_process(), os.environ).run()
+        settings = from_process()
+        init_fd = None
+        if settings.init:
+            settings = settings._replace(lifeline_pid=settings.lifeline_pid or os.getppid())
+            init_fd = fork_launcher()
+        exit_code = Launcher(settings, os.environ, init_fd=init_fd).run()
     except SettingsError as error:
         print(f"elasticjob launcher: {error}", file=sys.stderr, flush=True)  # noqa: T201
         exit_code = EXIT_USAGE

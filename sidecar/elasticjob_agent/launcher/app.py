@@ -44,12 +44,20 @@ EXIT_AGENT_LOST = 1
 
 
 class Launcher:
-    """One launcher process; `run` gives its exit code. `start` starts a worker."""
+    """One launcher process; `run` gives its exit code.
+
+    `start` starts a worker. `init_fd` is readable once the init process has died.
+    """
 
     def __init__(
-        self, settings: Settings, environ: Mapping[str, str], start: Spawn | None = None
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        start: Spawn | None = None,
+        init_fd: int | None = None,
     ) -> None:
         self._settings = settings
+        self._init_fd = init_fd
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
         self._env = worker_environment(environ, settings.library)
@@ -92,6 +100,8 @@ class Launcher:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.on_signal(signum, partial(self._asked_to_end, signum))
         self._follow_lifeline()
+        if self._init_fd is not None:
+            self._loop.watch(self._init_fd, lambda: self._end(EXIT_AGENT_LOST))
         if self._settings.probe_port is not None:
             address, port = self._settings.probe_address, self._settings.probe_port
             self._probe = ProbeServer(self._loop, address, port, self._probed, self._output.say)

@@ -17,6 +17,7 @@ STOP_GRACE_SECONDS = "ELASTICJOB_STOP_GRACE_SECONDS"
 AGENT_FD = "ELASTICJOB_AGENT_FD"
 LIFELINE_PID = "ELASTICJOB_LIFELINE_PID"
 KEEP_FDS = "ELASTICJOB_KEEP_FDS"
+INIT = "ELASTICJOB_INIT"
 TERMINATION_LOG = "ELASTICJOB_TERMINATION_LOG"
 SAVE_SIGNAL = "ELASTICJOB_SAVE_SIGNAL"
 STANDBY_SECONDS = "ELASTICJOB_STANDBY_SECONDS"
@@ -31,6 +32,7 @@ OWN_VARIABLES = (
     AGENT_FD,
     LIFELINE_PID,
     KEEP_FDS,
+    INIT,
     TERMINATION_LOG,
     STANDBY_SECONDS,
     STANDBY_MIB,
@@ -62,7 +64,8 @@ class Settings(NamedTuple):
     `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
     `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none. Workers inherit
     the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
-    `save_signal` asks them for a checkpoint; 0 where none does.
+    `save_signal` asks them for a checkpoint; 0 where none does. `init`: run below an init process,
+    for launchers that no container surrounds.
     """
 
     argv: tuple[str, ...]
@@ -78,6 +81,7 @@ class Settings(NamedTuple):
     library: str = ""
     standby: Limits = Limits()
     save_signal: int = 0
+    init: bool = False
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -100,6 +104,7 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Setti
             _whole(environ, STANDBY_MIB, Limits().most_bytes >> 20) << 20,
         ),
         save_signal=_signal(environ, SAVE_SIGNAL),
+        init=_whole(environ, INIT, 0, most=1) == 1,
     )
     if settings.agent_fd is None:
         check_socket_path(settings.socket_path)
