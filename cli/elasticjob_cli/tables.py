@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from elasticjob_operator.core.conditions import WORKERS_FAILED
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.enums import ConditionType
 from elasticjob_operator.model.status import FirstFailure, Interruptions, MemberStatus, RoundStatus
 
 COLUMNS = ("NAME", "PHASE", "RENDEZVOUS", "ROUND", "NODES", "WANTED", "RESTARTS", "AGE")
@@ -155,15 +153,9 @@ def interruption_line(counts: Interruptions) -> str:
 
 
 def restarts_text(job: ElasticJob) -> str:
-    """`1 of 3`. A failure that nobody restarts from any more is charged, but is no restart."""
+    """Return the charged failures, as `status.restarts` has them: `1 of 3`."""
     most, charged = job.spec.max_restarts, job.status.restarts
-    ended = any(
-        condition.type is ConditionType.FAILED and condition.reason == WORKERS_FAILED
-        for condition in job.status.conditions
-    )
-    if charged > most or (ended and charged):
-        return f"{charged - 1} of {most}, then one failure more"
-    return f"{charged} of {most}"
+    return f"{charged} of {most}" if charged <= most else f"{charged}, maxRestarts is {most}"
 
 
 def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence[str]) -> list[str]:
@@ -176,9 +168,10 @@ def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence
         f"Where:      this machine, {'running' if running else 'not running'}",
         f"Age:        {age(created(job), now)}",
         f"Phase:      {status.phase or NONE}",
-        f"Nodes:      {status.nodes} ({status.ready_nodes} ready), wanted {status.wanted_nodes}, "
+        f"Nodes:      {status.nodes}, wanted {status.wanted_nodes}, "
         f"allowed {spec.min_nodes} to {spec.max_nodes}"
         + (f" by {spec.node_increment}" if spec.node_increment > 1 else ""),
+        f"Pods:       {status.pods} ({status.ready_nodes} ready)",
         f"Restarts:   {restarts_text(job)}",
         *([f"Uncharged:  {interruption_line(counts)}"] if (counts := status.interruptions) else []),
         f"Logs:       {logs}",

@@ -16,7 +16,7 @@ def test_a_typo_in_the_template_is_found_by_the_dry_run(corner: Corner) -> None:
     assert "imagePulPolicy" in condition["message"]
     assert corner.pods("typo") == {}
     status = corner.status("typo")
-    assert (status["phase"], status["nodes"]) == ("Pending", 0)
+    assert (status["phase"], status["pods"]) == ("Pending", 0)
     corner.until(lambda: "TemplateInvalid" in corner.reasons("typo"), "the event", 20)
 
     # The template may change while the job is suspended.

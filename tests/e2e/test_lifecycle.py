@@ -121,7 +121,7 @@ def test_it_is_suspended_changed_and_resumed(corner: Corner) -> None:
     corner.patch("paused", {"runPolicy": {"suspend": True}})
     status = corner.in_phase("paused", "Suspended")
     corner.without_pods("paused")
-    assert corner.status("paused")["nodes"] == 0
+    assert corner.status("paused")["pods"] == 0
     assert corner.condition("paused", "Suspended")["status"] == "True"
 
     corner.apply(job("paused", nodes=2, nprocPerNode=2, runPolicy={"suspend": False}))

@@ -72,7 +72,7 @@ def test_pods_of_a_c10d_job_find_the_store_by_name(here: Namespace) -> None:
     assert other["ELASTICJOB_ENDPOINTS"] == keeper["ELASTICJOB_ENDPOINTS"]
     assert (keeper["ELASTICJOB_STORE_HOST"], other["ELASTICJOB_STORE_HOST"]) == ("true", "false")
     assert keeper["ELASTICJOB_BOUNDS"] == other["ELASTICJOB_BOUNDS"]
-    here.await_status(phase="Pending", nodes=2)
+    here.await_status(phase="Pending", pods=2)
 
 
 def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
@@ -175,11 +175,11 @@ def test_a_resumed_job_has_another_incarnation(here: Namespace) -> None:
     here.await_pods("job-0")
     first = told(here, "job-0")["ELASTICJOB_PREFIX"]
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
-    here.await_status(phase="Suspended", nodes=0)
+    here.await_status(phase="Suspended", pods=0)
     here.await_pods()
     here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
     here.await_pods("job-0")
-    here.await_status(phase="Pending", nodes=1)
+    here.await_status(phase="Pending", pods=1)
     assert told(here, "job-0")["ELASTICJOB_PREFIX"] != first
 
 

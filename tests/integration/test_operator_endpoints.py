@@ -53,7 +53,7 @@ def test_the_job_lives_in_the_etcd_that_it_names(
     pod = here.get("pods", "job-0")
     assert pod is not None
     assert other_etcd.url in str(pod["spec"]["initContainers"])
-    here.await_status(phase="Pending", nodes=1)
+    here.await_status(phase="Pending", pods=1)
     assert here.status()["rendezvous"]["state"] == "joinable"
     here.server.request("DELETE", here.path("elasticjobs", "job"))
     prefix = f"/elasticjob/{here.name}/"
@@ -112,7 +112,7 @@ def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
     """Its author may have chosen another for the very reason that the first one is dead."""
     here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url]})
     here.await_pods("job-0")
-    here.await_status(nodes=1)
+    here.await_status(pods=1)
     other_etcd.kill()
     wait_until(lambda: here.status()["rendezvous"]["state"] == "Unknown", "Unknown", SECONDS)
     here.server.request("DELETE", here.path("elasticjobs", "job"))
@@ -124,4 +124,4 @@ def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
         here.server.request("DELETE", here.path(plural, name))
     here.create_job(maxNodes=1)
     here.await_pods("job-0", "job-1")
-    here.await_status(nodes=1)
+    here.await_status(pods=1)

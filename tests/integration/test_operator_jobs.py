@@ -37,7 +37,7 @@ def container(**fields: Any) -> dict[str, Any]:
 def test_a_job_gets_its_pods_and_all_they_need(here: Namespace) -> None:
     created = here.create_job(minNodes=2, maxNodes=3)
     here.await_pods("job-0", "job-1", "job-2")
-    here.await_status(phase="Pending", nodes=3, wantedNodes=3)
+    here.await_status(phase="Pending", pods=3, wantedNodes=3)
     assert here.job()["spec"]["nodes"] == 3
     uid = created["metadata"]["uid"]
     for plural, name in (
@@ -72,7 +72,7 @@ def quiet(operator: Operator, metric: str) -> float:
 def test_one_look_writes_the_status_once(here: Namespace, operator: Operator) -> None:
     before = quiet(operator, "elasticjob_status_writes_total")
     here.create_job(maxNodes=4, nodes=4)
-    here.await_status(nodes=4)
+    here.await_status(pods=4)
     written = quiet(operator, "elasticjob_status_writes_total")
     # One for four pods, and what else is due to the job.
     assert before < written <= before + 3
@@ -102,12 +102,12 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
     here.await_pods("job-0", "job-1")
     here.scale(4)
     here.await_pods("job-0", "job-1", "job-2", "job-3")
-    here.await_status(wantedNodes=4, nodes=4)
+    here.await_status(wantedNodes=4, pods=4)
     here.scale(9)
     here.await_condition("Resizing", "AboveMaxNodes")
     here.scale(1)
     here.await_pods("job-0")
-    here.await_status(wantedNodes=1, nodes=1)
+    here.await_status(wantedNodes=1, pods=1)
     here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted are 4")
     here.await_event(
         "PodsDeleted", "deleted job-1, job-2, job-3: more than wanted; had not started"
@@ -196,10 +196,10 @@ def test_suspension_ends_the_pods_and_resumption_makes_others(here: Namespace) -
     here.await_pods("job-0", "job-1")
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     here.await_pods()
-    here.await_status(phase="Suspended", nodes=0)
+    here.await_status(phase="Suspended", pods=0)
     here.patch_job({"spec": {"runPolicy": {"suspend": False}}})
     here.await_pods("job-0", "job-1")
-    here.await_status(phase="Pending", nodes=2)
+    here.await_status(phase="Pending", pods=2)
     labels = here.get("pods", "job-0")["metadata"]["labels"]  # type: ignore[index]
     assert labels["elasticjob.dev/incarnation"] == "2"
 
@@ -236,8 +236,8 @@ def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: Api
     there.create_job(maxNodes=2)
     here.await_pods("job-0")
     there.await_pods("job-0", "job-1")
-    here.await_status(nodes=1)
-    there.await_status(nodes=2)
+    here.await_status(pods=1)
+    there.await_status(pods=2)
 
 
 def test_a_deadline_comes_by_itself(here: Namespace) -> None:

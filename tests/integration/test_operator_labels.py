@@ -56,7 +56,7 @@ def test_a_pod_that_trains_stays_in_its_round(
     assert any(command in text for text in said(here))
     [event] = [text for reason, text in here.events() if reason == "LabelsLost"]
     assert command in event
-    assert (here.status()["nodes"], here.status()["phase"]) == (2, "Running")
+    assert (here.status()["pods"], here.status()["phase"]) == (2, "Running")
     label(here, "job-1", **{key: whole})
     wait_until(lambda: not said(here), "nothing to tell", SECONDS)
 
@@ -66,15 +66,15 @@ def test_a_pod_that_has_not_joined_yet_is_not_made_again_and_again(
 ) -> None:
     here.create_job(minNodes=1, maxNodes=2)
     here.await_pods("job-0", "job-1")
-    here.await_status(nodes=2)
+    here.await_status(pods=2)
     label(here, "job-0", **{UID: None, INDEX: "7"})
     await_told(here, "job-0 has lost the labels elasticjob.dev/index and elasticjob.dev/job-uid")
-    here.await_status(nodes=2)
+    here.await_status(pods=2)
     tried = operator.metric("elasticjob_errors_total", kind="Retry")
     stays(here, "job-0", "job-1")
     assert operator.metric("elasticjob_errors_total", kind="Retry") == tried
     here.scale(1)
-    here.await_status(nodes=1)
+    here.await_status(pods=1)
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     here.await_pods()
 

@@ -98,7 +98,7 @@ def test_pods_that_may_not_be_deleted_are_told_of_and_still_counted(
 ) -> None:
     here.create_job(minNodes=1, maxNodes=2)
     here.await_pods("job-0", "job-1")
-    here.await_status(nodes=2)
+    here.await_status(pods=2)
     with unanswered(here, "DELETE", "pods", dead_port):
         _await_hook(here, "DELETE", here.path("pods", "job-0"))
         here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
@@ -109,9 +109,9 @@ def test_pods_that_may_not_be_deleted_are_told_of_and_still_counted(
             return any(text.startswith(begin) for text in found)
 
         wait_until(told, f"the refusal, of {here.events()}", SECONDS)
-        assert (here.status()["phase"], here.status()["nodes"]) == ("Suspended", 2)
+        assert (here.status()["phase"], here.status()["pods"]) == ("Suspended", 2)
     here.await_pods()
-    here.await_status(nodes=0)
+    here.await_status(pods=0)
 
 
 def _probe(plural: str) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def test_a_pod_that_is_to_go_is_marked_first(here: Namespace, etcd: EtcdServer) 
     here.await_event("PodsDeleted", "deleted job-1: more than wanted; had the highest rank")
     here.server.patch(here.path("pods", "job-1"), {"metadata": {"finalizers": None}})
     here.await_pods("job-0")
-    here.await_status(nodes=1)
+    here.await_status(pods=1)
 
 
 def test_the_culprit_of_a_failure_is_in_the_status_and_the_events(

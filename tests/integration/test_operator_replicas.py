@@ -53,7 +53,7 @@ def test_a_restart_changes_nothing(
     here, first = Namespace(api_server, namespace), start_operator()
     for name in ("one", "two", "three"):
         here.create_job(name, minNodes=1, maxNodes=2)
-        here.await_status(name, nodes=2)
+        here.await_status(name, pods=2)
     for name in ("one-0", "one-1"):
         here.run_pod(name)
     here.await_status("one", readyNodes=2)

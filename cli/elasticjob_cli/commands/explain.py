@@ -12,7 +12,6 @@ from elasticjob_cli.commands.options import DEFAULT_NAMESPACE, Name
 from elasticjob_cli.errors import CommandError
 from elasticjob_cli.local.state import JobFolder, job
 from elasticjob_operator.core.explain import explanation
-from elasticjob_operator.core.past import ENDED
 from elasticjob_operator.model import ElasticJob, Phase
 
 Namespace = Annotated[
@@ -27,7 +26,8 @@ Kubeconfig = Annotated[
 ]
 
 ABANDONED = (
-    "Its runner ended before the job did, so nobody goes on with it: `elasticjob run` begins anew."
+    "The process that ran the job ended before the job did, and nothing of it is running: "
+    "`elasticjob run` starts it again, and a script that keeps checkpoints resumes from the last."
 )
 INTERRUPTED = (
     "Stopped before its end, by Ctrl-C or a signal to its runner: `elasticjob run` starts it "
@@ -87,18 +87,18 @@ def explain_on_cluster(
 
 
 def abandoned(found: ElasticJob, running: bool) -> bool:
-    """Whether the runner of a job of this machine was lost before the job's end."""
-    return not running and found.status.phase not in ENDED
+    """Whether the runner of a job of this machine ended before the job did."""
+    return found.status.phase is Phase.INTERRUPTED or (not running and found.status.phase is None)
 
 
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
-    """What the job's runner wrote, who sees its processes, and whether that runner is there."""
+    """Explain a local job: what its runner wrote, or that the runner is gone."""
     if found.status.phase is Phase.SUSPENDED:
         return (INTERRUPTED,)
     if found.status.phase is None:
         return (JUST_BEGUN,) if running else (ABANDONED,)
     said = tuple(found.status.explanation) or explanation(found, ())
-    return (*said, ABANDONED) if abandoned(found, running) else said
+    return (ABANDONED, *said) if abandoned(found, running) else said
 
 
 def _on_cluster(there: Cluster, name: str, alone: bool | None) -> Told:

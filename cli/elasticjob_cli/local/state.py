@@ -31,12 +31,16 @@ from elasticjob_cli.errors import BadInput, CommandError
 from elasticjob_cli.settings import state_root
 from elasticjob_cli.wholefile import overwrite, swap
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.enums import ConditionType, Phase, RendezvousState
 from elasticjob_operator.model.problems import field_path
 from elasticjob_rendezvous.core.typed import echoed
 
 DEFAULT_NAMESPACE = "default"
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """What a namespace or a name may be; as both are folders here, nothing else is looked for."""
+
+
+_UNFINISHED = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +142,12 @@ class JobFolder:
             return None
 
     def object(self) -> dict[str, Any]:
-        """The ElasticJob object as it was last written; one that can be parsed.
+        """Return the ElasticJob object as it was last written, in the phase Interrupted where its
+        runner ended before the job did.
 
-        Raises `CommandError` where it cannot, or is not there.
+        Raises `CommandError` where it is not there or cannot be parsed.
         """
+        running = self.running()  # first: what a runner writes before it ends is then read
         try:
             document: dict[str, Any] = json.loads(self.status_file.read_bytes())
             ElasticJob.model_validate(document)
@@ -155,6 +161,8 @@ class JobFolder:
             raise self._unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from error
         except ValueError as error:
             raise self._unreadable(f"it is no JSON: {error}") from error
+        if not running and document.get("status", {}).get("phase") in _UNFINISHED:
+            document["status"] = _interrupted(document["status"])
         return document
 
     def _unreadable(self, why: str | None) -> CommandError:
@@ -173,6 +181,21 @@ class JobFolder:
         except (OSError, ValueError, TypeError, AttributeError):
             return []
         return document if whole else []
+
+
+def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
+    """The last status of a runner that is gone, without what no longer runs."""
+    conditions = [
+        {**condition, "status": "False", "reason": f"Job{Phase.INTERRUPTED}", "message": ""}
+        if condition["type"] in (ConditionType.RUNNING, ConditionType.RESTARTING)
+        else condition
+        for condition in status.get("conditions", ())
+    ]
+    nothing: dict[str, Any] = {"phase": Phase.INTERRUPTED.value, "conditions": conditions}
+    nothing |= {"nodes": 0, "pods": 0, "readyNodes": 0, "members": [], "explanation": []}
+    if rendezvous := status.get("rendezvous"):
+        nothing["rendezvous"] = {**rendezvous, "state": RendezvousState.UNKNOWN.value}
+    return {**status, **nothing}
 
 
 def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> OSError | None:

@@ -65,7 +65,8 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     if job.metadata.deletion_timestamp is not None:
         yield "The job is being deleted, and its pods are being stopped"
         return
-    yield from _unreadable(job)
+    if status.phase is not Phase.INTERRUPTED:
+        yield from _unreadable(job)
     match status.phase:
         case None:
             yield (
@@ -85,6 +86,8 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
             yield f"Succeeded{_ended_at(status)}: every worker ended with success"
         case Phase.FAILED:
             yield _failed(job)
+        case Phase.INTERRUPTED:
+            pass  # what to do is the command line's to say
 
 
 def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:

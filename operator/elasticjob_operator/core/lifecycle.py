@@ -22,6 +22,10 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     ),
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
+    Phase.INTERRUPTED: frozenset(
+        {Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED}
+        | {Phase.SUCCEEDED, Phase.FAILED}
+    ),
 }
 """Legal changes of phase. A pass may miss what lay between, so some skip a phase."""
 
@@ -29,6 +33,8 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
 def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
     """The phase the job is in; always the one in its status or a legal successor of it."""
     current = job.status.phase or Phase.PENDING
+    if current is Phase.INTERRUPTED:  # started again
+        current = Phase.PENDING
     if current in FINISHED:
         return current
     if view.outcome is not None and view.ended:

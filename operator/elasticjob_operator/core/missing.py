@@ -29,14 +29,14 @@ def missing(status: Status, pods: Iterable[Pod], present: frozenset[str]) -> lis
     found: list[Missing] = []
     if refusal := refusal_of(status):
         obstacle, said = refusal
-        more = "more " if status.nodes else ""
+        more = "more " if status.pods else ""
         found.append(
             Missing(f"no {more}pods can be created: {quoted(said)}", OBSTACLES[obstacle].remedy)
         )
     absent = [pod for pod in pods if pod.name not in present]
     found += _held_up([pod for pod in absent if pod.obstacle is not None and not pod.terminating])
     found += _going([pod for pod in absent if pod.obstacle is None or pod.terminating])
-    if not absent and not found and status.nodes == 0:
+    if not absent and not found and status.pods == 0:
         found.append(Missing("its pods are not created yet"))
     return found
 

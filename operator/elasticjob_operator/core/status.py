@@ -25,7 +25,7 @@ from elasticjob_operator.core.rendezvous_view import (
     RoundView,
 )
 from elasticjob_operator.core.sizes import wanted_size
-from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.enums import Phase, RendezvousState
 from elasticjob_operator.model.job import ElasticJob
 from elasticjob_operator.model.status import (
     MAX_MEMBERS,
@@ -39,6 +39,7 @@ from elasticjob_operator.model.status import (
     RoundStatus,
     Status,
 )
+from elasticjob_rendezvous.core.records import MemberState
 from elasticjob_rendezvous.core.roster import natural_order
 
 
@@ -63,7 +64,8 @@ def next_status(
     status = Status(
         phase=phase,
         rendezvous=_rendezvous(view, reason, before),
-        nodes=len(census.counted),
+        nodes=_training_nodes(view, phase, before),
+        pods=len(census.counted),
         ready_nodes=sum(pod.ready for pod in census.counted),
         wanted_nodes=size.nodes,
         selector=selector(job),
@@ -88,6 +90,20 @@ def next_status(
     )
     told = explanation(job.model_copy(update={"status": status}), observed.pods)
     return status.model_copy(update={"explanation": list(told)[:MAX_SENTENCES]})
+
+
+def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
+    """Nodes whose workers run in the final round; of a finished job those of its last round."""
+    if phase is Phase.SUSPENDED:
+        return 0
+    if phase in FINISHED:
+        return view.nodes if view.readable and view.nodes else before.nodes
+    if not view.readable:
+        return before.nodes
+    if view.state is not RendezvousState.FINAL:
+        return 0
+    running = MemberState.RUNNING
+    return sum(member.state == running and member.round == view.round for member in view.members)
 
 
 def _is_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:

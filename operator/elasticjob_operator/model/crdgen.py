@@ -79,7 +79,7 @@ def _version(schema: Schema) -> dict[str, Any]:
             "status": {},
             "scale": {
                 "specReplicasPath": ".spec.nodes",
-                "statusReplicasPath": ".status.nodes",
+                "statusReplicasPath": ".status.pods",
                 "labelSelectorPath": ".status.selector",
             },
         },

@@ -50,6 +50,8 @@ class Phase(StrEnum):
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    INTERRUPTED = "Interrupted"
+    """Only without a cluster: the process that ran the job ended before the job did."""
 
 
 class RendezvousState(StrEnum):

@@ -216,6 +216,9 @@ class Status(StatusModel):
     rendezvous: RendezvousStatus | None = None
     """The mirror of the rendezvous."""
     nodes: int = 0
+    """Nodes that train: members of the final round whose workers run. Of a finished job those that
+    trained last."""
+    pods: int = 0
     """Pods that count towards the size."""
     ready_nodes: int = 0
     """Pods that are Ready."""

@@ -95,6 +95,9 @@ def _of_workers(known: Recorded, after: Following, who: Identity) -> Recorded:
             last, start_ms=local.start_ms, cold_nodes=nodes, cold_reason=local.cold or ""
         )
         known = replace(known, histories=(*known.histories[:-1], last))
+    elif last is not None and local.round == last.number and not last.first_step_ms:
+        last = replace(last, first_step_ms=local.first_step_ms or None)
+        known = replace(known, histories=(*known.histories[:-1], last))
     return known
 
 

@@ -120,10 +120,10 @@ def _keep_only(kept: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != kept:
+            with contextlib.suppress(OSError):  # the folder itself, closed by now
+                os.close(fd)
 
 
 def _set_title(title: bytes) -> None:

@@ -15,7 +15,7 @@ class History:
 
     detect: first symptom to decision; stop: decision to the last worker stopped;
     join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
-    first_step: to the first step of the slowest, where the workers report their steps;
+    first_step: from there to the first step of the slowest, where the workers report their steps;
     backoff: how long it was put off after a failure, which is part of none of them.
     cold_nodes: on how many nodes workers were started cold; None where nobody says.
     cold_reason: why, of that which took longest.
@@ -44,8 +44,10 @@ def spent_ms(begin: float | None, end: float | None) -> int | None:
 def after_start(history: History, roster: Iterable[Member | None]) -> History:
     """The history of a final round with what its members have said of their start by now.
 
-    A part is known once every member has said it, and is that of the slowest. What was
-    known once stays: workers that are started again later did not cost this round more.
+    A part is known once every member has said it. The member that starts last need not be the one
+    that steps last: both are measured from `final`, so that the parts add up to the first step of
+    the slowest. What was known once stays: workers that are started again later did not cost this
+    round more.
     """
     members = list(roster)
     running = [member for member in members if member is not None and _runs(member, history)]
@@ -53,12 +55,32 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
         return history
     if history.start_ms is None:
         history = _with_cold(history, running)
-    steps = [member.first_step_ms for member in running]
+    start = _first(history.start_ms, max(member.start_ms for member in running))
+    step = None
+    if all(member.first_step_ms for member in running):
+        step = max(member.start_ms + member.first_step_ms for member in running) - (start or 0)
     return replace(
         history,
-        start_ms=_first(history.start_ms, max(member.start_ms for member in running)),
-        first_step_ms=_first(history.first_step_ms, max(steps) if all(steps) else None),
+        start_ms=start,
+        first_step_ms=_first(history.first_step_ms, None if step is None else max(1, step)),
     )
+
+
+def slowest(one: History, other: History) -> History:
+    """`one` with the start and the first step of the slower of two nodes, each measured alone."""
+    start = longest(one.start_ms, other.start_ms)
+    steps = [
+        history.start_ms + history.first_step_ms
+        for history in (one, other)
+        if history.start_ms is not None and history.first_step_ms is not None
+    ]
+    step = max(steps) - start if len(steps) == 2 and start is not None else None
+    return replace(one, start_ms=start, first_step_ms=None if step is None else max(1, step))
+
+
+def longest(one: int | None, other: int | None) -> int | None:
+    """Return the larger of two times; an unknown one does not count."""
+    return max((ms for ms in (one, other) if ms is not None), default=None)
 
 
 def _with_cold(history: History, running: list[Member]) -> History:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from elasticjob_rendezvous.core.codec import MalformedRecord, decode, encode
-from elasticjob_rendezvous.core.costs import History
+from elasticjob_rendezvous.core.costs import History, longest, slowest
 from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import KeyValue
 from elasticjob_rendezvous.core.records import Cause, CauseKind, OutcomeKind, Round, RoundState
@@ -223,19 +223,15 @@ def _seated(one: Roster, other: Roster) -> Roster:
 
 
 def _told(one: History, other: History) -> History:
-    def longest(a: int | None, b: int | None) -> int | None:
-        return max((ms for ms in (a, b) if ms is not None), default=None)
-
     cold = [found.cold_nodes for found in (one, other) if found.cold_nodes is not None]
     return replace(
-        one,
+        slowest(one, other),
         cause=max(one.cause, other.cause, key=_weight),
         nodes=max(one.nodes, other.nodes),
         final_ms=max(one.final_ms, other.final_ms),
         detect_ms=longest(one.detect_ms, other.detect_ms),
         stop_ms=longest(one.stop_ms, other.stop_ms),
         join_ms=longest(one.join_ms, other.join_ms),
-        start_ms=longest(one.start_ms, other.start_ms),
         cold_nodes=None if not cold else sum(cold),  # each agent tells of its own node
         cold_reason=one.cold_reason or other.cold_reason,
     )

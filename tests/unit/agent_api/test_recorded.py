@@ -81,6 +81,8 @@ def test_a_first_round_is_open_then_final():
         ("job-0", "running", 0, "rack-a")
     ]
     assert [(r.round, r.cause, r.start_ms) for r in view.rounds] == [(1, "start", 30)]
+    told.tells(first_step_ms=80)
+    assert [(r.start_ms, r.first_step_ms) for r in told.view().rounds] == [(30, 80)]
 
 
 def test_a_failure_is_told_with_its_traceback_and_opens_the_next_round():

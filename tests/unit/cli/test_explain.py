@@ -21,7 +21,7 @@ from elasticjob_operator.core.nodeview import node_of
 from elasticjob_operator.core.podview import observed_pod
 from elasticjob_operator.core.status import next_status
 from elasticjob_operator.model import ElasticJob
-from elasticjob_operator.model.enums import Phase
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType, Phase
 from elasticjob_operator.model.status import MemberStatus, Status
 from tests.unit.operator.builders import NOW, final_round, job, observed
 from tests.unit.operator.raw_pods import RawPod, node
@@ -203,9 +203,8 @@ def local(**changes: Any) -> JobFolder:
 
 def test_a_local_job_is_told_in_its_runners_words(kubectl: Path) -> None:
     local()
-    (_, said) = stored()
     result = CliRunner().invoke(application("explain"), ["explain", "job"])
-    assert result.output.splitlines() == [*said, ABANDONED]
+    assert result.output.splitlines()[0] == ABANDONED
     assert not (kubectl / "calls").exists(), "this machine's job comes before the cluster's"
 
 
@@ -236,6 +235,28 @@ def test_a_local_job_has_no_operator_to_ask(
     local(phase=phase, explanation=["Ask the operator."])
     assert explained() == [said]
     folder.release()
+
+
+def test_a_local_job_without_its_runner_is_interrupted_and_trains_on_no_node(kubectl: Path) -> None:
+    a_job, _ = stored()
+    running = {"phase": Phase.RUNNING, "nodes": 2, "pods": 2, "ready_nodes": 2}
+    folder = local(**running)
+    folder.acquire()
+    local(**running)
+    shown = ElasticJob.model_validate(folder.object()).status
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.RUNNING, 2, 2)
+    folder.release()
+    shown = ElasticJob.model_validate(folder.object()).status
+    assert (shown.phase, shown.nodes, shown.pods) == (Phase.INTERRUPTED, 0, 0)
+    assert shown.members == []
+    assert not any(
+        one.type is ConditionType.RUNNING and one.status is ConditionStatus.TRUE
+        for one in shown.conditions
+    )
+    assert shown.restarts == a_job.status.restarts
+    table = CliRunner().invoke(application("get"), ["get"]).stdout
+    assert "Interrupted" in table
+    assert "Running" not in table
 
 
 def test_get_and_describe_tell_of_a_runner_that_was_lost(kubectl: Path) -> None:

@@ -142,13 +142,13 @@ def test_rounds_with_causes_and_times() -> None:
     [
         (0, "", "0 of 3"),
         (2, "", "2 of 3"),
-        (4, "WorkersFailed", "3 of 3, then one failure more"),
-        (3, "WorkersFailed", "2 of 3, then one failure more"),
+        (4, "WorkersFailed", "4, maxRestarts is 3"),
+        (3, "WorkersFailed", "3 of 3"),
         (2, "DeadlineExceeded", "2 of 3"),
     ],
     ids=["none", "running", "spent", "no progress", "ended otherwise"],
 )
-def test_the_failure_that_ends_a_job_is_no_restart(charged: int, reason: str, text: str) -> None:
+def test_restarts_are_the_charged_failures(charged: int, reason: str, text: str) -> None:
     failed = Condition(
         type=ConditionType.FAILED,
         status=ConditionStatus.TRUE,

@@ -148,7 +148,7 @@ def test_subresources_columns_and_names() -> None:
         "status": {},
         "scale": {
             "specReplicasPath": ".spec.nodes",
-            "statusReplicasPath": ".status.nodes",
+            "statusReplicasPath": ".status.pods",
             "labelSelectorPath": ".status.selector",
         },
     }

@@ -105,6 +105,7 @@ def test_a_running_job_is_mirrored() -> None:
             "since": "2026-01-31T11:59:00Z",
         },
         "nodes": 2,
+        "pods": 2,
         "readyNodes": 2,
         "wantedNodes": 2,
         "selector": "elasticjob.dev/job-name=job",
@@ -189,7 +190,36 @@ def test_only_pods_that_count_are_counted() -> None:
         pod(4).on(NodeState.NOT_READY).get(),
     ]
     status = status_of(job(maxNodes=4), observed(*pods))
-    assert (status.nodes, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
+    assert (status.pods, status.ready_nodes, status.wanted_nodes) == (2, 1, 4)
+
+
+def member(index: int, state: str = "running", round: int = 2) -> MemberView:
+    return MemberView(f"job-{index}", state, round=round)
+
+
+@pytest.mark.parametrize(
+    ("view", "phase", "nodes"),
+    [
+        (final_round(3, 2), None, 3),
+        (
+            replace(final_round(3, 2), members=(member(0), member(1), member(2, state="waiting"))),
+            None,
+            2,
+        ),
+        (replace(final_round(3, 2), members=(member(0, round=1),)), None, 0),
+        (replace(final_round(3, 2), state=RendezvousState.JOINABLE), Phase.RUNNING, 0),
+        (UNREADABLE, Phase.RUNNING, 4),
+        (replace(closed(OutcomeKind.SUCCEEDED), nodes=0), Phase.RUNNING, 4),
+        (replace(closed(OutcomeKind.SUCCEEDED), nodes=2), Phase.RUNNING, 2),
+    ],
+    ids=["all run", "one waits", "older round", "re-forming", "unreadable", "unknown end", "ended"],
+)
+def test_nodes_are_those_that_train(view: RendezvousView, phase: Phase | None, nodes: int) -> None:
+    before = Status(phase=phase, nodes=4)
+    status = status_of(
+        job(before, maxNodes=8), observed(*(pod(n).get() for n in range(6)), view=view)
+    )
+    assert (status.nodes, status.pods) == (nodes, 6)
 
 
 def test_an_unreadable_rendezvous_keeps_what_was_known() -> None:

@@ -164,6 +164,21 @@ class TestMerged:
         assert (found.cold_nodes, found.cold_reason) == (1, "a shell")
         assert together(told("a", None), told("b", None)).histories[3].cold_nodes is None
 
+    @pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+    @pytest.mark.parametrize(("of_b", "first_step"), [(1500, 1400), (None, None)])
+    def test_the_first_step_is_the_slowest_nodes_and_adds_up(
+        self, order: str, of_b: int | None, first_step: int | None
+    ):
+        took = {"a": (300, 900), "b": (200, of_b), "c": (100, 400)}
+
+        def told(member: str) -> Served:
+            start, first = took[member]
+            history = History(3, Cause(CauseKind.START), 3, start_ms=start, first_step_ms=first)
+            return answer(member, final(3), (KEYS.history(3), history))
+
+        found = together(*(told(member) for member in order)).histories[3]
+        assert (found.start_ms, found.first_step_ms) == (300, first_step)
+
     def test_a_failure_is_the_jobs_end_whatever_the_others_saw(self):
         def closed(number: int, kind: OutcomeKind) -> tuple[str, Round]:
             return final(number, state=RoundState.CLOSED, outcome=Outcome(kind, str(kind)))
