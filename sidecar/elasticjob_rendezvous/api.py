@@ -35,7 +35,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousUnsupportedError(RendezvousConnectionError):
-    """The backend answers and is of a kind that can't serve us: to try again is in vain."""
+    """It is of a kind that can't serve us, or not in this process: to try again is in vain."""
 
 
 class RendezvousStateError(RendezvousError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import threading
 import time
@@ -81,6 +82,7 @@ class EtcdRendezvous(Endings):
         recovery_call_timeout: float | None = None,
         expected_workers: int | None = None,
     ) -> None:
+        self._pid = os.getpid()
         paths = Paths.of(prefix, run_id)
         super().__init__(client, paths, num_min_workers, num_max_workers, timeout, notice_seconds)
         self._expected_workers = expected_workers
@@ -93,7 +95,8 @@ class EtcdRendezvous(Endings):
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
-            self.close()
+            if self._pid == os.getpid():  # in a fork all of it is the parent's
+                self.close()
 
     @property
     def run_id(self) -> str:
