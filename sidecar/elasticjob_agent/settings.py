@@ -161,6 +161,11 @@ def workers_are_identical() -> bool:
     return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"
 
 
+def signals_to_handle() -> str:
+    """Names of the signals at which an agent ends its workers and leaves, with commas."""
+    return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+
+
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES, which narrows the GPUs that `auto` counts."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
