@@ -84,13 +84,15 @@ class LogSettings:
     """Where and how much of the workers' output is kept.
 
     `folder` holds `round_<n>/<local_rank>/`; None keeps nothing. `shared`: the
-    workers may run under another uid, so they must be let in.
+    workers may run under another uid, so they must be let in. `output`: false keeps only the
+    workers' error files.
     """
 
     folder: Path | None = None
     max_bytes: int = MAX_LOG_BYTES
     keep_rounds: int = KEEP_ROUNDS
     shared: bool = False
+    output: bool = True
 
 
 @dataclass(frozen=True, slots=True)
