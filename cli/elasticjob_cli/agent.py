@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -13,10 +17,13 @@ from elasticjob_agent.core.model import Ending, ExitCode
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.options import Options, PlainAgent, plain_agent
 from elasticjob_agent.preflight import PreflightError, check
-from elasticjob_agent.settings import SettingsError
+from elasticjob_agent.scratch import ScratchFolder
+from elasticjob_agent.settings import AgentSettings, SettingsError
 from elasticjob_agent.wiring import explain, run_agent, session_nonce, to_standard_error
 from elasticjob_cli.errors import BadInput
 from elasticjob_cli.lastwords import last_words
+
+log = logging.getLogger("elasticjob.agent")
 
 CONTEXT = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
@@ -145,6 +152,24 @@ def agent(
     raise typer.Exit(int(ending.code))
 
 
+@contextlib.contextmanager
+def _error_files(settings: AgentSettings) -> Iterator[AgentSettings]:
+    """Settings with a place for the workers' error files, also where no output is kept."""
+    if settings.logs.folder is not None:
+        yield settings
+        return
+    try:
+        scratch = ScratchFolder("errors")
+    except OSError as error:
+        log.warning("workers have no error files: %s", error)
+        yield settings
+        return
+    try:
+        yield replace(settings, logs=replace(settings.logs, folder=scratch.path, output=False))
+    finally:
+        scratch.close()
+
+
 async def _run(plain: PlainAgent) -> Ending:
     settings = plain.settings
     try:
@@ -157,4 +182,5 @@ async def _run(plain: PlainAgent) -> Ending:
         await explain(settings, ending)
         return ending
     hands = LocalHands(plain.command, hung_agent_seconds=plain.hung_agent_seconds)
-    return await run_agent(settings, hands, session_nonce(), handler, to_the_end=True)
+    with _error_files(settings) as settings:
+        return await run_agent(settings, hands, session_nonce(), handler, to_the_end=True)

@@ -28,17 +28,20 @@ class RunLogs:
         self._folder = settings.folder
         self._keep = settings.keep_rounds
         self._shared = settings.shared
+        self._output = settings.output
 
     def memory_file(self) -> str:
         """Where the launcher keeps what it learned to preload."""
-        return "" if self._folder is None else str(self._folder / "preload.json")
+        if self._folder is None or not self._output:
+            return ""
+        return str(self._folder / "preload.json")
 
     def worker(self, round_: int, local_rank: int) -> Path | None:
-        """The folder of one worker."""
-        return None if self._folder is None else self._round(round_) / str(local_rank)
+        """The folder of one worker's output."""
+        return self._worker(round_, local_rank) if self._output else None
 
     def error_file(self, round_: int, local_rank: int) -> Path | None:
-        folder = self.worker(round_, local_rank)
+        folder = self._worker(round_, local_rank)
         return None if folder is None else folder / "error.json"
 
     def prepare(self, round_: int, slots: int, base_rank: int) -> None:
@@ -68,6 +71,9 @@ class RunLogs:
             return int((self._round(round_) / _BASE_RANK).read_text())
         except (OSError, ValueError):
             return None
+
+    def _worker(self, round_: int, local_rank: int) -> Path | None:
+        return None if self._folder is None else self._round(round_) / str(local_rank)
 
     def _round(self, round_: int) -> Path:
         assert self._folder is not None

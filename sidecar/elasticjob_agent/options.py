@@ -38,6 +38,7 @@ NAMESPACE = "default"
 CONNECT_SECONDS = 30.0
 """How long etcd v3 is waited for at the start."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
 _GPU = re.compile(r"nvidia\d+")
 
 
@@ -88,7 +89,7 @@ def plain_agent(options: Options) -> PlainAgent:
     if options.max_restarts < 0:
         raise SettingsError(f"--max-restarts must be 0 or more, got {options.max_restarts}")
     conf = read_conf(options.rdzv_conf, backend)
-    run_id = _named("--rdzv-id", options.rdzv_id)
+    run_id = _run_id(options.rdzv_id)
     name = _named("--name", options.name or f"{socket.gethostname()}-{os.getpid()}")
     etcd = _etcd(options.rdzv_endpoint, conf, backend)
     address = _address(options.local_addr, etcd)
@@ -197,9 +198,18 @@ def _nodes(text: str) -> tuple[int, int]:
     return least, most
 
 
-def _named(option: str, text: str) -> str:
+def _run_id(text: str) -> str:
     if not text:
-        raise SettingsError(f"{option} must be given: all agents of one run share it")
+        raise SettingsError("--rdzv-id must be given: all agents of one run share it")
+    if not _RUN_ID.fullmatch(text):
+        raise SettingsError(
+            "--rdzv-id must be letters, digits, spaces, '.', '_' and '-', at most 253, beginning "
+            f"and ending with a letter or digit; got {echoed(text)}"
+        )
+    return text
+
+
+def _named(option: str, text: str) -> str:
     if not _NAME.fullmatch(text):
         raise SettingsError(
             f"{option} must be letters, digits, '.', '_' and '-', at most 253, beginning and "

@@ -84,13 +84,15 @@ class LogSettings:
     """Where and how much of the workers' output is kept.
 
     `folder` holds `round_<n>/<local_rank>/`; None keeps nothing. `shared`: the
-    workers may run under another uid, so they must be let in.
+    workers may run under another uid, so they must be let in. `output`: false keeps only the
+    workers' error files.
     """
 
     folder: Path | None = None
     max_bytes: int = MAX_LOG_BYTES
     keep_rounds: int = KEEP_ROUNDS
     shared: bool = False
+    output: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,11 @@ def inherited_environment() -> dict[str, str]:
 def workers_are_identical() -> bool:
     """TORCH_ELASTIC_WORKER_IDENTICAL: all nodes of the gang have one role and one size."""
     return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"
+
+
+def signals_to_handle() -> str:
+    """Names of the signals at which an agent ends its workers and leaves, with commas."""
+    return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 
 
 def visible_devices() -> str | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from elasticjob_agent.settings import signals_to_handle
+
+log = logging.getLogger("elasticjob.agent")
 
 
 @contextlib.contextmanager
@@ -19,7 +22,7 @@ def heeded(heard: Callable[[signal.Signals], None], to_the_end: bool = False) ->
         to_the_end: afterwards they are ignored, for the process only says how it ended.
     """
     loop = asyncio.get_running_loop()
-    taken = [signum for signum in SIGNALS if not _unwanted(signum)]
+    taken = [signum for signum in handled(signals_to_handle()) if not _unwanted(signum)]
 
     # Not by the loop's own means: it lets go of a signal only by having it end the process.
     def tell(signum: int, _: object) -> None:
@@ -62,6 +65,19 @@ class Signals:
         hurry = signum == signal.SIGINT and self._interrupted
         self._interrupted = self._interrupted or signum == signal.SIGINT
         self._leave(signum.name, hurry)
+
+
+def handled(names: str) -> list[signal.Signals]:
+    """The signals of that list; what is none, or cannot be handled, is warned of and left out."""
+    found = []
+    for name in names.split(","):
+        signum = getattr(signal, name.strip(), None)
+        never = (signal.SIGKILL, signal.SIGSTOP)
+        if isinstance(signum, signal.Signals) and signum not in never:
+            found.append(signum)
+        else:
+            log.warning("TORCHELASTIC_SIGNALS_TO_HANDLE: cannot handle %r", name)
+    return found
 
 
 def _unwanted(signum: signal.Signals) -> bool:

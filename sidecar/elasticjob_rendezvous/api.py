@@ -35,7 +35,7 @@ class RendezvousConnectionError(RendezvousError):
 
 
 class RendezvousUnsupportedError(RendezvousConnectionError):
-    """The backend answers and is of a kind that can't serve us: to try again is in vain."""
+    """It is of a kind that can't serve us, or not in this process: to try again is in vain."""
 
 
 class RendezvousStateError(RendezvousError):
@@ -66,6 +66,7 @@ class RendezvousStoreInfo:
         """As rank 0 tell the others through a store, as another rank wait to be told.
 
         Args:
+            store: needs no more than `set` and `get`.
             local_addr: this node's address, if it is not to be found out.
             server_port: where a store listens already; else a port that is free here.
 
@@ -73,14 +74,16 @@ class RendezvousStoreInfo:
             Exception: whatever the store raises when rank 0 is silent for its timeout.
             ValueError: what stands in the store is no port.
         """
-        keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         if rank != 0:
-            address, port = store.multi_get(keys)
+            address = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY)
+            port = store.get(RendezvousStoreInfo.MASTER_PORT_KEY)
             return RendezvousStoreInfo(address.decode(), int(port))
         own = local_addr or socket.getfqdn()
         with _free_port() as free:
             number = server_port or free
-            store.multi_set(keys, [own, str(number)])
+            # The port goes last: who sees it sees the address too.
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, own.encode())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(number).encode())
         return RendezvousStoreInfo(own, number)
 
 
@@ -212,7 +215,7 @@ class RendezvousParameters:
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
-        word = str(value).lower()
+        word = str(value).lower() if isinstance(value, str | int) else ""
         if word in _TRUE:
             return True
         if word in _FALSE:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import Store
 
@@ -24,6 +25,16 @@ class TorchEtcdStore(Store):  # type: ignore[misc]  # torch is not read by the t
         self._store = store
         self._clones: list[TorchEtcdStore] = []
         super().set_timeout(store.timeout)
+
+    @property
+    def client(self) -> Any:
+        """As torch's has it."""
+        return self._store.client
+
+    @property
+    def prefix(self) -> str:
+        """As torch's has it."""
+        return self._store.prefix
 
     @property
     def underlying_store(self) -> EtcdStore:
@@ -52,14 +63,14 @@ class TorchEtcdStore(Store):  # type: ignore[misc]  # torch is not read by the t
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self.underlying_store.multi_get(keys)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self.underlying_store.wait(keys, timeout)
+    def wait(self, keys: Sequence[str], override_timeout: timedelta | None = None) -> None:
+        self.underlying_store.wait(keys, override_timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         return self.underlying_store.check(keys)
 
-    def add(self, key: str, value: int) -> int:
-        return self.underlying_store.add(key, value)
+    def add(self, key: str, num: int) -> int:
+        return self.underlying_store.add(key, num)
 
     def append(self, key: str, value: str | bytes) -> None:
         self.underlying_store.append(key, value)

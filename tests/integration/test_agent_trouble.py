@@ -126,6 +126,46 @@ def test_logs_and_progress_of_every_round_are_kept(gang: Gang, tmp_path: Path) -
     assert (folder / "round_2" / "0" / "stdout.log").exists()
 
 
+def test_workers_have_error_files_where_no_logs_are_kept(gang: Gang, tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path)}
+    script = tmp_path / "reports.py"
+    script.write_text(
+        "import json, os, pathlib, sys\n"
+        "print('on the console')\n"
+        "report = {'message': {'message': 'told in the error file', 'extraInfo': {}}}\n"
+        "path = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE'])\n"
+        "assert path.name == 'error.json' and list(path.parent.glob('*.log')) == []\n"
+        "path.write_text(json.dumps(report))\n"
+        "sys.exit(3)\n"
+    )
+    agent = gang.agent("1:1", "--max-restarts=1", command=(str(script),), env=env)
+    assert agent.wait() == 1
+    summary = agent.output().rpartition(f"job {gang.run_id} failed")[2]
+    assert "told in the error file" in summary
+    assert agent.output().count("on the console") == 2
+    assert list(tmp_path.glob("elasticjob-*")) == []
+
+
+def test_run_id_with_a_space_is_one(gang: Gang) -> None:
+    gang.run_id = f"{gang.run_id} two"
+    agents = [gang.agent("2:2") for _ in range(2)]
+    workers = gang.started(1, 2)
+    assert {worker["TORCHELASTIC_RUN_ID"] for worker in workers} == {gang.run_id}
+    gang.finish()
+    assert [agent.wait() for agent in agents] == [0, 0], gang.outputs()
+
+
+def test_signals_to_handle_are_those_of_torchs_variable(gang: Gang) -> None:
+    names = "SIGUSR1, SIGQUIT"
+    agent = gang.agent("1:1", env={"TORCHELASTIC_SIGNALS_TO_HANDLE": names})
+    (worker,) = gang.started(1, 1)
+    assert worker["TORCHELASTIC_SIGNALS_TO_HANDLE"] == names
+    agent.signal(signal.SIGUSR1)
+    assert agent.wait() == 0, agent.output()
+    assert "SIGUSR1" in agent.output()
+    assert not Path(f"/proc/{worker['pid']}").exists()
+
+
 def test_what_a_killed_agent_left_goes_with_the_next_one(gang: Gang, tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path)}
     lives, killed = (gang.agent("1:3", conf=QUICK, env=env) for _ in range(2))

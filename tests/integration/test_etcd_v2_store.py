@@ -148,3 +148,26 @@ def test_torchs_own_store_reads_and_writes_the_same(ours: EtcdStore, run: Run) -
     assert sorted(
         child.key.rpartition("/")[2] for child in run.client.get(run.path("/kv")).children
     ) == sorted(b64encode(key).decode() for key in (b"a", b"b", b"n"))
+
+
+@pytest.fixture(params=["torch", "ours"])
+def either(request: pytest.FixtureRequest, ours: EtcdStore) -> Any:
+    """torch's own class, and ours that stands for it."""
+    if request.param == "torch":
+        return TorchsOwn(ours.client, ours.prefix, timedelta(seconds=30))
+    return TorchEtcdStore(ours)
+
+
+def test_parameters_have_torchs_names(either: Any, ours: EtcdStore) -> None:
+    assert either.add(key="n", num=2) == 2
+    assert either.add("n", num=-3) == -1
+    either.set(key="k", value="v")
+    assert either.get(key="k") == b"v"
+    assert either.check(keys=["k", "n"])
+    either.wait(keys=["k"], override_timeout=SHORT)
+    either.wait(["k", "n"], SHORT)
+    began = time.monotonic()
+    with pytest.raises(LookupError):
+        either.wait(keys=["absent"], override_timeout=SHORT)
+    assert SHORT.total_seconds() <= time.monotonic() - began < 20
+    assert (either.client, either.prefix) == (ours.client, ours.prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import pytest
 
@@ -97,3 +98,14 @@ def test_extra_data_goes_both_ways(run: Run) -> None:
     torchs.store_extra_data("1", "b", {"c": 2})
     assert torchs.load_extra_data("1", "a") == [1]
     assert ours.load_extra_data("1", "b", 5) == {"c": 2}
+
+
+@pytest.mark.parametrize("run_id", [7, "two words"])
+def test_both_kinds_meet_under_any_run_id(run: Run, run_id: object) -> None:
+    name = f"{run.run_id} {run_id}" if isinstance(run_id, str) else uuid.uuid4().int >> 64
+    run.run_id = name  # type: ignore[assignment]
+    members = gang(run, 1, 1, 2)
+    assert [member.handler.get_run_id() for member in members] == [name, name]
+    infos = together(members)
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"

@@ -9,6 +9,7 @@ one thing (`_rendezvous`, `_assign_worker_ranks`, `_start_workers`, `_stop_worke
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import secrets
@@ -27,6 +28,7 @@ from elasticjob_agent.api.directed import DirectedHandler
 from elasticjob_agent.api.events import EventSource
 from elasticjob_agent.api.following import HandlerRendezvous
 from elasticjob_agent.api.living import Watching, live, result_of
+from elasticjob_agent.api.looking import trouble_of
 from elasticjob_agent.api.methods import MethodHands
 from elasticjob_agent.api.metrics import prof
 from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
@@ -40,7 +42,7 @@ from elasticjob_agent.api.spec import (
     WorkerState,
 )
 from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, barrier
-from elasticjob_agent.core.following import Following, Terms
+from elasticjob_agent.core.following import Following, Terms, Trouble
 from elasticjob_agent.core.model import Ending, Event, State
 from elasticjob_agent.hands import Hands, StartWorkers
 from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
@@ -132,7 +134,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         directed = self._directed()
         identity = None if directed is None else directed.identity
         return Node(
-            run_id=handler.get_run_id(),
+            run_id=str(handler.get_run_id()),
             member=secrets.token_hex(8) if identity is None else identity.id,
             name=f"{host}-{os.getpid()}" if identity is None else identity.name,
             address=spec.local_addr or host,
@@ -171,18 +173,35 @@ class SimpleElasticAgent(Placing, ElasticAgent):
     @prof
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         began = time.monotonic()
-        death_sig = signal.SIGTERM
+        death_sig: signal.Signals | None = None
         try:
             result = self._invoke_run(role)
             self._total_execution_time = int(time.monotonic() - began)
             self._record_metrics(result)
             self._record_worker_events(result)
             return result
+        except Exception as error:
+            death_sig = getattr(error, "sigval", None)  # of a SignalException, ours or torch's
+            if trouble_of(error) is not Trouble.LEFT:
+                raise
+            log.info("[%s] left the rendezvous: %s", self._worker_group.spec.role, error)
+            return RunResult(WorkerState.STOPPED)
         finally:
             if self._shell is not None and self._shell.signals.last is not None:
                 death_sig = self._shell.signals.last
-            self._shutdown(death_sig)
+            self._end(death_sig)
             self._total_execution_time = int(time.monotonic() - began)
+
+    def _end(self, death_sig: signal.Signals | None) -> None:
+        """Call `_shutdown` with what the subclass's takes: of old it had no timeout."""
+        takes = inspect.signature(self._shutdown).parameters.values()
+        options: dict[str, Any] = {}
+        if any(each.name == "timeout" or each.kind is each.VAR_KEYWORD for each in takes):
+            options["timeout"] = self._shutdown_timeout
+        if death_sig is None:
+            self._shutdown(**options)
+        else:
+            self._shutdown(death_sig, **options)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the agent to its end, in an event loop of its own."""

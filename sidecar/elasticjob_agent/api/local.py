@@ -160,7 +160,7 @@ class LocalElasticAgent(HandsElasticAgent):
         if scratch is not None:
             scratch.close()
         logs = None if self._settings is None else self._settings.logs.folder
-        succeeded = self._worker_group.state is WorkerState.SUCCEEDED
+        succeeded = self._worker_group.state == WorkerState.SUCCEEDED
         if logs is not None and succeeded and self._logs_specs.log_dir is None:
             shutil.rmtree(logs, ignore_errors=True)  # nobody asked for them
             self._settings = None
@@ -170,6 +170,7 @@ class LocalElasticAgent(HandsElasticAgent):
         log_dir = self._logs_specs.log_dir
         if log_dir == os.devnull:
             return None
+        run_id = run_id.replace("/", "_")
         if log_dir is not None:
             Path(log_dir).mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=log_dir))

@@ -111,7 +111,7 @@ class MethodHands:
                 await asyncio.sleep(self._interval_seconds)
                 async with self._one_at_a_time:
                     result = await in_thread(lambda: self._methods._monitor_workers(self._group))
-                if result.state is not WorkerState.HEALTHY:
+                if result.state != WorkerState.HEALTHY:
                     break
             self.result = result
             for event in self._ended(number, result):
@@ -121,7 +121,7 @@ class MethodHands:
 
     def _ended(self, number: int, result: RunResult) -> list[HandsEvent]:
         ranks = range(len(self._group.workers))
-        if result.state is WorkerState.SUCCEEDED:
+        if result.state == WorkerState.SUCCEEDED:
             exits = [WorkerExited(number, rank, 0, 0, None, 0) for rank in ranks]
             return [*exits, Stopped(number)]
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):

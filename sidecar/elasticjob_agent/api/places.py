@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +11,13 @@ from elasticjob_agent.api.roles import Assigned
 from elasticjob_agent.api.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
 from elasticjob_agent.core.model import Event, FromHands, State
 from elasticjob_agent.hands import Started
+from elasticjob_rendezvous.api import RendezvousTimeoutError
 from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.roster import Roster, Seat
+
+MASTER_SECONDS = 30.0
+"""How long rank 0 may take to write where its workers meet: it has its place when others do."""
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,27 @@ def next_place(spec: WorkerSpec) -> NextPlace:
     # Some begin with round 0, which to an agent is none; and all members must agree.
     number = getattr(info, "round", -1) + 1
     return NextPlace(info.store, info.rank, info.world_size, master, number)
+
+
+def await_master(store: Any) -> None:
+    """Wait until rank 0 wrote where its workers meet; some stores would wait for ever.
+
+    Raises:
+        RendezvousTimeoutError: it did not, within the store's timeout or MASTER_SECONDS.
+    """
+    own = getattr(store, "timeout", None)
+    seconds = min(MASTER_SECONDS, own.total_seconds()) if own is not None else MASTER_SECONDS
+    deadline, keys = time.monotonic() + seconds, ["MASTER_ADDR", "MASTER_PORT"]
+    check = getattr(store, "check", None)
+    while store is None or (check is not None and not check(keys)):
+        if store is None or time.monotonic() >= deadline:
+            raise RendezvousTimeoutError(
+                f"rank 0 wrote no MASTER_ADDR and MASTER_PORT to the round's store within "
+                f"{seconds:g} s. A handler that returns bootstrap_store_info says there where the "
+                "workers meet, and the agent in its worker group's master_addr and master_port: "
+                "use those"
+            )
+        time.sleep(POLL_SECONDS)
 
 
 def known_ranks(spec: WorkerSpec, group_rank: int) -> Assigned | None:

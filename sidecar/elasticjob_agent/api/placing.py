@@ -150,6 +150,13 @@ class Placing(Telling):
 
     @staticmethod
     def _get_master_addr_port(store: Any) -> tuple[str, int]:
+        """What rank 0 wrote by `_set_master_addr_port`.
+
+        Raises:
+            RendezvousTimeoutError: nobody wrote it in time, as where the handler returns
+                bootstrap information instead.
+        """
+        places.await_master(store)
         return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
 
 

@@ -46,8 +46,8 @@ class Std(IntFlag):
 
 
 def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:
-    """The streams chosen for one worker."""
-    return choice if isinstance(choice, Std) else choice.get(local_rank, Std.NONE)
+    """The streams chosen for one worker; torch's `Std` counts as ours."""
+    return Std(int(choice if isinstance(choice, int) else choice.get(local_rank, Std.NONE)))
 
 
 @dataclass
@@ -232,4 +232,4 @@ class RunResult:
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
-        return self.state is WorkerState.FAILED
+        return self.state == WorkerState.FAILED

@@ -6,12 +6,19 @@ A store is torch's `Store` or looks like it: set, get, add, check, wait, multi_g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 TERMINAL_STATE_SYNC_ID = "torchelastic/agent/terminal_state"
+IGNORED = "<val_ignored>"
+TRACE = "/TRACE"
+TRACING_GATE = "/TRACING_GATE"
+MOST_MISSING = 16
+"""So many ranks are named at most."""
+TIMED_OUT = (RuntimeError, LookupError, TimeoutError)
+"""What stores raise when a key does not come: torch's own, an etcd store, and ours."""
 
 
 @contextmanager
@@ -34,14 +41,99 @@ def arrive(store: Any, world_size: int, key_prefix: str) -> str:
     """Count us in at a barrier; the key that stands once all have arrived."""
     last = last_member(key_prefix)
     if store.add(f"{key_prefix}/num_members", 1) == world_size:
-        store.set(last, "<val_ignored>")
+        store.set(last, IGNORED)
     return last
 
 
-def barrier(store: Any, world_size: int, key_prefix: str, barrier_timeout: float = 300) -> None:
-    """Wait for all members; a prefix serves once. Raises the store's error when it takes longer."""
+@overload
+def barrier(
+    store: Any,
+    world_size: int,
+    key_prefix: str,
+    barrier_timeout: float = 300,
+    rank: int | None = None,
+    rank_tracing_decoder: Callable[[int], str] | None = None,
+    trace_timeout: float = 10,
+) -> None: ...
+@overload
+def barrier(
+    store: Any, rank: int, world_size: int, /, key_prefix: str, barrier_timeout: float = 300
+) -> None: ...
+def barrier(store: Any, *args: Any, **kwargs: Any) -> None:
+    """Wait for all members; a prefix serves once.
+
+    Both ways of torch's: of today, and of old with `rank` before `world_size`.
+
+    Args:
+        rank: ours; where it is given, the error names the ranks that did not come.
+        rank_tracing_decoder: makes a rank into what the error says of it.
+        trace_timeout: seconds that rank 0 takes at most to find out who did not come.
+
+    Raises:
+        Exception: the store's own, when it takes longer than `barrier_timeout` seconds.
+    """
+    if len(args) > 1 and isinstance(args[1], int):  # as torch then had it, without a trace
+        _barrier(store, *args[1:], **kwargs)
+    else:
+        _barrier(store, *args, **kwargs)
+
+
+def _barrier(
+    store: Any,
+    world_size: int,
+    key_prefix: str,
+    barrier_timeout: float = 300,
+    rank: int | None = None,
+    rank_tracing_decoder: Callable[[int], str] | None = None,
+    trace_timeout: float = 10,
+) -> None:
+    if rank is None and rank_tracing_decoder is not None:
+        raise ValueError("rank_tracing_decoder needs rank: a trace tells whose it is")
     with store_timeout(store, barrier_timeout):
-        store.wait([arrive(store, world_size, key_prefix)])
+        last = arrive(store, world_size, key_prefix)
+        try:
+            store.wait([last])
+        except TIMED_OUT as error:
+            if rank is None:
+                raise
+            named = rank_tracing_decoder or str
+            missing = _missing(store, world_size, key_prefix, rank, named, trace_timeout)
+            if missing is None:
+                raise
+            raise type(error)(
+                f"the barrier {key_prefix!r} of {world_size} took more than {barrier_timeout:g} s "
+                f"on rank {rank}: missing_ranks=[{', '.join(missing)}]"
+            ) from error
+
+
+def _missing(
+    store: Any,
+    world_size: int,
+    key_prefix: str,
+    rank: int,
+    named: Callable[[int], str],
+    seconds: float,
+) -> list[str] | None:
+    """Who did not come to a barrier, as rank 0 finds out; None where that cannot be known."""
+    store.set(f"{key_prefix}{rank}{TRACE}", IGNORED)
+    if rank != 0:
+        try:
+            store.wait([f"{key_prefix}{TRACING_GATE}"])
+        except TIMED_OUT:
+            return None
+        return [f"[<check rank 0 ({named(0)}) for missing rank info>]"]
+    missing: list[str] = []
+    for other in range(1, world_size):
+        # Who is there has left its trace by now, but for the one that is waited for first.
+        limit = timedelta(milliseconds=1) if missing else timedelta(seconds=seconds)
+        try:
+            store.wait([f"{key_prefix}{other}{TRACE}"], limit)
+        except TIMED_OUT:
+            missing.append(named(other))
+        if len(missing) == MOST_MISSING:
+            break
+    store.set(f"{key_prefix}{TRACING_GATE}", IGNORED)
+    return missing
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:

@@ -48,7 +48,7 @@ class Telling:
             record(self._construct_event(state, source, *about, **facts), destination)
 
     def _record_worker_events(self, result: RunResult) -> None:
-        if result.state is WorkerState.SUCCEEDED and not result.return_values:
+        if result.state == WorkerState.SUCCEEDED and not result.return_values:
             return  # the others finished while this node stood by
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
@@ -64,12 +64,12 @@ class Telling:
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
         """How that worker ended; TERMINATED when the agent ended it."""
         if worker.global_rank in result.failures:
-            return result.state.value
+            return WorkerState(result.state).value
         ended_by_agent = (WorkerState.UNHEALTHY, WorkerState.FAILED, WorkerState.STOPPED)
         if result.state in ended_by_agent:
             return "TERMINATED"
         if worker.global_rank in result.return_values:
-            return result.state.value
+            return WorkerState(result.state).value
         raise ValueError(f"the result says nothing of the worker of rank {worker.global_rank}")
 
     def _construct_event(
@@ -138,10 +138,11 @@ class Telling:
 
     def _record_progress(self) -> None:
         """What the monitor loop tells every `monitor_interval`, once there were workers."""
-        if self._worker_group.state is WorkerState.INIT:
+        state = WorkerState(self._worker_group.state)
+        if state is WorkerState.INIT:
             return
         self._put("remaining_restarts", self._remaining_restarts)
-        self._put(self._worker_group.state.name.lower(), 1)
+        self._put(state.name.lower(), 1)
 
     def _put(self, name: str, value: int) -> None:
         put_metric(f"workers.{self._worker_group.spec.role}.{name}", value)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
 import tempfile
 from datetime import timedelta
 from functools import partial
@@ -38,12 +40,17 @@ def torch_distributed() -> Any:
     Raises:
         RendezvousError: torch is not installed.
     """
+    first = "torch.distributed" not in sys.modules
     try:
         import torch.distributed as distributed
     except ImportError as error:
         raise RendezvousError(
             "the rendezvous backend c10d needs torch: install elasticjob[torch]"
         ) from error
+    if first:
+        # The import leaves exceptions in cycles, which hold our callers' frames and so their
+        # stores and handlers.
+        gc.collect()
     return distributed
 
 

@@ -87,8 +87,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._node = node
         self._settings = settings
         self._backend = backend
-        self._store = store
-        self._prefixed = prefixed
         self._close_on_shutdown = close_on_shutdown
         self._actor = Actor(
             node=node,
@@ -99,6 +97,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             lock=threading.RLock(),
         )
         self._held: Seat | None = None
+        # Not bound to us: in a cycle, a dropped handler would keep its thread and its store.
+        self._store_of: Callable[[int], Any] = partial(_round_store, prefixed, settings, store)
         self._masters = Masters(node, self._store_of, sharing)
         self._heartbeats: Heartbeats | None = None
         self._joiner: int | None = None
@@ -272,9 +272,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return RendezvousInfo(store, held.rank, len(held.roster), info, held.round)
             self._release()
 
-    def _store_of(self, number: int) -> Any:
-        return self._prefixed(round_prefix(self._settings.run_id, number), self._store)
-
     def _bootstrap(self, held: Seat) -> RendezvousStoreInfo | None:
         """Publish or await MASTER_*; None when the round broke before we knew them."""
         if held.rank == 0:
@@ -334,6 +331,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if self._heartbeats is not None:
             self._heartbeats.stop(self._settings.timeout.heartbeat.total_seconds())
             self._heartbeats = None
+
+
+def _round_store(prefixed: Prefixed, settings: RendezvousSettings, store: Any, number: int) -> Any:
+    return prefixed(round_prefix(settings.run_id, number), store)
 
 
 def new_node(local_addr: str | None) -> NodeDesc:

@@ -25,12 +25,12 @@ class Heartbeats:
             name="rendezvous-heartbeats",
             daemon=True,
         )
-        weakref.finalize(owner, self._stop.set)
+        self._end = weakref.finalize(owner, self._stop.set)
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
         """Stop, and wait for a heartbeat under way, at most so long."""
-        self._stop.set()
+        self._end()
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
 

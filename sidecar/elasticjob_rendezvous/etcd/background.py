@@ -12,6 +12,7 @@ from typing import TypeVar
 from elasticjob_rendezvous.api import RendezvousConnectionError
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.etcd.forking import is_forked, use_grpc
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,18 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stop: asyncio.Event | None = None
-        self.member: RendezvousMember | None = None
-        """The newest; None before the first start."""
+        self._member: RendezvousMember | None = None
+
+    @property
+    def member(self) -> RendezvousMember | None:
+        """The newest; None before the first start.
+
+        Raises:
+            RendezvousUnsupportedError: this process was forked after the start.
+        """
+        if self._member is not None:
+            use_grpc()
+        return self._member
 
     @property
     def started(self) -> bool:
@@ -42,7 +53,13 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start, connected if etcd answers soon. Raises RendezvousConnectionError."""
+        """Start, connected if etcd answers soon.
+
+        Raises:
+            RendezvousConnectionError: it could not start.
+            RendezvousUnsupportedError: this process was forked after gRPC was used.
+        """
+        use_grpc()
         ready = threading.Event()
         failed: list[BaseException] = []
 
@@ -50,7 +67,7 @@ class Background:
             self._loop = asyncio.get_running_loop()
             self._stop = asyncio.Event()
             async with RendezvousMember(self._settings) as member:
-                self.member = member
+                self._member = member
                 ready.set()
                 await self._stop.wait()
 
@@ -73,27 +90,43 @@ class Background:
 
     def stop(self, seconds: float) -> bool:
         """End the thread; whether it did within that time."""
-        thread, self._thread = self._thread, None
-        if thread is None or self._loop is None or self._stop is None:
+        thread = self._thread
+        self.end()
+        if thread is None:
             return True
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop.set)
         thread.join(seconds)
         return not thread.is_alive()
 
+    def end(self) -> None:
+        """Let the thread end, without waiting for it."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._loop is None or self._stop is None or is_forked():
+            return
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+
     def call(self, work: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Run a coroutine in the loop and wait for it. Raises TimeoutError, and what it raises."""
+        """Run a coroutine in the loop and wait for it. Raises TimeoutError, and what it raises.
+
+        A caller that stops waiting cancels it.
+        """
+        use_grpc()
         assert self._loop is not None
 
         async def wrapped() -> T:
             return await work()
 
-        return asyncio.run_coroutine_threadsafe(wrapped(), self._loop).result(seconds)
+        future = asyncio.run_coroutine_threadsafe(wrapped(), self._loop)
+        try:
+            return future.result(seconds)
+        finally:
+            future.cancel()  # unless it is done
 
     def tell(self, local: Local) -> None:
         """Tell the member, without waiting; from any thread."""
-        if self._loop is not None and self.member is not None:
-            self._loop.call_soon_threadsafe(self.member.tell, local)
+        member = self.member
+        if self._loop is not None and member is not None:
+            self._loop.call_soon_threadsafe(member.tell, local)
 
     async def directive(self, enough: Callable[[Directive], bool], seconds: float) -> Directive:
         """In the loop: the first directive that is enough. Raises TimeoutError."""

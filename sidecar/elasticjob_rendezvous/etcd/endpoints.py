@@ -18,6 +18,7 @@ import grpc.aio
 from pyetcd.etcdrpc import rpc_pb2_grpc
 
 from elasticjob_rendezvous.etcd.errors import InvalidConfiguration, Unavailable
+from elasticjob_rendezvous.etcd.forking import use_grpc
 
 DEFAULT_PORT = 2379
 
@@ -168,6 +169,7 @@ class Links:
     def __init__(
         self, endpoints: Sequence[str], tls: Tls | None, random: Callable[[], float]
     ) -> None:
+        use_grpc()
         if not endpoints:
             raise InvalidConfiguration("endpoints", "(none)", "at least one must be given")
         self._tls = tls
@@ -183,6 +185,7 @@ class Links:
         return len(self._endpoints)
 
     def current(self) -> Link:
+        use_grpc()
         endpoint = self._endpoints[self._index]
         if self._closed:
             raise Unavailable("request", endpoint.url, "this client was closed")

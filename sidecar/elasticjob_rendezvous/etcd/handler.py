@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
+import weakref
 from dataclasses import replace
 
 from elasticjob_rendezvous.api import (
@@ -27,17 +29,25 @@ from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import MemberState, Outcome, OutcomeKind, RoundState
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.etcd.background import Background
+from elasticjob_rendezvous.etcd.forking import is_forked
 from elasticjob_rendezvous.etcd.heldport import HeldPort
 from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 from elasticjob_rendezvous.etcd.parameters import BACKEND, member_settings, timeout_seconds
 from elasticjob_rendezvous.etcd.verdicts import failure_of, refusal
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 10.0
 START_SECONDS = 1.0
 
 
 class EtcdV3RendezvousHandler(RendezvousHandler):
-    """See `api.RendezvousHandler`. Made by `create_handler`; connects when it is made."""
+    """See `api.RendezvousHandler`. Made by `create_handler`; connects when it is made.
+
+    Dropped without `shutdown`, it ends its thread and falls silent: its key in etcd expires. In a
+    process that was forked since, every method that asks or tells something raises
+    `RendezvousUnsupportedError`, and `shutdown` returns False.
+    """
 
     def __init__(self, settings: MemberSettings, run_id: str, timeout_seconds: float) -> None:
         self._settings = settings
@@ -49,6 +59,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._left = False
         self.roster: Roster | None = None
         """The membership of the round that `next_rendezvous` returned last."""
+        weakref.finalize(self, self._background.end).atexit = False
         self._start()
 
     @property
@@ -142,6 +153,9 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         return self._background.call(lambda: self._await_end(seconds), seconds + SHUTDOWN_SECONDS)
 
     def shutdown(self) -> bool:
+        if is_forked():
+            log.info("not shutting down %r in a forked process", self._run_id)
+            return False
         if not self._background.started:
             return True
         if not self._left:
@@ -206,11 +220,14 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         Until then they count as promised: the directive was handed over.
         """
 
+        handler = weakref.ref(self)
+
         def running() -> None:
-            local = self._local
-            if local.round == number and local.workers is Workers.STARTING:
-                self._local = replace(local, workers=Workers.RUNNING)
-                member.tell(self._local)
+            ours = handler()
+            local = Local() if ours is None else ours._local
+            if ours is not None and local.round == number and local.workers is Workers.STARTING:
+                ours._local = replace(local, workers=Workers.RUNNING)
+                member.tell(ours._local)
 
         self._local = replace(self._local, workers=Workers.STARTING, round=number, failure=None)
         asyncio.get_running_loop().call_later(START_SECONDS, running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from typing import Any
 
@@ -35,10 +36,13 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         RendezvousUnsupportedError: all answer, and none has the v2 API.
     """
 
+    http: urllib3.PoolManager
+
     def __init__(
         self, endpoints: list[tuple[str, int]], server_name: str | None = None, **options: Any
     ) -> None:
         self._servers: list[str] = []
+        self._pid = os.getpid()
         host, port = endpoints[0]
         super().__init__(_bracketed(host), port, allow_reconnect=False, **options)
         self.http.connection_pool_kw["retries"] = urllib3.Retry(connect=1, read=False, redirect=3)
@@ -55,6 +59,7 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         params: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Any:
+        self.disown()
         try:
             return super().api_execute(path, method, params=params, timeout=timeout)
         except etcd.EtcdWatchTimedOut:
@@ -62,6 +67,12 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
         except etcd.EtcdConnectionFailed:
             self.turn()
             raise
+
+    def disown(self) -> None:
+        """In a process that was forked: leave the connections to the parent, whose they are."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.http = urllib3.PoolManager(**self.http.connection_pool_kw)
 
     def turn(self) -> None:
         """Go on with the next server, as this one fails."""

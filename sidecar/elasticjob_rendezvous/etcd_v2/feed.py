@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import random
 import threading
 import time
@@ -54,6 +55,7 @@ class Feed:
         self._changed = threading.Condition()
         self._seen = Seen()
         self._stop: threading.Event | None = None
+        self._pid = os.getpid()
         self._response: Any = None
         self._failure: Exception | None = None
         self.failed_at = float("-inf")
@@ -71,6 +73,8 @@ class Feed:
 
     def open(self) -> None:
         """Start reading, unless it is going on."""
+        if self._pid != os.getpid():
+            self._pid, self._stop, self._response = os.getpid(), None, None
         if self._stop is None:
             self._seen = replace(self._seen, index=-1, text=None, gone=frozenset())
             self._stop = threading.Event()
@@ -80,8 +84,8 @@ class Feed:
     def close(self) -> None:
         """Stop reading; the thread ends by itself."""
         stop, self._stop = self._stop, None
-        if stop is None:
-            return
+        if stop is None or self._pid != os.getpid():
+            return  # in a process that was forked the stream is the parent's
         stop.set()
         if (response := self._response) is not None:
             with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
@@ -151,6 +155,8 @@ class Feed:
     def _stream(self, stop: threading.Event) -> None:
         client = self._client
         headers = {}
+        if disown := getattr(client, "disown", None):
+            disown()
         if client.username and client.password:
             headers = urllib3.make_headers(basic_auth=f"{client.username}:{client.password}")
         response = client.http.request(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import threading
 import time
@@ -54,7 +55,7 @@ class EtcdRendezvous(Endings):
     Args:
         client: an `etcd.Client`, best made by `create_client`.
         prefix: the path of all runs in etcd.
-        run_id: the run.
+        run_id: the run; a number, say, stands in etcd as its text.
         num_min_workers, num_max_workers: how many members a version has.
         timeout: seconds that `rendezvous_barrier` takes at most.
         last_call_timeout: seconds that others may still join once the fewest have.
@@ -81,6 +82,8 @@ class EtcdRendezvous(Endings):
         recovery_call_timeout: float | None = None,
         expected_workers: int | None = None,
     ) -> None:
+        self._pid = os.getpid()
+        self._given_run_id = run_id
         paths = Paths.of(prefix, run_id)
         super().__init__(client, paths, num_min_workers, num_max_workers, timeout, notice_seconds)
         self._expected_workers = expected_workers
@@ -93,11 +96,13 @@ class EtcdRendezvous(Endings):
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
-            self.close()
+            if self._pid == os.getpid():  # in a fork all of it is the parent's
+                self.close()
 
     @property
     def run_id(self) -> str:
-        return self._run_id
+        """As it was given."""
+        return self._given_run_id
 
     def close(self) -> None:
         """End all threads and connections; our keys run out by themselves."""

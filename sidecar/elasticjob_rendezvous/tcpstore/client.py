@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -64,7 +65,7 @@ class TCPStore:
     """A client. Its methods are those of `torch.distributed.TCPStore`; from any thread.
 
     One call at a time: who waits for a key holds up all others, so give who must not be
-    held up a client of its own.
+    held up a client of its own. A process that was forked makes a connection of its own.
 
     Args:
         host, port: where the server is; the name is looked up for every connection.
@@ -78,6 +79,7 @@ class TCPStore:
         self.host, self.port = host, port
         self._timeout = timeout
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._closed = False
         self.connections = 0
@@ -91,6 +93,7 @@ class TCPStore:
     @property
     def connected(self) -> bool:
         """Whether there is a connection that is good as far as we know."""
+        self._disown()
         if not self._lock.acquire(blocking=False):
             return self._socket is not None
         try:
@@ -103,6 +106,7 @@ class TCPStore:
 
     def close(self) -> None:
         """Let the server know that we are gone; a call under way fails."""
+        self._disown()
         self._closed = True
         self._drop()
 
@@ -218,6 +222,7 @@ class TCPStore:
 
     def _call(self, ask: Callable[[_Wire], T]) -> T:
         """One exchange. One that broke is not made again: it may have been taken."""
+        self._disown()
         with self._lock:
             with self._explained("reached"):
                 wire = _Wire(self._held() or self._connected())
@@ -285,6 +290,15 @@ class TCPStore:
         self._socket = made
         self.connections += 1
         return made
+
+    def _disown(self) -> None:
+        """In a process that was forked: leave the connection to the parent, whose it is."""
+        if self._pid == os.getpid():
+            return
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        held, self._socket = self._socket, None
+        if held is not None:
+            held.close()
 
     def _drop(self) -> None:
         held, self._socket = self._socket, None

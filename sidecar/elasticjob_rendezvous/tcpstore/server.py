@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Hashable, Iterable
 
 from elasticjob_rendezvous.tcpstore.memory import Memory
@@ -43,7 +45,7 @@ HELLO_SECONDS = 30.0
 
 
 class TCPStoreServer:
-    """Serves at an address from its making until `close`.
+    """Serves at an address from its making until `close`, or until nobody has it any more.
 
     Args:
         host: the address to listen at; "" is all of this machine's.
@@ -54,8 +56,32 @@ class TCPStoreServer:
     """
 
     def __init__(self, host: str = "", port: int = 0) -> None:
+        self._serving = _Serving(host, port)
+        self.port = self._serving.port
+        weakref.finalize(self, self._serving.end).atexit = False
+
+    @property
+    def waiting(self) -> int:
+        """How many clients wait for keys."""
+        return self._serving.waiting
+
+    def drained(self, timeout_seconds: float) -> bool:
+        """Wait until no client is connected any more; false after the time."""
+        return self._serving.drained(timeout_seconds)
+
+    def close(self) -> None:
+        """End it: connections break and the keys are gone. Safe to call again."""
+        self._serving.end()
+        self._serving.join(CLOSE_SECONDS)
+
+
+class _Serving:
+    """The server itself. Its thread has it, and so it would never be collected."""
+
+    def __init__(self, host: str, port: int) -> None:
         self._listener = _listener(host, port)
         self.port: int = self._listener.getsockname()[1]
+        self._pid = os.getpid()
         self._memory = Memory()
         self._clients: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,20 +99,22 @@ class TCPStoreServer:
 
     @property
     def waiting(self) -> int:
-        """How many clients wait for keys."""
         return self._memory.waiting
 
     def drained(self, timeout_seconds: float) -> bool:
-        """Wait until no client is connected any more; false after the time."""
         return self._empty.wait(timeout_seconds)
 
-    def close(self) -> None:
-        """End it: connections break and the keys are gone. Safe to call again."""
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def end(self) -> None:
+        """Let the thread end, without waiting for it; nothing in a process that was forked."""
+        if self._pid != os.getpid():
+            return
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 loop.call_soon_threadsafe(stop.set)
-        self._thread.join(CLOSE_SECONDS)
 
     def _run(self, serving: threading.Event) -> None:
         asyncio.run(self._serve(serving))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,7 @@ _ERRORS = {
     api.RendezvousConnectionError: torch_rendezvous.RendezvousConnectionError,
     api.RendezvousStateError: torch_rendezvous.RendezvousStateError,
     api.RendezvousGracefulExitError: torch_rendezvous.RendezvousGracefulExitError,
+    api.RendezvousError: torch_rendezvous.RendezvousError,
 }
 
 
@@ -67,7 +69,9 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
     def __init__(self, ours: etcd_handler.EtcdV3RendezvousHandler) -> None:
         self._ours = ours
         self._killer = WorkerKiller(ours.get_run_id())
-        atexit.register(ours.shutdown)
+        self._shutdown = weakref.finalize(self, ours.shutdown)
+        self._shutdown.atexit = False  # that would be too late: `atexit` goes backwards
+        atexit.register(self._shutdown)
 
     def get_backend(self) -> str:
         return BACKEND
@@ -113,7 +117,8 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
 
     def shutdown(self) -> bool:
         self._killer.call_off()
-        atexit.unregister(self._ours.shutdown)
+        self._shutdown.detach()
+        atexit.unregister(self._shutdown)
         return self._ours.shutdown()
 
 
@@ -133,4 +138,9 @@ def _torch_errors() -> Iterator[None]:
     try:
         yield
     except api.RendezvousError as error:
-        raise _ERRORS[type(error)](str(error)) from error
+        raise _torchs(error)(str(error)) from error
+
+
+def _torchs(error: api.RendezvousError) -> Any:
+    """torch's class of that name, or of the nearest base that torch has."""
+    return next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)

@@ -59,6 +59,18 @@ def test_torchruns_options_become_settings(tmp_path: Path) -> None:
     assert (bounds.keep_alive_seconds, bounds.max_restarts) == (2, 3)
 
 
+@pytest.mark.parametrize("run_id", ["a b", "run 7 of x.y-z", "7"])
+def test_run_ids_may_have_spaces(run_id: str) -> None:
+    settings = plain_agent(replace(OPTIONS, rdzv_id=run_id)).settings
+    assert (settings.run_id, settings.rendezvous_id) == (run_id, run_id)
+
+
+@pytest.mark.parametrize("run_id", [" a", "a ", "a\tb", "a/b", "x" * 254])
+def test_run_ids_that_are_none_are_refused(run_id: str) -> None:
+    with pytest.raises(SettingsError, match="--rdzv-id must be letters, digits, spaces"):
+        plain_agent(replace(OPTIONS, rdzv_id=run_id))
+
+
 def test_agents_of_one_run_share_a_key_and_others_do_not() -> None:
     keys = [
         plain_agent(replace(OPTIONS, rdzv_id=run_id, name=name)).settings.job_key

@@ -1,74 +1,39 @@
-"""Which signals are heard, and what they do before and after that."""
+"""The signals at which an agent ends its workers and leaves."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from collections.abc import Iterator
+import logging
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, Signals
 
 import pytest
 
-from elasticjob_agent.signals import SIGNALS, Signals, heeded
+from elasticjob_agent.settings import signals_to_handle
+from elasticjob_agent.signals import handled
+
+VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
-
-
-def test_each_is_heard_and_its_own_handler_comes_back() -> None:
-    async def listen() -> list[signal.Signals]:
-        heard: asyncio.Queue[signal.Signals] = asyncio.Queue()
-        with heeded(heard.put_nowait):
-            for signum in SIGNALS:
-                os.kill(os.getpid(), signum)
-            async with asyncio.timeout(10):
-                return [await heard.get() for _ in SIGNALS]
-
-    def own(*_: object) -> None:
-        raise AssertionError("not while they are heeded")
-
-    signal.signal(signal.SIGTERM, own)
-    assert set(asyncio.run(listen())) == set(SIGNALS)
-    assert signal.getsignal(signal.SIGTERM) is own
-
-
-def test_a_process_that_only_ends_hears_none() -> None:
-    async def end() -> None:
-        with heeded(lambda _: None, to_the_end=True):
-            pass
-        for signum in SIGNALS:
-            assert signal.getsignal(signum) == signal.SIG_IGN
-
-    asyncio.run(end())
-
-
-def test_nohup_is_heeded() -> None:
-    async def look() -> None:
-        with heeded(lambda _: None):
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-            assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
-
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    asyncio.run(look())
-
-
-def test_a_second_ctrl_c_is_a_hurry_also_within_itself() -> None:
-    async def listen() -> tuple[list[tuple[str, bool]], signal.Signals | None]:
-        asked: list[tuple[str, bool]] = []
-        signals = Signals(lambda name, hurry: asked.append((name, hurry)))
-        with signals.heeded():
-            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
-                with signals.heeded():
-                    os.kill(os.getpid(), signum)
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-        return asked, signals.last
-
-    asked, last = asyncio.run(listen())
-    assert asked == [("SIGTERM", False), ("SIGINT", False), ("SIGINT", True)]
-    assert last is signal.SIGINT
+@pytest.mark.parametrize(
+    ("names", "expected", "warned"),
+    [
+        (None, [SIGTERM, SIGINT, SIGHUP, SIGQUIT], 0),
+        ("SIGUSR1", [SIGUSR1], 0),
+        (" SIGUSR1 ,SIGUSR2", [SIGUSR1, SIGUSR2], 0),
+        ("SIGTERM,SIGNO,SIGKILL,SIG_IGN,sigint", [SIGTERM], 4),
+        ("", [], 1),
+    ],
+)
+def test_signals_are_those_of_the_variable(
+    names: str | None,
+    expected: list[Signals],
+    warned: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if names is not None:
+        monkeypatch.setenv(VARIABLE, names)
+    with caplog.at_level(logging.WARNING, "elasticjob.agent"):
+        logging.getLogger("elasticjob").propagate = True
+        assert handled(signals_to_handle()) == expected
+    assert len(caplog.records) == warned

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elasticjob_rendezvous.core.typed import echoed
 
 DEFAULT_PREFIX = "/torchelastic/p2p"
-_UNSAFE = re.compile(r"[?#%\s]")
+_UNSAFE = re.compile(r"[?#%]|[^\S ]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,22 @@ class Paths:
     run_id: str
 
     @staticmethod
-    def of(prefix: str, run_id: str) -> Paths:
-        """Raises ValueError for a name that does not survive being part of a URL."""
+    def of(prefix: str, run_id: object) -> Paths:
+        """The paths of a run, whose id may be a number.
+
+        Raises ValueError for a name that does not survive being part of a URL.
+        """
+        run_id = "" if run_id is None else str(run_id)
         if not run_id or _UNSAFE.search(run_id):
-            raise ValueError(f"the run id must be set, without spaces and ?#%: {echoed(run_id)}")
+            raise ValueError(
+                "the run id must be set, without ?#% and white space but the space itself: "
+                f"{echoed(run_id)}"
+            )
         if _UNSAFE.search(prefix):
-            raise ValueError(f"the etcd prefix must be without spaces and ?#%: {echoed(prefix)}")
+            raise ValueError(
+                "the etcd prefix must be without ?#% and white space but the space itself: "
+                f"{echoed(prefix)}"
+            )
         inner = prefix.strip("/")
         return Paths(f"/{inner}/" if inner else "/", run_id)
 

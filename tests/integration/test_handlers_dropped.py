@@ -1,0 +1,97 @@
+"""Handlers without `shutdown`: what a dropped one leaves, and what a forked child has of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.etcd_server import EtcdServer
+
+SECONDS = 180.0
+BACKENDS = {
+    "ours": ("c10d", "file", "etcd-v2", "etcd", "elasticjob"),
+    "torchs": ("c10d", "file", "etcd-v2"),
+}
+CASES = [
+    f"{who}-{backend}-{rounds}"
+    for who, backends in BACKENDS.items()
+    for backend in backends
+    for rounds in (0, 2)
+]
+REFUSED = (
+    "next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed", "is_registered", "new",
+    "directed", "new after its shutdown",
+)  # fmt: skip
+
+
+def reports(module: str, *arguments: str) -> dict[str, Any]:
+    """What a program of ours printed, by the name of each case."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        (sys.executable, "-m", f"tests.integration.{module}", *arguments),
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {found.pop("name"): found for found in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    folder = tmp_path_factory.mktemp("etcd-v2")
+    server = EtcdServer(folder, "3.4", arguments=("--enable-v2",))
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def dropped(v2: EtcdServer, newest_etcd: EtcdServer) -> dict[str, Any]:
+    return reports("dropped_handlers", f"127.0.0.1:{v2.port}", newest_etcd.url)
+
+
+@pytest.fixture(scope="module")
+def forked(newest_etcd: EtcdServer) -> dict[str, Any]:
+    return reports("forked_handlers", newest_etcd.url)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_dropped_handler_goes_with_its_last_reference(dropped: dict[str, Any], case: str) -> None:
+    found = dropped[case]
+    assert found["worked"], "there was no thread to end"
+    assert (found["gone"], found["threads"], found["ports"]) == (True, True, True)
+    assert found["child"] == 0
+
+
+def test_child_forked_before_the_first_use_has_a_rendezvous(forked: dict[str, Any]) -> None:
+    assert forked["before"] == {"said": "(0, True)", "code": 0}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_child_forked_after_the_first_use_gets_an_error(forked: dict[str, Any], call: str) -> None:
+    found = forked[call]
+    assert found["said"].startswith("RendezvousUnsupportedError: process ")
+    assert "gRPC does not work after a fork" in found["said"]
+    assert found["code"] == 0
+
+
+def test_child_that_asks_nothing_ends_as_ever(forked: dict[str, Any]) -> None:
+    assert forked["nothing"] == {"said": "None", "code": 0}
+    assert forked["get_run_id"] == {"said": "'used'", "code": 0}
+    assert forked["shutdown"] == {"said": "False", "code": 0}
+    assert forked["after its shutdown"] == {"said": "None", "code": 0}
+
+
+def test_parent_goes_on_after_its_children(forked: dict[str, Any]) -> None:
+    assert forked["parent"]["said"] == "(0, False)"
+    assert forked["again"]["said"] == "(2, True)"
