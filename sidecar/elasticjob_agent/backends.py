@@ -5,6 +5,7 @@ Each imports only what it needs. What they can and cannot do: `docs/backends.md`
 
 from __future__ import annotations
 
+import copy
 import logging
 from datetime import timedelta
 from functools import partial
@@ -19,6 +20,8 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.store_trouble import endpoints_text
+from elasticjob_rendezvous.store_monitor import StoreProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -27,6 +30,7 @@ HOST_PATIENCE_SECONDS = 10.0
 """How long the host of a c10d store stays for the others to have seen the end."""
 BEATS = 3
 """Heartbeats in the time after which a silent node is lost."""
+PROBE_READ_SECONDS = 1
 LEAST_CALL_SECONDS = 2.0
 """Nodes look at the shared state about once a second: who stopped must have time to come back."""
 
@@ -94,10 +98,23 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
         bounds.join_timeout_seconds,
         first_round=1,
         connect_seconds=tuning.connect_seconds,
+        probe=_probe_v2(parameters),
     )
 
 
+def _probe_v2(parameters: RendezvousParameters) -> StoreProbe:
+    from elasticjob_rendezvous.etcd_v2 import probe
+    from elasticjob_rendezvous.etcd_v2.client import create_client
+
+    folder = str(parameters.config["etcd_prefix"]).rstrip("/")
+    quick = copy.copy(parameters)
+    quick.config = {**parameters.config, "read_timeout": PROBE_READ_SECONDS}
+    ask = probe.EtcdV2Probe(lambda: create_client(quick), folder)
+    return StoreProbe(probe.STORE, endpoints_text(tuple(parameters.endpoint.split(","))), ask)
+
+
 def _c10d(settings: AgentSettings) -> PersistentHandler:
+    from elasticjob_rendezvous.c10d.probe import STORE, C10dProbe
     from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint
 
     if len(settings.etcd.endpoints) != 1:
@@ -106,6 +123,7 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
         )
     host, port = parse_endpoint(settings.etcd.endpoints[0].rpartition("://")[2], 0)
     made = _C10d(settings, host, port)
+    ask = C10dProbe(host, port)
     return PersistentHandler(
         made.handler,
         settings.backend,
@@ -115,6 +133,7 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
         host_stays=settings.hosts_store is not None,
         connect_seconds=settings.tuning.connect_seconds,
         read_seconds=settings.tuning.read_seconds,
+        probe=StoreProbe(STORE, endpoints_text((settings.etcd.endpoints[0],)), ask),
     )
 
 

@@ -182,6 +182,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._endpoints)
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(endpoint.url for endpoint in self._endpoints)
+
     def current(self) -> Link:
         endpoint = self._endpoints[self._index]
         if self._closed:

@@ -76,6 +76,7 @@ class _Call:
     operation: str
     repeatable: bool
     deadline: float
+    once: bool = False
     sent: bool = False
     refreshed: bool = False
     overtaken: int = 0
@@ -94,10 +95,22 @@ class Transport:
         self.timeout_seconds = timeout_seconds
         self._random = random
 
-    async def call(self, operation: str, send: Send[Reply], *, repeatable: bool = True) -> Reply:
-        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`."""
+    async def call(
+        self,
+        operation: str,
+        send: Send[Reply],
+        *,
+        repeatable: bool = True,
+        timeout_seconds: float | None = None,
+        once: bool = False,
+    ) -> Reply:
+        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`.
+
+        `once`: each endpoint is asked at most once.
+        """
         loop = asyncio.get_running_loop()
-        call = _Call(operation, repeatable, loop.time() + self.timeout_seconds)
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        call = _Call(operation, repeatable, loop.time() + seconds, once)
         while True:
             link = self.links.current()
             try:
@@ -144,6 +157,8 @@ class Transport:
             call.failures += 1
             await self.links.failed(link)
         rounds, place_in_round = divmod(call.failures, len(self.links))
+        if place_in_round == 0 and call.once:
+            raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if kind is not Unavailable and (kind is not NotEtcd or place_in_round == 0):
             raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if place_in_round:

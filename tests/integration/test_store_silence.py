@@ -1,0 +1,262 @@
+"""An etcd that is away or refuses writes is named by every agent: soon, in its words, once.
+
+Each test has one server and one gang, and goes through all that can happen to both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elasticjob_rendezvous.core.kv import Put
+from elasticjob_rendezvous.core.store_health import SPARING_SECONDS
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import EtcdError
+from tests.integration.agent_rig import TORCHS, Gang, until
+from tests.integration.conftest import StartEtcd
+from tests.integration.etcd_server import VERSIONS, EtcdCluster, EtcdServer, Ports
+from tests.integration.launcher_rig import mark
+
+__all__ = ["mark"]
+
+StartCluster = Callable[..., EtcdCluster]
+
+NAMED_SECONDS = 3.0
+SLOW_SECONDS = 2.0
+"""More for the polling of logs on a machine that is busy with other tests."""
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+REFUSES = "refuses writes: "
+AWAY = "cannot be reached: "
+ACCEPTS = "accepts writes again after "
+ANSWERS = "answers again after "
+STUCK = "waiting: etcd refuses writes: no round can form until it accepts them"
+QUOTA_BYTES = 4 * 1024 * 1024
+CHEAP = "--bcrypt-cost=4"
+CONF = "last_call_timeout=0.5,settle=0.3,confirm=2,stop_grace=3"
+
+
+@pytest.fixture
+def folder(mark: str, tmp_path: Path) -> Path:
+    return tmp_path
+
+
+class Silence:
+    """A gang of two, and what its agents have said so far."""
+
+    def __init__(
+        self, folder: Path, etcd: EtcdServer, lease: int, *options: str, conf: str = ""
+    ) -> None:
+        self.gang = Gang(folder, etcd)
+        conf = f"{CONF},keep_alive_seconds={lease}{conf}" if lease else TORCHS
+        for _ in range(2):
+            self.gang.agent("2:2", *options, conf=conf)
+        self.workers = self.gang.started(1, 2)
+        self.read = {agent.name: 0 for agent in self.gang.agents}
+
+    def forget(self) -> None:
+        """Look only at what is said from now on."""
+        self.read = {agent.name: len(agent.output()) for agent in self.gang.agents}
+
+    def said(self) -> list[str]:
+        """The lines of each agent since `forget`."""
+        agents = (agent for agent in self.gang.agents if agent.name in self.read)
+        return [agent.output()[self.read[agent.name] :] for agent in agents]
+
+    def all_say(self, text: str, since: float, seconds: float = NAMED_SECONDS) -> None:
+        """Every agent says that text, within so many seconds of `since`."""
+        limit = since + seconds + SLOW_SECONDS - time.monotonic()
+        try:
+            until(lambda: all(text in said for said in self.said()), repr(text), limit)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.gang.outputs()}") from error
+
+    def said_once(self, *texts: str) -> None:
+        for text in texts:
+            for said in self.said():
+                lines = [line for line in said.splitlines() if text in line]
+                assert len(lines) == 1, f"{text!r}: {lines}\n{said}"
+
+    def train_on(self) -> None:
+        for worker in self.workers:
+            self.gang.stepping(worker)
+
+    def close(self) -> None:
+        self.gang.close()
+
+
+def fill(etcd: EtcdServer, prefix: str) -> None:
+    """Write until the quota refuses."""
+
+    async def main() -> None:
+        async with Client([etcd.url]) as client:
+            with pytest.raises(EtcdError, match=NO_SPACE):
+                for number in range(64):
+                    await client.put(Put(f"{prefix}{number}", b"x" * 1024 * 256))
+
+    asyncio.run(main())
+
+
+def empty(etcd: EtcdServer, prefix: str) -> None:
+    """What etcd's documentation tells to do: delete, compact, defragment, disarm."""
+    etcd.ctl("del", "--prefix", prefix)
+    revision = int(etcd.ctl("get", "nothing", "-w", "fields").split('"Revision" : ')[1].split()[0])
+    etcd.ctl("compact", str(revision))
+    etcd.ctl("defrag")
+    etcd.ctl("alarm", "disarm")
+
+
+@pytest.fixture
+def silences(folder: Path) -> Iterator[list[Silence]]:
+    made: list[Silence] = []
+    yield made
+    for silence in made:
+        silence.close()
+
+
+@pytest.mark.parametrize(("version", "lease"), list(zip(VERSIONS, (3, 5, 3, 5), strict=True)))
+def test_a_full_etcd_then_a_silent_one_then_none_is_named_once_by_every_agent(
+    folder: Path, start_etcd: StartEtcd, silences: list[Silence], version: str, lease: int
+) -> None:
+    etcd = start_etcd(version, arguments=[f"--quota-backend-bytes={QUOTA_BYTES}"])
+    silence = Silence(folder, etcd, lease)
+    silences.append(silence)
+    gang = silence.gang
+
+    etcd.pause()
+    silence.all_say(AWAY, time.monotonic())
+    silence.train_on()
+    etcd.resume()
+    silence.all_say(ANSWERS, time.monotonic())
+    silence.said_once(AWAY, ANSWERS)
+    silence.train_on()
+
+    silence.forget()
+    etcd.kill()
+    silence.all_say(AWAY, time.monotonic())
+    silence.all_say("Connection refused", time.monotonic())
+    silence.train_on()
+    etcd.start()
+    silence.all_say(ANSWERS, time.monotonic())
+    silence.said_once(AWAY, ANSWERS)
+    silence.train_on()
+
+    silence.forget()
+    fill(etcd, "/waste/")
+    silence.all_say(f"etcd at 127.0.0.1:{etcd.port} {REFUSES}{NO_SPACE}", time.monotonic())
+    silence.train_on()
+    gang.fail(1)
+    until(lambda: any(STUCK in said for said in silence.said()), repr(STUCK))
+    empty(etcd, "/waste/")
+    silence.all_say(ACCEPTS, time.monotonic())
+    gang.started(2, 2)
+    silence.said_once(NO_SPACE, ACCEPTS)
+    assert not any("waiting: round 1 is final" in said for said in silence.said())
+    gang.finish()
+    for agent in gang.agents:
+        assert agent.wait() == 0, gang.outputs()
+
+
+@pytest.mark.parametrize(
+    ("version", "lease"), [(VERSIONS[0], 5), (VERSIONS[1], 3), (VERSIONS[3], 5)]
+)
+def test_rights_taken_from_a_running_gang_are_named_once_by_every_agent(
+    folder: Path, start_etcd: StartEtcd, silences: list[Silence], version: str, lease: int
+) -> None:
+    etcd = start_etcd(version, arguments=[CHEAP])
+    root = "root:secret"
+    etcd.ctl("user", "add", root)
+    etcd.ctl("user", "grant-role", "root", "root")
+    etcd.ctl("role", "add", "job")
+    etcd.ctl("role", "grant-permission", "--prefix", "job", "readwrite", "/elasticjob/")
+    etcd.ctl("user", "add", "job:word")
+    etcd.ctl("user", "grant-role", "job", "job")
+    etcd.ctl("auth", "enable")
+    silence = Silence(folder, etcd, lease, conf=",user=job,password=word")
+    silences.append(silence)
+
+    etcd.ctl("role", "revoke-permission", "--prefix", "job", "/elasticjob/", user=root)
+    etcd.ctl("role", "grant-permission", "--prefix", "job", "read", "/elasticjob/", user=root)
+    denied = f"{REFUSES}etcdserver: permission denied"
+    silence.all_say(denied, time.monotonic())
+    silence.train_on()
+    etcd.ctl("role", "grant-permission", "--prefix", "job", "readwrite", "/elasticjob/", user=root)
+    silence.all_say(ACCEPTS, time.monotonic())
+    silence.said_once(denied, ACCEPTS)
+
+    silence.forget()
+    etcd.ctl("user", "delete", "job", user=root)
+    failed = f"{REFUSES}etcdserver: authentication failed"
+    silence.all_say(failed, time.monotonic())
+    silence.train_on()
+    etcd.ctl("user", "add", "job:word", user=root)
+    etcd.ctl("user", "grant-role", "job", "job", user=root)
+    silence.all_say(ACCEPTS, time.monotonic(), SPARING_SECONDS + NAMED_SECONDS)
+    silence.said_once(failed, ACCEPTS)
+    silence.gang.finish()
+    for agent in silence.gang.agents:
+        assert agent.wait() == 0, silence.gang.outputs()
+
+
+def test_an_etcd_without_a_leader_says_so(
+    folder: Path, start_cluster: StartCluster, silences: list[Silence]
+) -> None:
+    cluster = start_cluster()
+    silence = Silence(folder, cluster.members[0], 3)
+    silences.append(silence)
+    for member in cluster.members[1:]:
+        member.kill()
+    silence.all_say(f"{REFUSES}etcdserver: no leader", time.monotonic())
+    silence.train_on()
+    cluster.members[1].start()
+    silence.all_say(ACCEPTS, time.monotonic())
+    silence.gang.finish()
+    for agent in silence.gang.agents:
+        assert agent.wait() == 0, silence.gang.outputs()
+
+
+def test_the_v2_api_that_is_away_is_named_once_by_every_agent(
+    folder: Path, start_etcd: StartEtcd, silences: list[Silence]
+) -> None:
+    etcd = start_etcd("3.5", arguments=["--enable-v2"])
+    options = "--rdzv-backend=etcd-v2", "--local-addr=127.0.0.1"
+    silence = Silence(folder, etcd, 0, *options)
+    silences.append(silence)
+    for away, back in ((etcd.pause, etcd.resume), (etcd.kill, etcd.start)):
+        silence.forget()
+        away()
+        silence.all_say(f"etcd at 127.0.0.1:{etcd.port} {AWAY}", time.monotonic())
+        silence.train_on()
+        back()
+        silence.all_say(ANSWERS, time.monotonic())
+        silence.said_once(AWAY, ANSWERS)
+        assert not any("does not answer" in said for said in silence.said())
+    silence.gang.finish()
+    for agent in silence.gang.agents:
+        assert agent.wait() == 0, silence.gang.outputs()
+
+
+def test_a_c10d_store_whose_host_is_away_is_named_once_by_every_other_agent(
+    newest_etcd: EtcdServer, folder: Path, silences: list[Silence]
+) -> None:
+    held = Ports(1)
+    host, port = "127.0.0.1", held.numbers[0]
+    held.close()
+    silence = Silence(
+        folder, newest_etcd, 0, "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}"
+    )
+    silences.append(silence)
+    hosts = [agent for agent in silence.gang.agents if "hosts the c10d store" in agent.output()]
+    silence.read = {agent.name: 0 for agent in silence.gang.agents if agent not in hosts}
+    hosts[0].signal(signal.SIGSTOP)
+    silence.all_say(f"the c10d store at {host}:{port} {AWAY}", time.monotonic())
+    hosts[0].signal(signal.SIGCONT)
+    silence.all_say(ANSWERS, time.monotonic())
+    silence.said_once(AWAY, ANSWERS)
+    silence.gang.finish()
+    for agent in silence.gang.agents:
+        assert agent.wait() == 0, silence.gang.outputs()
