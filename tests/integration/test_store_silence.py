@@ -5,7 +5,6 @@ Each test has one server and one gang, and goes through all that can happen to b
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from elasticjob_rendezvous.core.kv import Put
 from elasticjob_rendezvous.core.store_health import SPARING_SECONDS
-from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.errors import EtcdError
 from tests.integration.agent_rig import TORCHS, Gang, until
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import VERSIONS, EtcdCluster, EtcdServer, Ports
 from tests.integration.launcher_rig import mark
+from tests.integration.store_trouble_rig import NO_SPACE, SMALL, empty, fill
 
 __all__ = ["mark"]
 
@@ -29,13 +26,11 @@ StartCluster = Callable[..., EtcdCluster]
 NAMED_SECONDS = 3.0
 SLOW_SECONDS = 2.0
 """More for the polling of logs on a machine that is busy with other tests."""
-NO_SPACE = "etcdserver: mvcc: database space exceeded"
 REFUSES = "refuses writes: "
 AWAY = "cannot be reached: "
 ACCEPTS = "accepts writes again after "
 ANSWERS = "answers again after "
 STUCK = "waiting: etcd refuses writes: no round can form until it accepts them"
-QUOTA_BYTES = 4 * 1024 * 1024
 CHEAP = "--bcrypt-cost=4"
 CONF = "last_call_timeout=0.5,settle=0.3,confirm=2,stop_grace=3"
 
@@ -89,27 +84,6 @@ class Silence:
         self.gang.close()
 
 
-def fill(etcd: EtcdServer, prefix: str) -> None:
-    """Write until the quota refuses."""
-
-    async def main() -> None:
-        async with Client([etcd.url]) as client:
-            with pytest.raises(EtcdError, match=NO_SPACE):
-                for number in range(64):
-                    await client.put(Put(f"{prefix}{number}", b"x" * 1024 * 256))
-
-    asyncio.run(main())
-
-
-def empty(etcd: EtcdServer, prefix: str) -> None:
-    """What etcd's documentation tells to do: delete, compact, defragment, disarm."""
-    etcd.ctl("del", "--prefix", prefix)
-    revision = int(etcd.ctl("get", "nothing", "-w", "fields").split('"Revision" : ')[1].split()[0])
-    etcd.ctl("compact", str(revision))
-    etcd.ctl("defrag")
-    etcd.ctl("alarm", "disarm")
-
-
 @pytest.fixture
 def silences(folder: Path) -> Iterator[list[Silence]]:
     made: list[Silence] = []
@@ -122,7 +96,7 @@ def silences(folder: Path) -> Iterator[list[Silence]]:
 def test_a_full_etcd_then_a_silent_one_then_none_is_named_once_by_every_agent(
     folder: Path, start_etcd: StartEtcd, silences: list[Silence], version: str, lease: int
 ) -> None:
-    etcd = start_etcd(version, arguments=[f"--quota-backend-bytes={QUOTA_BYTES}"])
+    etcd = start_etcd(version, arguments=[SMALL])
     silence = Silence(folder, etcd, lease)
     silences.append(silence)
     gang = silence.gang
@@ -146,12 +120,12 @@ def test_a_full_etcd_then_a_silent_one_then_none_is_named_once_by_every_agent(
     silence.train_on()
 
     silence.forget()
-    fill(etcd, "/waste/")
+    fill(etcd)
     silence.all_say(f"etcd at 127.0.0.1:{etcd.port} {REFUSES}{NO_SPACE}", time.monotonic())
     silence.train_on()
     gang.fail(1)
     until(lambda: any(STUCK in said for said in silence.said()), repr(STUCK))
-    empty(etcd, "/waste/")
+    empty(etcd)
     silence.all_say(ACCEPTS, time.monotonic())
     gang.started(2, 2)
     silence.said_once(NO_SPACE, ACCEPTS)

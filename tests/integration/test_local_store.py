@@ -1,0 +1,57 @@
+"""A local run whose rendezvous store is away: said once as it happens, and by every verb."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.integration.local_rig import LocalRig, rig, until
+
+__all__ = ["rig"]
+
+NAMED_SECONDS = 3.0
+SLOW_SECONDS = 4.0
+"""More for a machine that is busy with other tests; the agents' own 3 s are tested elsewhere."""
+
+
+def condition(rig: LocalRig) -> dict[str, str]:
+    found = rig.status().get("conditions") or ()
+    return next((one for one in found if one["type"] == "RendezvousUnavailable"), {})
+
+
+def frozen(rig: LocalRig, number: int, pid: int, store: str) -> str:
+    """A run whose store's process is stopped and goes on; returns what the run printed."""
+    runner = rig.runners[-1]
+    workers = rig.workers()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(
+            lambda: condition(rig).get("status") == "True",
+            "the trouble in the status",
+            NAMED_SECONDS + SLOW_SECONDS,
+        )
+        for verb in ("explain", "describe"):
+            said = rig.call(verb, "job").stdout
+            assert f"{store} at 127.0.0.1:" in said, said
+            assert "cannot be reached: " in said, said
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: condition(rig).get("status") == "False", "its end in the status")
+    until(lambda: len(rig.workers()) == 2, "both workers")
+    assert (rig.workers(), rig.round()) == (workers, number)
+    assert "cannot be reached" not in rig.call("explain", "job").stdout
+    rig.finish()
+    output, _ = runner.communicate(timeout=30)
+    assert runner.returncode == 0, output
+    began = [line for line in output.splitlines() if f"{store} at 127.0.0.1:" in line]
+    assert len(began) == 1, output
+    assert f"{store} can be used again after " in output
+    return output
+
+
+def test_an_etcd_that_is_silent(rig: LocalRig) -> None:
+    rig.start(rig.manifest(), "--plain")
+    number = rig.running(2)["rendezvous"]["round"]
+    until(lambda: len(rig.workers()) == 2, "two workers")
+    etcd = next(pid for pid, command in rig.processes().items() if "--data-dir" in command)
+    frozen(rig, number, etcd, "etcd")
