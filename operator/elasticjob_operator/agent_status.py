@@ -119,7 +119,8 @@ class AgentStatus:
     def trouble(self, uid: str) -> SeenTrouble | None:
         """Why agents of the job cannot use what keeps its rendezvous."""
         job = self._jobs.get(uid)
-        said = [] if job is None else self._believed(job)
+        there = set() if job is None else {agent.member for agent in job.asked.agents}
+        said = [] if job is None else [one for one in self._believed(job) if one.member in there]
         trouble = store_trouble(said)
         if trouble is None:
             return None
@@ -196,8 +197,9 @@ class AgentStatus:
         present = {agent.member for agent in job.asked.agents}
         found = None if job.asked.sampled else self._merged(job, present)
         view = None if found is None else rendezvous_view(found)
-        told = view, store_trouble(self._believed(job))
-        if told != job.told:
+        seen = self.trouble(job.uid)
+        told = view, None if seen is None else (seen.trouble.state, seen.trouble.text)
+        if told != (job.told or (None, None)):
             job.told = told
             self._changed(job.namespace, job.uid)
 

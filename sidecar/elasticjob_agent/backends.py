@@ -9,7 +9,7 @@ import copy
 import logging
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticjob_agent.api.persisting import PersistentHandler
 from elasticjob_agent.settings import AgentSettings, Backend, SettingsError
@@ -22,6 +22,9 @@ from elasticjob_rendezvous.api import (
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.store_trouble import endpoints_text
 from elasticjob_rendezvous.store_monitor import StoreProbe
+
+if TYPE_CHECKING:
+    from elasticjob_rendezvous.c10d.probe import C10dProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -122,8 +125,8 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
             "the rendezvous backend c10d has one endpoint: its store is on one host"
         )
     host, port = parse_endpoint(settings.etcd.endpoints[0].rpartition("://")[2], 0)
-    made = _C10d(settings, host, port)
     ask = C10dProbe(host, port)
+    made = _C10d(settings, host, port, ask)
     return PersistentHandler(
         made.handler,
         settings.backend,
@@ -140,11 +143,12 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
 class _C10d:
     """Hosts the store if that is this agent's part, and connects to it."""
 
-    def __init__(self, settings: AgentSettings, host: str, port: int) -> None:
+    def __init__(self, settings: AgentSettings, host: str, port: int, probe: C10dProbe) -> None:
         self._settings = settings
         self._host, self._port = host, port
         self._hosted: Any = None
         self._stores: list[Any] = []
+        self._probe = probe
 
     def handler(self) -> RendezvousHandler:
         from elasticjob_rendezvous.c10d import native
@@ -192,7 +196,7 @@ class _C10d:
         return None
 
     def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
-        for store in self._stores:
+        for store in (self._probe, *self._stores):
             store.close()
         if self._hosted is not None:
             self._hosted.close(patience_seconds)

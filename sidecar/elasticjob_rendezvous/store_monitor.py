@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.store_health import (
+    ANSWER_SECONDS,
     CONFIRM_SECONDS,
     PROBE_SECONDS,
     SPARING_SECONDS,
-    TOLERATED_SECONDS,
     Failed,
     StoreHealth,
 )
@@ -26,8 +26,8 @@ from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 
 log = logging.getLogger(__name__)
 
-STALLED_SECONDS = 0.5
-"""A probe that ended so long after its time says that this process stood still, and no more."""
+STALLED_SECONDS = 1.0
+"""A probe that ran out of time so long after it says that this process stood still, and no more."""
 
 Probe = Callable[[float], Awaitable[Failed | None]]
 """Asks the store once; None where it serves us. It is cancelled after the seconds that it gets."""
@@ -99,17 +99,18 @@ class StoreMonitor:
         began = system_clock()
         failure = await self._probed()
         now = system_clock()
-        late = now.now - began.now - TOLERATED_SECONDS
-        if failure is None or late < STALLED_SECONDS:
+        late = now.now - began.now - ANSWER_SECONDS
+        answered = failure is None or failure.state is StoreState.REFUSING
+        if answered or late < STALLED_SECONDS:
             self._take(failure, began, now)
         return failure
 
     async def _probed(self) -> Failed | None:
         try:
-            async with asyncio.timeout(TOLERATED_SECONDS):
-                return await self._probe(TOLERATED_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await self._probe(ANSWER_SECONDS)
         except TimeoutError:
-            return Failed(StoreState.UNREACHABLE, f"no answer within {TOLERATED_SECONDS:g} s")
+            return Failed(StoreState.UNREACHABLE, f"no answer within {ANSWER_SECONDS:g} s")
 
     def _take(self, failure: Failed | None, sent: Clock, now: Clock) -> None:
         before = self._health.trouble
@@ -123,8 +124,6 @@ class StoreMonitor:
             self._changed(self._health.trouble)
 
     def _pause_seconds(self, failure: Failed | None) -> float:
-        if failure is None:
-            return PROBE_SECONDS
-        if failure.costly and self._health.trouble is not None:
-            return SPARING_SECONDS
-        return CONFIRM_SECONDS
+        if failure is not None and self._health.trouble is None:
+            return CONFIRM_SECONDS
+        return SPARING_SECONDS if failure is not None and failure.costly else PROBE_SECONDS

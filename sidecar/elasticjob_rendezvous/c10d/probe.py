@@ -19,8 +19,11 @@ class C10dProbe:
         self._host = host
         self._port = port
         self._store: TCPStore | None = None
+        self._closed = False
 
     def __call__(self, seconds: float) -> Failed | None:
+        if self._closed:
+            return None
         try:
             if self._store is None:
                 self._store = TCPStore(self._host, self._port, timedelta(seconds=seconds / 2))
@@ -30,5 +33,7 @@ class C10dProbe:
         return None
 
     def close(self) -> None:
+        """Ask no more: whoever hosts the store waits until its clients have gone."""
+        self._closed = True
         if self._store is not None:
             self._store.close()

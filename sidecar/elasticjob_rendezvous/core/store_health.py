@@ -15,13 +15,16 @@ from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble, s
 
 PROBE_SECONDS = 0.75
 """Pause between two probes of a healthy store."""
-TOLERATED_SECONDS = 1.3
-"""Time for which a probe may stay unanswered, or fail, before anything is reported. Together with
-the pause it leaves the slowest machine most of a second of the 3 s in which a trouble is named."""
+ANSWER_SECONDS = 1.3
+"""Time that a probe may take."""
+TOLERATED_SECONDS = 1.2
+"""A trouble that is over so soon is not reported. Less than `ANSWER_SECONDS`: a store that does not
+answer one probe is in trouble. With the pause it leaves a slow machine most of a second of the 3 s
+in which a trouble is named."""
 CONFIRM_SECONDS = 0.25
-"""Pause between two probes while the store is in trouble."""
+"""Pause after a probe that failed, until the trouble is reported."""
 SPARING_SECONDS = 3.0
-"""The same while the store refuses the user: each attempt makes etcd hash a password."""
+"""Pause while the store refuses the user: each attempt makes etcd hash a password."""
 MOST_REASONS = 16
 """Distinct reasons of one trouble that are reported; a store that invents more is cut off."""
 CONSEQUENCE = "workers that run go on, and no round can change until it is over"

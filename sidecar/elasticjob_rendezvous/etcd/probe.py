@@ -45,21 +45,30 @@ class EtcdProbe:
         self._transport: Transport = client.transport
         self._txn = wire.txn_request(dry_write(prefix + KEY))
         self._members = members
-        self._failed = True
+        self._refusal: Failed | None = None
         self._wrote_at = float("-inf")
 
     async def __call__(self, seconds: float) -> Failed | None:
         """See `store_monitor.Probe`."""
+        now = time.monotonic()
+        if now < self._wrote_at + self._members() / WRITES_A_SECOND:
+            if self._refusal is not None:
+                return self._refusal  # as of the last write
+            try:
+                if not await self._alarmed(seconds):
+                    return None
+            except EtcdError as error:
+                return failure_of(error)
+        failure = await self._written(seconds)
+        if failure is None or failure.state is StoreState.REFUSING:
+            self._wrote_at, self._refusal = now, failure
+        return failure
+
+    async def _written(self, seconds: float) -> Failed | None:
         try:
-            now = time.monotonic()
-            due = self._wrote_at + self._members() / WRITES_A_SECOND
-            if self._failed or now >= due or await self._alarmed(seconds):
-                await self._write(seconds)
-                self._wrote_at = now
+            await self._write(seconds)
         except EtcdError as error:
-            self._failed = True
             return failure_of(error)
-        self._failed = False
         return None
 
     async def _write(self, seconds: float) -> None:
