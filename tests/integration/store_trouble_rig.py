@@ -15,25 +15,25 @@ _WASTE = "/waste/"
 _PIECES = 64
 
 
-def fill(etcd: EtcdServer) -> None:
+def fill(etcd: EtcdServer, user: str = "", password: str = "") -> None:
     """Write until the quota of `SMALL` refuses."""
-    assert NO_SPACE in asyncio.run(_refusal(etcd.url))
+
+    async def refusal() -> str:
+        async with Client([etcd.url], user=user or None, password=password) as client:
+            for number in range(_PIECES):
+                try:
+                    await client.put(Put(f"{_WASTE}{number}", b"x" * 1024 * 256))
+                except EtcdError as error:
+                    return str(error)
+        return "never refused"
+
+    assert NO_SPACE in asyncio.run(refusal())
 
 
-async def _refusal(url: str) -> str:
-    async with Client([url]) as client:
-        for number in range(_PIECES):
-            try:
-                await client.put(Put(f"{_WASTE}{number}", b"x" * 1024 * 256))
-            except EtcdError as error:
-                return str(error)
-    return "never refused"
-
-
-def empty(etcd: EtcdServer) -> None:
+def empty(etcd: EtcdServer, user: str | None = None) -> None:
     """Delete, compact, defragment, disarm."""
-    etcd.ctl("del", "--prefix", _WASTE)
-    fields = etcd.ctl("get", "nothing", "-w", "fields")
-    etcd.ctl("compact", fields.split('"Revision" : ')[1].split()[0])
-    etcd.ctl("defrag")
-    etcd.ctl("alarm", "disarm")
+    etcd.ctl("del", "--prefix", _WASTE, user=user)
+    fields = etcd.ctl("get", "nothing", "-w", "fields", user=user)
+    etcd.ctl("compact", fields.split('"Revision" : ')[1].split()[0], user=user)
+    etcd.ctl("defrag", user=user)
+    etcd.ctl("alarm", "disarm", user=user)
