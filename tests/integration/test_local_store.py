@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
+
+from tests.integration.etcd_server import binary
 from tests.integration.local_rig import LocalRig, rig, until
 
 __all__ = ["rig"]
@@ -49,8 +52,12 @@ def frozen(rig: LocalRig, number: int, pid: int, store: str) -> str:
     return output
 
 
-def test_an_etcd_that_is_silent(rig: LocalRig) -> None:
-    rig.start(rig.manifest(), "--plain")
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_an_etcd_that_is_silent(rig: LocalRig, backend: str) -> None:
+    if backend == "etcd-v2":
+        rig.env["PATH"] = f"{binary('3.5').parent}{os.pathsep}{rig.env['PATH']}"
+    rendezvous = {"backend": backend, "keepAliveSeconds": 3, "lastCallSeconds": 3}
+    rig.start(rig.manifest(rendezvous=rendezvous), "--plain")
     number = rig.running(2)["rendezvous"]["round"]
     until(lambda: len(rig.workers()) == 2, "two workers")
     etcd = next(pid for pid, command in rig.processes().items() if "--data-dir" in command)
