@@ -17,6 +17,7 @@ from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.store_health import (
     ANSWER_SECONDS,
     CONFIRM_SECONDS,
+    FIRST_SECONDS,
     PROBE_SECONDS,
     SPARING_SECONDS,
     Failed,
@@ -65,6 +66,8 @@ class StoreMonitor:
         probe: see `Probe`.
         changed: called with the new trouble when it began, changed or ended (None).
         say: where the lines go; the log by default.
+        pause: how long to wait after a probe of a healthy store.
+        written_at: when the store last took a write (monotonic), which is as good as a probe.
     """
 
     def __init__(
@@ -74,11 +77,15 @@ class StoreMonitor:
         probe: Probe,
         changed: Callable[[StoreTrouble | None], None] = lambda trouble: None,
         say: Callable[[Note], None] = to_log,
+        pause: Callable[[], float] = lambda: PROBE_SECONDS,
+        written_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
         self._health = StoreHealth(store, endpoint)
         self._probe = probe
         self._changed = changed
         self._say = say
+        self._pause = pause
+        self._written_at = written_at
 
     @property
     def trouble(self) -> StoreTrouble | None:
@@ -87,8 +94,12 @@ class StoreMonitor:
 
     async def run(self) -> None:
         """Probe until cancelled."""
+        await asyncio.sleep(FIRST_SECONDS)
         while True:
             failure = None
+            if not self._health.suspected and (spared := self._spared_seconds()) > 0:
+                await asyncio.sleep(spared)
+                continue
             try:
                 failure = await self._look()
             except Exception:  # the top loop: a defect here must end no training
@@ -104,6 +115,10 @@ class StoreMonitor:
         if answered or late < STALLED_SECONDS:
             self._take(failure, began, now)
         return failure
+
+    def _spared_seconds(self) -> float:
+        """How long no probe is needed, because of a write."""
+        return self._written_at() + self._pause() - time.monotonic()
 
     async def _probed(self) -> Failed | None:
         try:
@@ -126,4 +141,4 @@ class StoreMonitor:
     def _pause_seconds(self, failure: Failed | None) -> float:
         if failure is not None and self._health.trouble is None:
             return CONFIRM_SECONDS
-        return SPARING_SECONDS if failure is not None and failure.costly else PROBE_SECONDS
+        return SPARING_SECONDS if failure is not None and failure.costly else self._pause()

@@ -13,8 +13,12 @@ from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble, shortened
 
+FIRST_SECONDS = 1.5
+"""Pause before the first probe: who starts asks the store for other things first."""
 PROBE_SECONDS = 0.75
 """Pause between two probes of a healthy store."""
+LONGEST_PROBE_SECONDS = 1.5
+"""The same in a large gang."""
 ANSWER_SECONDS = 1.3
 """Time that a probe may take."""
 TOLERATED_SECONDS = 1.2

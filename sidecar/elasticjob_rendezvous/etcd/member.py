@@ -96,11 +96,14 @@ class RendezvousMember:
             self._run = asyncio.create_task(self._driver.run(), name="rendezvous")
             self._run.add_done_callback(lambda _: self._changed.set())
             stack.push_async_callback(_cancelled, self._run)
+            probe = EtcdProbe(client, config.prefix, self._members)
             self._monitor = StoreMonitor(
                 STORE,
                 endpoints_text(settings.endpoints),
-                EtcdProbe(client, config.prefix, self._members),
+                probe,
                 lambda trouble: self._post(StoreChanged(trouble)),
+                pause=lambda: probe.pause_seconds,
+                written_at=lambda: client.transport.written_at,
             )
             watching = asyncio.create_task(self._monitor.run(), name="store-monitor")
             stack.push_async_callback(_cancelled, watching)

@@ -16,7 +16,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pyetcd.etcdrpc import rpc_pb2
 
 from elasticjob_rendezvous.core.kv import Compare, Put, Range, Target, Txn
-from elasticjob_rendezvous.core.store_health import Failed
+from elasticjob_rendezvous.core.store_health import (
+    LONGEST_PROBE_SECONDS,
+    PROBE_SECONDS,
+    Failed,
+)
 from elasticjob_rendezvous.core.store_trouble import StoreState
 from elasticjob_rendezvous.etcd import wire
 from elasticjob_rendezvous.etcd.client import Client
@@ -26,8 +30,10 @@ from elasticjob_rendezvous.etcd.transport import Transport
 STORE = "etcd"
 KEY = "probe"
 """Below the prefix of who probes. It never exists."""
+PROBES_A_SECOND = 32
+"""Of the members of one gang together, while the pause is not the longest."""
 WRITES_A_SECOND = 50
-"""Of the members of one gang together."""
+"""Of the members of one gang together, however many they are."""
 _STATUS_ERRORS = 8
 """Field `errors` of a StatusResponse, newer than the generated messages: alarms, no leader."""
 _OWN_WORDS = "etcdserver: "
@@ -47,6 +53,12 @@ class EtcdProbe:
         self._members = members
         self._refusal: Failed | None = None
         self._wrote_at = float("-inf")
+
+    @property
+    def pause_seconds(self) -> float:
+        """The pause between two probes: longer in a large gang."""
+        seconds = self._members() / PROBES_A_SECOND
+        return min(max(PROBE_SECONDS, seconds), LONGEST_PROBE_SECONDS)
 
     async def __call__(self, seconds: float) -> Failed | None:
         """See `store_monitor.Probe`."""

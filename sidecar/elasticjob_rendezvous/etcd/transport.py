@@ -8,6 +8,7 @@ repeated: it ends in `Ambiguous`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -94,6 +95,8 @@ class Transport:
         self.token = token
         self.timeout_seconds = timeout_seconds
         self._random = random
+        self.written_at = float("-inf")
+        """When etcd last took a write; monotonic."""
 
     async def call(
         self,
@@ -140,7 +143,9 @@ class Transport:
             async with asyncio.timeout(share_seconds):
                 await link.settled()
         call.sent = True
-        return await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
+        reply = await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
+        self.written_at = time.monotonic()
+        return reply
 
     async def _delay_before_next(
         self, call: _Call, link: Link, failure: Failure, cause: BaseException
