@@ -13,18 +13,18 @@ from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble, shortened
 
-FIRST_SECONDS = 1.5
+FIRST_SECONDS = 1.2
 """Pause before the first probe: who starts asks the store for other things first."""
 PROBE_SECONDS = 0.75
 """Pause between two probes of a healthy store."""
-LONGEST_PROBE_SECONDS = 1.5
+LONGEST_PROBE_SECONDS = 1.2
 """The same in a large gang."""
-ANSWER_SECONDS = 1.3
+ANSWER_SECONDS = 1.5
 """Time that a probe may take."""
-TOLERATED_SECONDS = 1.2
+TOLERATED_SECONDS = 1.4
 """A trouble that is over so soon is not reported. Less than `ANSWER_SECONDS`: a store that does not
-answer one probe is in trouble. With the pause it leaves a slow machine most of a second of the 3 s
-in which a trouble is named."""
+answer one probe is in trouble. With the pause it leaves a slow machine half a second of the 3 s in
+which a trouble is named."""
 CONFIRM_SECONDS = 0.25
 """Pause after a probe that failed, until the trouble is reported."""
 SPARING_SECONDS = 3.0
