@@ -106,7 +106,7 @@ def test_what_only_agents_see_is_told_with_their_pods_names(
         wait_until(lambda: all(agent.asked for agent in answering), "a question each", SECONDS)
         answering[1].says = Served("etcd", answering[1].uid, {}, store=trouble)
         found = here.await_condition(KIND, "EtcdRefusesWrites")
-        assert found["message"] == f"etcd at etcd:2379 refuses writes: {text} (as job-1 reports)"
+        assert found["message"] == f"etcd at etcd:2379 refuses writes: {text} (reported by job-1)"
         answering[1].says = Served("etcd", answering[1].uid, {})
         here.await_condition(KIND, "Available")
     agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))

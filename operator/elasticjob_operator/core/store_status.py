@@ -110,7 +110,7 @@ def _told_by(observed: Observed, seen: SeenTrouble) -> str:
     """Who says so, where it is not us and not all."""
     active = [pod for pod in observed.pods if pod.active]
     names = [pod.name for pod in active if pod.uid in seen.members]
-    return f" (as {named(names)} reports)" if names and len(names) < len(active) else ""
+    return f" (reported by {named(names)})" if names and len(names) < len(active) else ""
 
 
 def _remedy(one: Condition) -> Iterable[str]:

@@ -88,7 +88,7 @@ def test_pods_that_alone_see_it_are_named_and_a_sample_that_turns_changes_nothin
     uids = [pod.uid for pod in CALM.pods]
     first = after(seen(FULL, uids[0]))
     name = CALM.pods[0].name
-    assert condition(first).message == f"{FULL.sentence} (as {name} reports)"
+    assert condition(first).message == f"{FULL.sentence} (reported by {name})"
     assert after(seen(FULL, uids[1]), first, 5) == first
     assert condition(after(seen(FULL, *uids))).message == FULL.sentence
 
