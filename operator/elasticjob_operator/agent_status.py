@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from elasticjob_operator.core.mirrored import Records, records_of_agents, rendezvous_view
+from elasticjob_operator.core.observed import SeenTrouble
 from elasticjob_operator.core.sidecar import HEALTH_PORT
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
-from elasticjob_rendezvous.core.served import PATH, Served, headers, read
+from elasticjob_rendezvous.core.served import PATH, Served, headers, read, store_trouble
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ PODS_A_SECOND = 100
 ASK_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """An agent that has said nothing for so long is not believed any more."""
+SAMPLE = 4
+"""Agents of a job that are asked at once where etcd has its records."""
+SAMPLE_SECONDS = 2.0
 MOST_AT_ONCE = 64
 MOST_BYTES = 4 * 1024 * 1024
 NO_ANSWER = (
@@ -53,11 +57,15 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whom to ask of one incarnation of a job, and the key by which they know who asks."""
+    """Whom to ask of one incarnation of a job, and the key by which they know who asks.
+
+    `sampled`: etcd has the records; a few agents at a time are asked whether they can use it.
+    """
 
     prefix: str
     job_key: bytes
     agents: tuple[Agent, ...]
+    sampled: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +81,7 @@ class _Followed:
     reports: dict[str, tuple[float, Served]] = field(default_factory=dict)
     told: object = None
     complaint: str = ""
+    next_sample: int = 0
 
 
 class AgentStatus:
@@ -107,6 +116,16 @@ class AgentStatus:
         job.reports = {member: said for member, said in job.reports.items() if member in pods}
         return self._merged(job, pods)
 
+    def trouble(self, uid: str) -> SeenTrouble | None:
+        """Why agents of the job cannot use what keeps its rendezvous."""
+        job = self._jobs.get(uid)
+        there = set() if job is None else {agent.member for agent in job.asked.agents}
+        said = [] if job is None else [one for one in self._believed(job) if one.member in there]
+        trouble = store_trouble(said)
+        if trouble is None:
+            return None
+        return SeenTrouble(trouble, tuple(sorted(one.member for one in said if one.store)))
+
     def is_settling(self, uid: str) -> bool:
         """Whether its agents have not all been heard yet, but were not asked for long either.
 
@@ -125,7 +144,7 @@ class AgentStatus:
                 now = self._clock()
                 for job in self._jobs.values():
                     if job.asked.agents and job.due <= now and not job.busy:
-                        job.busy, job.began, job.due = True, now, now + _period_seconds(job)
+                        job.busy, job.began, job.due = True, now, now + self._period_seconds(job)
                         tasks.create_task(self._ask_all(job))
                 await self._pause()
 
@@ -142,7 +161,8 @@ class AgentStatus:
     async def _ask_all(self, job: _Followed) -> None:
         asked = job.asked
         try:
-            await asyncio.gather(*(self._ask(job, agent, asked.job_key) for agent in asked.agents))
+            some = _sample(job)
+            await asyncio.gather(*(self._ask(job, agent, asked.job_key) for agent in some))
             job.asked_all = True
             if self._jobs.get(job.uid) is job:
                 self._tell(job)
@@ -174,10 +194,13 @@ class AgentStatus:
 
     def _tell(self, job: _Followed) -> None:
         """Wake whoever looks at the job if it would see something else."""
-        found = self._merged(job, {agent.member for agent in job.asked.agents})
+        present = {agent.member for agent in job.asked.agents}
+        found = None if job.asked.sampled else self._merged(job, present)
         view = None if found is None else rendezvous_view(found)
-        if view != job.told:
-            job.told = view
+        seen = self.trouble(job.uid)
+        told = view, None if seen is None else (seen.trouble.state, seen.trouble.text)
+        if told != (job.told or (None, None)):
+            job.told = told
             self._changed(job.namespace, job.uid)
 
     def _merged(self, job: _Followed, pods: Collection[str]) -> Records | None:
@@ -186,12 +209,20 @@ class AgentStatus:
 
     def _believed(self, job: _Followed) -> list[Served]:
         """What was said lately; the last word of an agent that ended with its job stays."""
-        now = self._clock()
+        now, believed = self._clock(), SILENCE_SECONDS
+        if job.asked.sampled:
+            believed += self._period_seconds(job)
         return [
             said
             for at, said in job.reports.values()
-            if said.state == RoundState.CLOSED or now - at < SILENCE_SECONDS
+            if said.state == RoundState.CLOSED or now - at < believed
         ]
+
+    def _period_seconds(self, job: _Followed) -> float:
+        if job.asked.sampled:
+            sampled = sum(other.asked.sampled for other in self._jobs.values())
+            return max(SAMPLE_SECONDS, sampled * SAMPLE / PODS_A_SECOND)
+        return max(PERIOD_SECONDS, len(job.asked.agents) / PODS_A_SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +239,9 @@ class Agents:
 
     def is_settling(self, now: float) -> bool:
         return self.status.is_settling(self.uid)
+
+    def trouble_of(self, uid: str) -> SeenTrouble | None:
+        return self.status.trouble(uid)
 
     def follow(self, asked: Asked) -> None:
         self.status.follow(self.namespace, self.uid, asked)
@@ -253,5 +287,14 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def _period_seconds(job: _Followed) -> float:
-    return max(PERIOD_SECONDS, len(job.asked.agents) / PODS_A_SECOND)
+def _sample(job: _Followed) -> tuple[Agent, ...]:
+    """Whom to ask now: all, or of sampled ones the next few in turn, and who told of trouble."""
+    agents = job.asked.agents
+    if not job.asked.sampled or len(agents) <= SAMPLE:
+        return agents
+    first = job.next_sample % len(agents)
+    job.next_sample = first + SAMPLE
+    some = (agents + agents)[first : first + SAMPLE]
+    told = {member for member, (_, said) in job.reports.items() if said.store is not None}
+    again = [agent for agent in agents if agent.member in told and agent not in some]
+    return (*some, *again[:SAMPLE])

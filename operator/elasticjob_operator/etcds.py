@@ -12,21 +12,24 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from elasticjob_operator.agent_status import Agents, AgentStatus
+from elasticjob_operator.agent_status import Agents, AgentStatus, Asked
 from elasticjob_operator.claim import Claims
 from elasticjob_operator.core.mirrored import Records, job_of
-from elasticjob_operator.core.observed import Obstacle
+from elasticjob_operator.core.observed import Obstacle, SeenTrouble
 from elasticjob_operator.kube import SECRETS, Json, Kube, NotFound
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import Backend, ElasticJob
 from elasticjob_operator.settings import EtcdSettings
-from elasticjob_rendezvous.core.keys import cluster_key, job_prefix
+from elasticjob_rendezvous.core.keys import ROOT, cluster_key, job_prefix
+from elasticjob_rendezvous.core.store_trouble import endpoints_text
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.endpoints import Tls
+from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.users import Users
+from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +66,25 @@ class Etcd:
     stranger: str = ""
     """The identity of another cluster, when it is that one's."""
     held: dict[str, bytes] = field(default_factory=dict)
+    agents: AgentStatus | None = None
+    monitor: StoreMonitor | None = None
     tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def trouble_of(self, uid: str) -> SeenTrouble | None:
+        """Why it cannot be used, as we see it, or as agents of that job do."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return SeenTrouble(self.monitor.trouble)
+        return None if self.agents is None else self.agents.trouble(uid)
+
+    def follow(self, namespace: str, uid: str, asked: Asked) -> None:
+        """Ask some of these agents now and then whether they can use it."""
+        if self.agents is not None:
+            self.agents.follow(namespace, uid, replace(asked, sampled=True))
 
     def is_settling(self, now: float) -> bool:
         """Whether it cannot be read, but only for so short a time that it is not worth telling."""
+        if self.monitor is not None and self.monitor.trouble is not None:
+            return False
         if self.mirror.known:
             self.lost_at = None
             return False
@@ -239,12 +257,25 @@ class Etcds:
 
     def _start(self, etcd: Etcd) -> Etcd:
         self._stack.push_async_callback(etcd.client.aclose)
+        etcd.agents = self.agents
+        etcd.monitor = StoreMonitor(
+            STORE,
+            endpoints_text(tuple(etcd.client.endpoints)),
+            EtcdProbe(etcd.client, ROOT, lambda: 1),
+            lambda trouble: self._wake_all(etcd),
+        )
         etcd.tasks = (
             self._tasks.create_task(etcd.mirror.run()),
             self._tasks.create_task(self._follow(etcd.mirror)),
+            self._tasks.create_task(etcd.monitor.run()),
         )
         self._running += etcd.tasks
         return etcd
+
+    def _wake_all(self, etcd: Etcd) -> None:
+        """Have all jobs that have records there looked at."""
+        for namespace, uid in etcd.mirror.jobs():
+            self._changed(namespace, uid)
 
     async def _follow(self, mirror: Mirror) -> None:
         async for prefix in mirror.changes():

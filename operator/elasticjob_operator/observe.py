@@ -19,7 +19,7 @@ from elasticjob_operator.core.names import (
     secret_name,
     uid_selector,
 )
-from elasticjob_operator.core.observed import Observed, Pod
+from elasticjob_operator.core.observed import Observed, Pod, SeenTrouble
 from elasticjob_operator.core.podview import pod_of
 from elasticjob_operator.core.remembered import remembered
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
@@ -79,7 +79,11 @@ class Observer:
             memory.unlisted |= {raw["metadata"]["name"] for raw in more}
             own += more
         pods = await self._pods(job, memory, own)
-        seen = observed(memory, newest, found, pods)
+        if isinstance(etcd, Etcd) and memory.access is not None:
+            there = (raw for raw in own if incarnation_of(raw) == newest)
+            prefix = job_prefix(namespace, uid, newest)
+            etcd.follow(namespace, uid, Asked(prefix, memory.access.job_key, agents_of(there)))
+        seen = observed(memory, newest, found, pods, store_of(etcd, uid))
         if seen.rendezvous.readable:
             memory.goes_on = not seen.rendezvous.suspended
         return Sight(seen, known)
@@ -161,7 +165,11 @@ class Observer:
 
 
 def observed(
-    memory: JobMemory, incarnation: int, found: Records | None, pods: tuple[Pod, ...]
+    memory: JobMemory,
+    incarnation: int,
+    found: Records | None,
+    pods: tuple[Pod, ...],
+    store: SeenTrouble | None = None,
 ) -> Observed:
     """What was seen and what is remembered, as the plan takes it."""
     return Observed(
@@ -171,7 +179,13 @@ def observed(
         incarnation=incarnation,
         refusal=memory.refusal,
         foreign=frozenset(memory.foreign),
+        store=store,
     )
+
+
+def store_of(etcd: Etcd | Agents | None, uid: str) -> SeenTrouble | None:
+    """Why what keeps a job's rendezvous cannot be used, as we or its agents see it."""
+    return etcd.trouble_of(uid) if isinstance(etcd, Etcd | Agents) else None
 
 
 def observed_through_agents(
@@ -186,6 +200,7 @@ def observed_through_agents(
         incarnation=memory.incarnation or 1,
         refusal=memory.refusal,
         foreign=frozenset(memory.foreign),
+        store=store_of(agents, job.metadata.uid),
     )
 
 
@@ -217,7 +232,7 @@ def seen_again(
     found = None
     if etcd is not None:
         found = etcd.records(job.metadata.namespace, job.metadata.uid, incarnation)
-    return observed(memory, incarnation, found, pods)
+    return observed(memory, incarnation, found, pods, store_of(etcd, job.metadata.uid))
 
 
 def due_seconds(wake_at: datetime | None, now: datetime) -> float | None:

@@ -40,6 +40,7 @@ from elasticjob_agent.hands import Hands
 from elasticjob_agent.ports import PortHolder
 from elasticjob_agent.signals import Signals
 from elasticjob_agent.surroundings import Attendant, NodeSettings, Rendezvous
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -98,6 +99,12 @@ class Agent:
     def registered(self) -> bool:
         """Whether the rendezvous holds a lease for this node."""
         return self._rendezvous is not None and self._rendezvous.registered
+
+    @property
+    def trouble(self) -> StoreTrouble | None:
+        """Why what keeps the rendezvous cannot be used; None while it can, or nobody knows."""
+        found: StoreTrouble | None = getattr(self._rendezvous, "trouble", None)
+        return found
 
     def leave(self, reason: str, hurry: bool = False) -> None:
         """Ask this node to leave the job. Safe to call again; `hurry` forgoes all grace."""

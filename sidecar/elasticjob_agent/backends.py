@@ -5,10 +5,11 @@ Each imports only what it needs. What they can and cannot do: `docs/backends.md`
 
 from __future__ import annotations
 
+import copy
 import logging
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elasticjob_agent.api.persisting import PersistentHandler
 from elasticjob_agent.settings import AgentSettings, Backend, SettingsError
@@ -19,6 +20,11 @@ from elasticjob_rendezvous.api import (
     RendezvousStoreInfo,
 )
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.store_trouble import endpoints_text
+from elasticjob_rendezvous.store_monitor import StoreProbe
+
+if TYPE_CHECKING:
+    from elasticjob_rendezvous.c10d.probe import C10dProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -27,6 +33,7 @@ HOST_PATIENCE_SECONDS = 10.0
 """How long the host of a c10d store stays for the others to have seen the end."""
 BEATS = 3
 """Heartbeats in the time after which a silent node is lost."""
+PROBE_READ_SECONDS = 1
 LEAST_CALL_SECONDS = 2.0
 """Nodes look at the shared state about once a second: who stopped must have time to come back."""
 
@@ -94,10 +101,23 @@ def _etcd_v2(settings: AgentSettings) -> PersistentHandler:
         bounds.join_timeout_seconds,
         first_round=1,
         connect_seconds=tuning.connect_seconds,
+        probe=_probe_v2(parameters),
     )
 
 
+def _probe_v2(parameters: RendezvousParameters) -> StoreProbe:
+    from elasticjob_rendezvous.etcd_v2 import probe
+    from elasticjob_rendezvous.etcd_v2.client import create_client
+
+    folder = str(parameters.config["etcd_prefix"]).rstrip("/")
+    quick = copy.copy(parameters)
+    quick.config = {**parameters.config, "read_timeout": PROBE_READ_SECONDS}
+    ask = probe.EtcdV2Probe(lambda: create_client(quick), folder)
+    return StoreProbe(probe.STORE, endpoints_text(tuple(parameters.endpoint.split(","))), ask)
+
+
 def _c10d(settings: AgentSettings) -> PersistentHandler:
+    from elasticjob_rendezvous.c10d.probe import STORE, C10dProbe
     from elasticjob_rendezvous.dynamic.endpoint import parse_endpoint
 
     if len(settings.etcd.endpoints) != 1:
@@ -105,7 +125,8 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
             "the rendezvous backend c10d has one endpoint: its store is on one host"
         )
     host, port = parse_endpoint(settings.etcd.endpoints[0].rpartition("://")[2], 0)
-    made = _C10d(settings, host, port)
+    ask = C10dProbe(host, port)
+    made = _C10d(settings, host, port, ask)
     return PersistentHandler(
         made.handler,
         settings.backend,
@@ -115,17 +136,19 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
         host_stays=settings.hosts_store is not None,
         connect_seconds=settings.tuning.connect_seconds,
         read_seconds=settings.tuning.read_seconds,
+        probe=StoreProbe(STORE, endpoints_text((settings.etcd.endpoints[0],)), ask),
     )
 
 
 class _C10d:
     """Hosts the store if that is this agent's part, and connects to it."""
 
-    def __init__(self, settings: AgentSettings, host: str, port: int) -> None:
+    def __init__(self, settings: AgentSettings, host: str, port: int, probe: C10dProbe) -> None:
         self._settings = settings
         self._host, self._port = host, port
         self._hosted: Any = None
         self._stores: list[Any] = []
+        self._probe = probe
 
     def handler(self) -> RendezvousHandler:
         from elasticjob_rendezvous.c10d import native
@@ -173,7 +196,7 @@ class _C10d:
         return None
 
     def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
-        for store in self._stores:
+        for store in (self._probe, *self._stores):
             store.close()
         if self._hosted is not None:
             self._hosted.close(patience_seconds)

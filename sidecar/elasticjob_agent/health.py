@@ -3,8 +3,8 @@
 `GET /live`: the loop steps. `GET /ready`: the launcher is there and this node's
 key stands in etcd; not that a round is final. `GET /status`: both and the workers,
 as JSON. `POST /leave`, on the unix socket alone: this node is to go. `control` asks.
-`GET /rendezvous`, to who proves to have the job's key, and only where etcd v3 holds no records:
-what this agent can tell of them (`serving`).
+`GET /rendezvous`, to who proves to have the job's key: whether this agent can use what keeps the
+rendezvous and, where etcd v3 holds no records, what it can tell of them (`serving`).
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def status(agent: Agent) -> dict[str, object]:
         "baseRank": None if crew is None else crew.base_rank,
         "done": local.done,
         "leaving": local.leaving,
+        "store": None if agent.trouble is None else agent.trouble.document(),
     }
 
 

@@ -1,4 +1,4 @@
-"""What an agent without etcd v3 serves of its job at `GET /rendezvous`.
+"""What an agent serves of its job at `GET /rendezvous`; over etcd v3 that is no record.
 
 Keeps what `core.recorded` notes, in one place that the health server may ask, and stays a
 moment at the end so that how the job ended is read. The form: `elasticjob_rendezvous.core.served`.
@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from elasticjob_agent.core.following import Following
 from elasticjob_agent.core.recorded import Recorded, recorded, records
@@ -18,6 +19,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Identity
 from elasticjob_rendezvous.core.records import RoundState
 from elasticjob_rendezvous.core.served import SETUP, Served, proven, served, written
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 STAY_SECONDS = 10.0
 """How long the end waits to be read, where somebody has been reading."""
@@ -54,6 +56,8 @@ class Witness:
         self._state: Following | None = None
         self._asked_at = float("-inf")
         self._end_read = asyncio.Event()
+        self.trouble: Callable[[], StoreTrouble | None] = lambda: None
+        """Why what keeps the rendezvous cannot be used, if it cannot."""
 
     def stepped(self, before: Following, after: Following) -> None:
         """Take in a step of the agent's rendezvous."""
@@ -70,7 +74,7 @@ class Witness:
         self._asked_at = time.monotonic()
         if self._known.state is RoundState.CLOSED:
             self._end_read.set()
-        return json.dumps(written(self._told())).encode()
+        return json.dumps(written(replace(self._told(), store=self.trouble()))).encode()
 
     async def end_read(self) -> None:
         """Wait until the job's end was read, if it ended and if anybody reads."""

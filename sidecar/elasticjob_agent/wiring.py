@@ -140,7 +140,8 @@ def elastic_agent(
 
 
 def witness_of(settings: AgentSettings, session: str, handler: RendezvousHandler) -> Witness:
-    """Tells of a job whose records no etcd v3 holds."""
+    """Tells whether what keeps the rendezvous can be used; and all of a job whose records no etcd
+    v3 holds."""
     return Witness(
         identity_of(settings),
         session,
@@ -165,8 +166,10 @@ async def run_agent(
     `to_the_end`: after it the process only ends, and no signal changes how.
     """
     _name_the_rendezvous(settings)
-    witness = None if handler is None else witness_of(settings, session, handler)
-    elastic = elastic_agent(settings, hands, handler or v3_handler(settings, session), witness)
+    used = v3_handler(settings, session) if handler is None else handler
+    witness = witness_of(settings, session, used)
+    elastic = elastic_agent(settings, hands, used, None if handler is None else witness)
+    witness.trouble = lambda: elastic.shell.trouble
     # A kubelet's SIGTERM, which follows the trainer's end, does not cut the last words short.
     with elastic.shell.signals.heeded(to_the_end):
         ending = await _lived(settings, elastic, witness)
@@ -176,16 +179,13 @@ async def run_agent(
     return ending
 
 
-async def _lived(
-    settings: AgentSettings, elastic: NodeElasticAgent, witness: Witness | None
-) -> Ending:
+async def _lived(settings: AgentSettings, elastic: NodeElasticAgent, witness: Witness) -> Ending:
     """The agent's life, with its probes answered."""
     address, port = settings.bind_address, settings.health_port
     try:
         async with answering(elastic.shell, address, port, settings.control, witness):
             ending = await elastic.lived()
-            if witness is not None:
-                await witness.end_read()
+            await witness.end_read()
             return ending
     except OSError as error:
         text = f"job {settings.run_id}: the agent cannot listen for probes: {error}"

@@ -21,6 +21,7 @@ from elasticjob_cli.commands.options import (
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_cli.local.state import JobFolder, job, jobs
 from elasticjob_cli.tables import aligned, description, header, job_list, row
+from elasticjob_operator.core.store_status import over_text, trouble_text
 from elasticjob_operator.model import ElasticJob
 
 POLL_SECONDS = 0.2
@@ -63,8 +64,11 @@ def get(
     _print(objects, output, single=name is not None)
     if output in (None, Output.WIDE):
         for folder, item in found.items():
-            if abandoned(ElasticJob.model_validate(item), running[folder]):
+            found_job = ElasticJob.model_validate(item)
+            if abandoned(found_job, running[folder]):
                 typer.echo(f"{item['metadata']['name']}: {ABANDONED}", err=True)
+            elif trouble := trouble_text(found_job.status):
+                typer.echo(f"{item['metadata']['name']}: {trouble}", err=True)
     if watch:
         with until_interrupted():
             _watch(found, output)
@@ -95,6 +99,8 @@ def _watch(found: dict[JobFolder, dict[str, Any]], output: Output | None) -> Non
                 before, shown[folder] = shown[folder], now
                 if output not in (None, Output.WIDE) or _cells(before, True) != _cells(now, True):
                     _print([now], output, single=True, head=False)
+                if output in (None, Output.WIDE):
+                    _print_store(before, now)
         folders = running
 
 
@@ -114,6 +120,14 @@ def _print(
             wide = output is Output.WIDE
             lines = aligned([header(wide), *(_cells(item, wide) for item in objects)])
             typer.echo("\n".join(lines if head else lines[1:]))
+
+
+def _print_store(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """What keeps the rendezvous cannot be used, or can again."""
+    was, job = ElasticJob.model_validate(before), ElasticJob.model_validate(now)
+    known, text = trouble_text(was.status), trouble_text(job.status)
+    if text != known and (said := text or over_text(job.status)):
+        typer.echo(f"{job.metadata.name}: {said}", err=True)
 
 
 def _cells(document: dict[str, Any], wide: bool) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from elasticjob_cli.local.pods import Kubelet, LocalPod
 from elasticjob_operator.core.mirrored import Records, records_of_agents
-from elasticjob_operator.core.observed import Pod, PodPhase
+from elasticjob_operator.core.observed import Pod, PodPhase, SeenTrouble
 from elasticjob_rendezvous.core.codec import MalformedRecord
 from elasticjob_rendezvous.core.records import RoundState
-from elasticjob_rendezvous.core.served import PATH, Served, headers, read
+from elasticjob_rendezvous.core.served import PATH, Served, headers, read, store_trouble
 
 PERIOD_SECONDS = 0.2
 ASK_SECONDS = 2.0
@@ -50,6 +50,15 @@ class AskedAgents:
             if pod.launcher_exit is None or self._unheard(pod)
         ]
         return records_of_agents(prefix, self._told(present), present)
+
+    def trouble(self) -> SeenTrouble | None:
+        """Why agents cannot use what keeps the rendezvous."""
+        pods = self._kubelet.pods
+        said = [one for uid, one in self._said.items() if uid in pods]
+        trouble = store_trouble(said)
+        if trouble is None:
+            return None
+        return SeenTrouble(trouble, tuple(one.member for one in said if one.store))
 
     def heard(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
         """The pods, of which one has not ended before its agent has said how, or has ended too."""

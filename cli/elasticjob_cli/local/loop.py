@@ -24,7 +24,7 @@ from elasticjob_operator.core.backends import is_steered
 from elasticjob_operator.core.grace import winding_down
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.mirrored import Records, rendezvous_view
-from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.observed import Observed, SeenTrouble
 from elasticjob_operator.core.plan import plan
 from elasticjob_operator.core.rendezvous_view import UNREADABLE
 from elasticjob_operator.core.status import next_status
@@ -53,6 +53,7 @@ class Loop:
         applier: Applier,
         book: RoundBook,
         show: Callable[[Observed], None],
+        trouble: Callable[[], SeenTrouble | None] = lambda: None,
     ) -> None:
         self._stored = stored
         self._processes = processes
@@ -61,6 +62,7 @@ class Loop:
         self._applier = applier
         self._book = book
         self._show = show
+        self._trouble = trouble
         self._wake = asyncio.Event()
         self._stillborn: list[LocalPod] = []
         self.killed = asyncio.Event()
@@ -102,7 +104,12 @@ class Loop:
             if isinstance(self._mirror, AskedAgents):
                 pods = self._mirror.heard(pods)
             view = agent_view(self._stored.job, pods, found, datetime.now(UTC))
-            return Observed(pods=pods, rendezvous=view, incarnation=self._applier.incarnation)
+            return Observed(
+                pods=pods,
+                rendezvous=view,
+                incarnation=self._applier.incarnation,
+                store=self._trouble(),
+            )
         return Observed(
             pods=self._kubelet.observed(members),
             # All pods are on this machine: none of them could do without it.
@@ -111,6 +118,7 @@ class Loop:
             ),
             bounds=found.bounds if found else self._applier.bounds,
             incarnation=self._applier.incarnation,
+            store=self._trouble(),
         )
 
     def _look(self) -> bool:

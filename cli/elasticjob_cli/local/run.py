@@ -12,9 +12,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from elasticjob_agent import signals
 from elasticjob_agent.scratch import ScratchFolder
@@ -36,11 +38,14 @@ from elasticjob_cli.local.state import JobFolder, Run
 from elasticjob_cli.local.stored import StoredJob
 from elasticjob_cli.local.verbs import Verbs
 from elasticjob_cli.local.view import View
-from elasticjob_operator.core.observed import Observed
+from elasticjob_operator.core.observed import Observed, SeenTrouble
 from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import ElasticJob, Phase
 from elasticjob_operator.model.enums import Backend
+from elasticjob_rendezvous.core.keys import ROOT
 from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
+from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 OUTPUT_SECONDS = 0.1
 REQUEST_SECONDS = 2.0
@@ -124,17 +129,30 @@ class LocalRun:
             )
             applier = Applier(written, kubelet, programs.prefix, self._stored, self._note)
             mirror: Mirror | AskedAgents
+            trouble: Callable[[], SeenTrouble | None]
+            watched: list[Coroutine[Any, Any, None]] = []
             if written is not None:
                 mirror = written[1]
+                monitor = self._monitor(written[0], endpoint)
+                watched.append(monitor.run())
+                trouble = partial(_seen_here, monitor)
             else:
-                mirror = AskedAgents(kubelet, lambda: applier.prefix, programs.job_key_file)
+                mirror = asked = AskedAgents(kubelet, lambda: applier.prefix, programs.job_key_file)
+                trouble = asked.trouble
             loop = Loop(
-                self._stored, self._processes, mirror, kubelet, applier, self._book, self._show
+                self._stored,
+                self._processes,
+                mirror,
+                kubelet,
+                applier,
+                self._book,
+                self._show,
+                trouble,
             )
             self._kubelet, self._loop, self._setup = kubelet, loop, None
             helpers = [
                 tasks.create_task(work)
-                for work in (mirror.run(), loop.follow_mirror(), self._follow_output())
+                for work in (mirror.run(), loop.follow_mirror(), self._follow_output(), *watched)
             ]
             verbs = Verbs(self._stored, kubelet, self._processes, self._note)
             server = await control.serve(run_dir / control.SOCKET, verbs.act)
@@ -149,6 +167,16 @@ class LocalRun:
                 kubelet.stop()
                 for helper in helpers:
                     helper.cancel()
+
+    def _monitor(self, client: Client, endpoint: str) -> StoreMonitor:
+        """Looks after the run's etcd; the view has the words, from the status."""
+        return StoreMonitor(
+            STORE,
+            endpoint,
+            EtcdProbe(client, ROOT, lambda: 1),
+            lambda trouble: self._wake(),
+            lambda note: None,
+        )
 
     async def _endpoint(self, run_dir: Path) -> str:
         """Where the agents find their rendezvous: an etcd of this run's, or a port for c10d."""
@@ -266,6 +294,10 @@ class _NoteHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._run._note(record.getMessage())
+
+
+def _seen_here(monitor: StoreMonitor) -> SeenTrouble | None:
+    return None if monitor.trouble is None else SeenTrouble(monitor.trouble)
 
 
 def _first_command_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,8 +13,10 @@ from rich.text import Text
 
 from elasticjob_cli.local.screen import is_gone
 from elasticjob_cli.local.snapshot import Snapshot
+from elasticjob_operator.core.store_status import over_text, trouble_text
 from elasticjob_operator.model import Phase
 from elasticjob_operator.model.status import CauseStatus, Status
+from elasticjob_rendezvous.core.store_health import CONSEQUENCE
 
 NOTES = 8
 PROGRESS_SECONDS = 5.0
@@ -85,16 +87,36 @@ def transition_text(status: Status) -> str:
     return text + (f", restarts {status.restarts}" if status.restarts else "")
 
 
+class StoreNotes:
+    """Lines for a rendezvous store that cannot be used, and for when it can again."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def new(self, status: Status) -> str:
+        """What is to be said now; empty when nothing changed."""
+        text = trouble_text(status)
+        if text == self._told:
+            return ""
+        self._told = text
+        if text:
+            return f"{text}; {CONSEQUENCE}"
+        return over_text(status)
+
+
 class PlainView:
     """A line for each transition, with the time since the start."""
 
     def __init__(self, console: Console) -> None:
+        self._store = StoreNotes()
         self._console = console
         self._shown = ""
         self._progress_due = PROGRESS_SECONDS
         self._progress: Mapping[str, object] = {}
 
     def show(self, snapshot: Snapshot) -> None:
+        if said := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, said)
         text = transition_text(snapshot.job.status)
         if text != self._shown:
             self._shown = text
@@ -125,6 +147,7 @@ class LiveView:
     """A table that is redrawn, with the last notes below it."""
 
     def __init__(self, console: Console) -> None:
+        self._store = StoreNotes()
         self._notes: deque[str] = deque(maxlen=NOTES)
         self._snapshot: Snapshot | None = None
         self._shown = ""
@@ -135,6 +158,8 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        if said := self._store.new(snapshot.job.status):
+            self.note(snapshot.elapsed_seconds, said)
         rendezvous = snapshot.job.status.rendezvous
         if rendezvous is not None and rendezvous.state == "final":
             text = transition_text(snapshot.job.status)
@@ -187,6 +212,8 @@ def picture(snapshot: Snapshot) -> tuple[Text, Table, Text]:
     for row in snapshot.nodes:
         table.add_row(row.pod, row.ranks, row.state, str(row.round or ""))
     cause = cause_text(status.rendezvous.cause if status.rendezvous else None)
-    below = [f"cause: {cause}"] if cause else []
+    trouble = trouble_text(status)
+    below = [trouble] if trouble else []
+    below += [f"cause: {cause}"] if cause else []
     below += [progress_text(snapshot.progress)] if snapshot.progress else []
     return head, table, Text("\n".join(below), no_wrap=True, overflow="ellipsis")

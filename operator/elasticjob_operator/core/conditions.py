@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from elasticjob_operator.core import store_status
 from elasticjob_operator.core.census import Census
 from elasticjob_operator.core.lifecycle import FINISHED
 from elasticjob_operator.core.names import pod_name
@@ -53,6 +54,10 @@ def conditions(
         resizing(view, size, phase),
         *_ends(view, phase),
         *_refusals(job, observed),
+        Finding(
+            ConditionType.RENDEZVOUS_UNAVAILABLE,
+            *store_status.state(observed, job.spec.rendezvous.backend, phase, job.status, now),
+        ),
     ]
     order = list(ConditionType)
     findings.sort(key=lambda finding: order.index(finding.type))

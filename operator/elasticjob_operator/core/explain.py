@@ -17,6 +17,7 @@ from elasticjob_operator.core.observed import Obstacle, Pod
 from elasticjob_operator.core.past import ENDED, interruptions, latest_failure
 from elasticjob_operator.core.rendezvous_view import StopReason
 from elasticjob_operator.core.sizes import Clamp, legal_sizes, wanted_size
+from elasticjob_operator.core.store_status import sentences as store_sentences
 from elasticjob_operator.core.words import (
     LONGEST_CAUSE,
     because,
@@ -66,6 +67,7 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         yield "The job is being deleted, and its pods are being stopped"
         return
     if status.phase is not Phase.INTERRUPTED:
+        yield from store_sentences(job)
         yield from _unreadable(job)
     match status.phase:
         case None:

@@ -250,8 +250,18 @@ def _conditions(before: Status, after: Status) -> Iterator[Happening]:
             yield Happening(_TOLD[now.type], now.reason, now.message)
         if now.type is ConditionType.PODS_READY and _blocked(now) and not _alike(was, now):
             yield Happening(EventType.WARNING, now.reason, now.message)
+        if now.type is ConditionType.RENDEZVOUS_UNAVAILABLE and not _same(was, now):
+            yield from _store(was, now)
         if now.type is ConditionType.RESIZING and now.message and not _same(was, now):
             yield _normal("Resizing", now.message)
+
+
+def _store(was: Condition | None, now: Condition) -> Iterator[Happening]:
+    """What keeps the rendezvous cannot be used, or can be used again."""
+    if now.status is ConditionStatus.TRUE:
+        yield Happening(EventType.WARNING, now.reason, now.message)
+    elif was is not None and was.status is ConditionStatus.TRUE and now.message:
+        yield _normal("RendezvousAvailable", now.message)
 
 
 def _blocked(condition: Condition) -> bool:

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from elasticjob_operator.core.rendezvous_view import NOBODY_YET, RendezvousView
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 
 class PodPhase(StrEnum):
@@ -133,6 +134,15 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenTrouble:
+    """Why what keeps a rendezvous cannot be used. `members` are the uids of the pods whose agents
+    tell it; none where it was seen from here."""
+
+    trouble: StoreTrouble
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Everything the plan looks at besides the job itself.
 
@@ -143,6 +153,7 @@ class Observed:
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
         foreign: indices whose name is held by a pod that is not this job's.
+        store: why what keeps the rendezvous cannot be used, if it cannot.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -151,3 +162,4 @@ class Observed:
     incarnation: int = 1
     refusal: Refusal | None = None
     foreign: frozenset[int] = frozenset()
+    store: SeenTrouble | None = None

@@ -77,6 +77,7 @@ class ConditionType(StrEnum):
     FINISHED = "Finished"
     NAME_CONFLICT = "NameConflict"
     TEMPLATE_INVALID = "TemplateInvalid"
+    RENDEZVOUS_UNAVAILABLE = "RendezvousUnavailable"
 
 
 class ConditionStatus(StrEnum):

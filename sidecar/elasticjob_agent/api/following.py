@@ -37,8 +37,12 @@ from elasticjob_agent.core.following import (
     Told,
     Trouble,
 )
-from elasticjob_rendezvous.core.directives import Directive
+from elasticjob_rendezvous.core.directives import Directive, Idle
+from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.local import Local
+from elasticjob_rendezvous.core.store_health import Failed
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
+from elasticjob_rendezvous.store_monitor import StoreMonitor, StoreProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -80,11 +84,17 @@ class HandlerRendezvous:
         self._noting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
+        self._silent_since: float | None = None
+        found: StoreProbe | None = getattr(handler, "store_probe", None)
+        self._monitor = None if found is None else self._monitored(found)
+        self._probing: asyncio.Future[Failed | None] | None = None
         self.error: Exception | None = None
         """What the handler raised when it gave no place."""
 
     async def __aenter__(self) -> Self:
         self._go(self._look())
+        if self._monitor is not None:
+            self._go(self._monitor.run())
         return self
 
     async def __aexit__(
@@ -107,12 +117,24 @@ class HandlerRendezvous:
         while True:
             if self._fault is not None:
                 raise self._fault
-            if self._state.directive != last:
-                last = self._state.directive
+            if self._directive != last:
+                last = self._directive
                 yield last
                 continue
             self._changed.clear()
             await self._changed.wait()
+
+    @property
+    def _directive(self) -> Directive:
+        """The state's; a node without workers says so where the store is what it waits for."""
+        directive, trouble = self._state.directive, self.trouble
+        joining = self._state.phase is Phase.JOINING and isinstance(directive, Idle)
+        return Idle(trouble.waiting) if joining and trouble is not None else directive
+
+    @property
+    def trouble(self) -> StoreTrouble | None:
+        """Why what keeps the rendezvous cannot be used; None while it can, or nobody knows."""
+        return None if self._monitor is None else self._monitor.trouble
 
     @property
     def registered(self) -> bool:
@@ -223,15 +245,54 @@ class HandlerRendezvous:
             try:
                 seen = await in_thread(self._seen, CALL_SECONDS)
             except Exception as error:
-                log.info("the rendezvous does not answer: %r", error)
+                self._silent(error)
                 if self._state.phase is Phase.MEETING:
                     deaf_since = deaf_since if deaf else time.monotonic()
                     deaf += 1
                     self._deaf(deaf, time.monotonic() - deaf_since, error)
                 continue
             deaf = 0
+            self._heard()
             if self._state.number == number:
                 self._step(seen)
+
+    def _silent(self, error: Exception) -> None:
+        """Report a look that failed: once, unless the monitor does that."""
+        first = self._silent_since is None
+        self._silent_since = time.monotonic() if first else self._silent_since
+        level = logging.WARNING if first and self._monitor is None else logging.DEBUG
+        log.log(level, "%s: the rendezvous does not answer: %r", self._state.terms.name, error)
+
+    def _heard(self) -> None:
+        since, self._silent_since = self._silent_since, None
+        if since is not None and self._monitor is None:
+            seconds = time.monotonic() - since
+            name = self._state.terms.name
+            log.info("%s: the rendezvous answers again after %.1f s", name, seconds)
+
+    def _monitored(self, found: StoreProbe) -> StoreMonitor:
+        async def probe(seconds: float) -> Failed | None:
+            """One call at a time: one that hangs is waited for again."""
+            if self._probing is None:
+                self._probing = asyncio.ensure_future(in_thread(lambda: found.ask(seconds)))
+            try:
+                answer = await asyncio.shield(self._probing)
+            except asyncio.CancelledError:
+                raise
+            except BaseException:
+                self._probing = None
+                raise
+            self._probing = None
+            return answer
+
+        return StoreMonitor(
+            found.store, found.endpoint, probe, lambda trouble: self._changed.set(), self._say
+        )
+
+    def _say(self, said: Note) -> None:
+        if self._state.phase is not Phase.OVER:
+            level = logging.WARNING if said.warning else logging.INFO
+            log.log(level, "%s: %s", self._state.terms.name, said.text)
 
     def _deaf(self, looks: int, seconds: float, error: Exception) -> None:
         event = None if self._done is None else self._done.deaf(looks, seconds, error)

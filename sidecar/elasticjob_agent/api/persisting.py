@@ -23,6 +23,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
     RendezvousUnsupportedError,
 )
+from elasticjob_rendezvous.store_monitor import StoreProbe
 
 log = logging.getLogger("elasticjob.agent")
 
@@ -44,6 +45,7 @@ class PersistentHandler(RendezvousHandler):
             have seen it.
         connect_seconds: how long the handler is waited for; None: `join_seconds`.
         read_seconds: how long the keys of a new round are waited for, if not STORE_SECONDS.
+        probe: tells whether what keeps the rendezvous can be used; asked once it was reached.
     """
 
     persists = True
@@ -60,6 +62,7 @@ class PersistentHandler(RendezvousHandler):
         host_stays: bool = False,
         connect_seconds: float | None = None,
         read_seconds: float | None = None,
+        probe: StoreProbe | None = None,
     ) -> None:
         self.host_stays = host_stays
         self._connect_seconds = join_seconds if connect_seconds is None else connect_seconds
@@ -70,6 +73,7 @@ class PersistentHandler(RendezvousHandler):
         self._run_id = run_id
         self._closed = closed
         self._going = threading.Event()
+        self._store_probe = probe
         self._handler: RendezvousHandler | None = None
         self.join_seconds = join_seconds
 
@@ -82,6 +86,15 @@ class PersistentHandler(RendezvousHandler):
     @property
     def use_agent_store(self) -> bool:
         return self._handler is not None and self._handler.use_agent_store
+
+    @property
+    def store_probe(self) -> StoreProbe | None:
+        """See `store_monitor`. Until the store is reached for the first time it is waited for, and
+        `setting_up` tells that."""
+        found = self._store_probe
+        if found is None:
+            return None
+        return replace(found, ask=lambda s: found.ask(s) if self._handler is not None else None)
 
     def next_rendezvous(self) -> RendezvousInfo:
         info = self._made().next_rendezvous()

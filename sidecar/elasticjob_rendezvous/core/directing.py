@@ -21,6 +21,7 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
 )
 from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Facts:
     `safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in.
     `late`: our workers were told to stop long ago: there is no grace left for them.
     `saving`: we leave, but our workers run on to save together with the gang.
+    `store`: why etcd cannot be used, if it cannot: what a member without workers waits for.
     """
 
     own: Own
@@ -38,6 +40,7 @@ class Facts:
     remembered: Roster | None
     late: bool = False
     saving: bool = False
+    store: StoreTrouble | None = None
 
     @property
     def grace_seconds(self) -> float:
@@ -59,7 +62,7 @@ def direct(facts: Facts) -> Directive:
     if own.leaving:
         return Idle("leaving")
     if current is None or own.stored is None:
-        return Idle("registering")
+        return Idle("registering" if facts.store is None else facts.store.waiting)
     if _may_start(own, current):
         roster = own.view.rosters[current.number]
         return Run(roster, own.config.identity.id, facts.max_restarts, asks=True)
@@ -68,6 +71,8 @@ def direct(facts: Facts) -> Directive:
 
 def _why_idle(facts: Facts, current: Round) -> str:
     """What a member without workers waits for, for people."""
+    if facts.store is not None:
+        return facts.store.waiting
     text = f"round {current.number} is {current.state}"
     local, bounds = facts.own.local, facts.bounds
     if current.state is RoundState.FINAL and local.done and local.round == current.number:

@@ -133,4 +133,5 @@ class Engine:
         grace_seconds = (bounds or Bounds(1, 1)).stop_grace_seconds
         late = our.crew.is_late(our.current, grace_seconds, our.now, our.alarm)
         saving = is_saving(our)
-        return direct(Facts(our.own, bounds, may_go_on(our), our.rounds.roster, late, saving))
+        roster = our.rounds.roster
+        return direct(Facts(our.own, bounds, may_go_on(our), roster, late, saving, our.store))

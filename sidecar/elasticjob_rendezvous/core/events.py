@@ -13,6 +13,7 @@ from enum import StrEnum
 from elasticjob_rendezvous.core.kv import KeyValue, Range, TxnResult, WatchEvent
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Farewell, Outcome
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,13 @@ class RequestFailed:
 @dataclass(frozen=True, slots=True)
 class StoreRefused:
     """Every etcd endpoint refused the connection: it is down, we are not cut off from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChanged:
+    """Whether etcd can be used, as its monitor sees it; None where it can. Only for messages."""
+
+    trouble: StoreTrouble | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +253,7 @@ Event = (
     | TxnAmbiguous
     | RequestFailed
     | StoreRefused
+    | StoreChanged
     | WatchOpened
     | Changed
     | WatchBroken

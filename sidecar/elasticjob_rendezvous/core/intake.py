@@ -26,6 +26,7 @@ from elasticjob_rendezvous.core.events import (
     ReadDone,
     RequestFailed,
     Started,
+    StoreChanged,
     StoreRefused,
     Tick,
     TxnAmbiguous,
@@ -48,6 +49,8 @@ def take(our: Membership, event: Event) -> None:
             pass
         case LocalChanged(local):
             our.crew.tell(local)
+        case StoreChanged(trouble):
+            our.store = trouble
         case Close(outcome):
             our.close = outcome
         case Granted() | KeptAlive() | LeaseGone() | StoreRefused():

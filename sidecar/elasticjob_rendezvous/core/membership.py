@@ -26,6 +26,7 @@ from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import Farewell, Member, Outcome, Round, RoundState
 from elasticjob_rendezvous.core.rounds import Rounds
 from elasticjob_rendezvous.core.safety import Safety
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 from elasticjob_rendezvous.core.view import Versioned, View
 from elasticjob_rendezvous.core.watching import Watches
 
@@ -45,6 +46,7 @@ class Membership:
         close: the outcome with which our agent wants the job to end.
         served: the round number that those who link to us are told; -1 for none.
         told: who leaves, as our links tell it.
+        store: why etcd cannot be used at present, for messages.
         clock, alarm, effects: of the step that is being taken.
     """
 
@@ -77,6 +79,7 @@ class Membership:
         self.close: Outcome | None = None
         self.served = -1
         self.told: tuple[Farewell, ...] = ()
+        self.store: StoreTrouble | None = None
         self.clock = Clock(0.0, 0)
         self.alarm = Alarm()
         self.effects: list[Effect] = []

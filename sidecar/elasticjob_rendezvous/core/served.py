@@ -3,12 +3,14 @@
 With the backends `etcd-v2` and `c10d` the records of a job are nowhere. Every agent makes
 those that it can tell of, and serves them at `GET /rendezvous` of its health port:
 
-    {"backend": "c10d", "member": "<id>", "state": "final",
+    {"backend": "c10d", "member": "<id>", "state": "final", "store": null,
      "records": [{"key": "state/round", "value": {…}}, …]}
 
 Keys are those of `core.keys` without the job's prefix, values are the records of
 `core.records` in their stored form. `member` is who serves; `state` is the backend's own
-word for its rendezvous, which may be one that `RoundState` lacks (`setup`).
+word for its rendezvous, which may be one that `RoundState` lacks (`setup`). `store` says why what
+keeps the rendezvous cannot be used, if it cannot (`core.store_trouble`); agents over etcd v3 say
+only that.
 
 Owns the form of that answer, its proof, and how the answers of all agents become one set
 of records. Each agent writes its own answer; nothing is stored.
@@ -27,6 +29,7 @@ from elasticjob_rendezvous.core.keys import Keys
 from elasticjob_rendezvous.core.kv import KeyValue
 from elasticjob_rendezvous.core.records import Cause, CauseKind, OutcomeKind, Round, RoundState
 from elasticjob_rendezvous.core.roster import Roster
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble, read_trouble
 
 PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
@@ -45,6 +48,7 @@ class Served:
     member: str
     records: Mapping[str, bytes]
     state: str = ""
+    store: StoreTrouble | None = None
 
 
 # -- proof --------------------------------------------------------------------------
@@ -89,7 +93,8 @@ def written(answer: Served) -> dict[str, object]:
     """The answer as JSON."""
     items = [{"key": key, "value": json.loads(value)} for key, value in answer.records.items()]
     document = {"backend": answer.backend, "member": answer.member, "state": answer.state}
-    return {**document, "records": items}
+    store = None if answer.store is None else answer.store.document()
+    return {**document, "store": store, "records": items}
 
 
 def read(body: bytes) -> Served:
@@ -100,9 +105,19 @@ def read(body: bytes) -> Served:
             str(item["key"]): json.dumps(item["value"]).encode() for item in document["records"]
         }
         backend, member = str(document["backend"]), str(document["member"])
-        return Served(backend, member, records, str(document.get("state", "")))
+        state, store = str(document.get("state", "")), read_trouble(document.get("store"))
+        return Served(backend, member, records, state, store)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise MalformedRecord(PATH, f"{type(error).__name__}: {error}") from error
+
+
+def store_trouble(answers: Iterable[Served]) -> StoreTrouble | None:
+    """The oldest trouble with the store that an agent tells of, unless the job has ended."""
+    told = list(answers)
+    if any(answer.state == RoundState.CLOSED for answer in told):
+        return None
+    found = (answer.store for answer in told if answer.store is not None)
+    return min(found, key=lambda trouble: trouble.since_ms, default=None)
 
 
 def setting_up(answers: Iterable[Served]) -> bool:

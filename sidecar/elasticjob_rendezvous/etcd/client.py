@@ -83,6 +83,11 @@ class Client:
         await self.aclose()
 
     @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The URLs of all endpoints."""
+        return self._links.urls
+
+    @property
     def transport(self) -> Transport:
         """What sends the requests, for those parts of etcd's API that are not here."""
         return self._transport

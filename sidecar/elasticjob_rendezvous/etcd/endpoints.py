@@ -184,6 +184,10 @@ class Links:
     def __len__(self) -> int:
         return len(self._endpoints)
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(endpoint.url for endpoint in self._endpoints)
+
     def current(self) -> Link:
         use_grpc()
         endpoint = self._endpoints[self._index]

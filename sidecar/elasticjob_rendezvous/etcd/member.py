@@ -16,15 +16,18 @@ from typing import Self
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directives import Directive
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Close, LocalChanged
+from elasticjob_rendezvous.core.events import Close, LocalChanged, StoreChanged
 from elasticjob_rendezvous.core.local import Local as Local
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.records import Outcome
+from elasticjob_rendezvous.core.store_trouble import StoreTrouble, endpoints_text
 from elasticjob_rendezvous.core.view import View
 from elasticjob_rendezvous.etcd.client import Client, Tls
 from elasticjob_rendezvous.etcd.driver import Driver
+from elasticjob_rendezvous.etcd.probe import STORE, EtcdProbe
 from elasticjob_rendezvous.etcd.rehearsal import rehearse
 from elasticjob_rendezvous.peers.server import PeerServer
+from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class RendezvousMember:
         self._changed = asyncio.Event()
         self._news: tuple[bool, Directive] | None = None
         self._run: asyncio.Task[None] | None = None
+        self._monitor: StoreMonitor | None = None
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -91,7 +95,18 @@ class RendezvousMember:
             )
             self._run = asyncio.create_task(self._driver.run(), name="rendezvous")
             self._run.add_done_callback(lambda _: self._changed.set())
-            stack.push_async_callback(self._cancel)
+            stack.push_async_callback(_cancelled, self._run)
+            probe = EtcdProbe(client, config.prefix, self._members)
+            self._monitor = StoreMonitor(
+                STORE,
+                endpoints_text(settings.endpoints),
+                probe,
+                lambda trouble: self._post(StoreChanged(trouble)),
+                pause=lambda: probe.pause_seconds,
+                written_at=lambda: client.transport.written_at,
+            )
+            watching = asyncio.create_task(self._monitor.run(), name="store-monitor")
+            stack.push_async_callback(_cancelled, watching)
             self._stack = stack.pop_all()
         await asyncio.sleep(0)  # the first connection is being made meanwhile
         rehearse()
@@ -105,11 +120,6 @@ class RendezvousMember:
     ) -> None:
         await self._stack.aclose()
 
-    async def _cancel(self) -> None:
-        assert self._run is not None
-        self._run.cancel()
-        await asyncio.wait([self._run])
-
     def _post(self, event: object) -> None:
         if self._driver is not None:
             self._driver.post(event)  # type: ignore[arg-type]
@@ -117,6 +127,11 @@ class RendezvousMember:
     def _workers(self) -> int:
         """At least one, where any may run: a round that was handed over counts as well."""
         return int(self._engine is not None and self._engine.local.workers is not Workers.NONE)
+
+    def _members(self) -> int:
+        """How many members the current round has, as far as we know."""
+        found = None if self._engine is None else self._engine.view.round
+        return 1 if found is None else max(1, found.record.nodes)
 
     def tell(self, local: Local) -> None:
         """Say the whole truth about this node; never blocks."""
@@ -165,6 +180,11 @@ class RendezvousMember:
         return engine.session in engine.view.sessions.get(engine.config.identity.id, {})
 
     @property
+    def trouble(self) -> StoreTrouble | None:
+        """Why etcd cannot be used at present; None while it can."""
+        return None if self._monitor is None else self._monitor.trouble
+
+    @property
     def coordinates(self) -> bool:
         """Whether this member coordinates at present."""
         return self._engine is not None and self._engine.coordinator.active
@@ -187,3 +207,8 @@ class RendezvousMember:
         if news != self._news:
             self._news = news
             self._changed.set()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -8,6 +8,7 @@ repeated: it ends in `Ambiguous`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -76,6 +77,7 @@ class _Call:
     operation: str
     repeatable: bool
     deadline: float
+    once: bool = False
     sent: bool = False
     refreshed: bool = False
     overtaken: int = 0
@@ -93,11 +95,25 @@ class Transport:
         self.token = token
         self.timeout_seconds = timeout_seconds
         self._random = random
+        self.written_at = float("-inf")
+        """When etcd last took a write; monotonic."""
 
-    async def call(self, operation: str, send: Send[Reply], *, repeatable: bool = True) -> Reply:
-        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`."""
+    async def call(
+        self,
+        operation: str,
+        send: Send[Reply],
+        *,
+        repeatable: bool = True,
+        timeout_seconds: float | None = None,
+        once: bool = False,
+    ) -> Reply:
+        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`.
+
+        `once`: each endpoint is asked at most once.
+        """
         loop = asyncio.get_running_loop()
-        call = _Call(operation, repeatable, loop.time() + self.timeout_seconds)
+        seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
+        call = _Call(operation, repeatable, loop.time() + seconds, once)
         while True:
             link = self.links.current()
             try:
@@ -127,7 +143,9 @@ class Transport:
             async with asyncio.timeout(share_seconds):
                 await link.settled()
         call.sent = True
-        return await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
+        reply = await send(link, call.metadata, call.deadline - asyncio.get_running_loop().time())
+        self.written_at = time.monotonic()
+        return reply
 
     async def _delay_before_next(
         self, call: _Call, link: Link, failure: Failure, cause: BaseException
@@ -144,6 +162,8 @@ class Transport:
             call.failures += 1
             await self.links.failed(link)
         rounds, place_in_round = divmod(call.failures, len(self.links))
+        if place_in_round == 0 and call.once:
+            raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if kind is not Unavailable and (kind is not NotEtcd or place_in_round == 0):
             raise kind(call.operation, link.endpoint.url, failure.detail) from cause
         if place_in_round:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from elasticjob_cli.local.snapshot import NodeRow, Snapshot
-from elasticjob_cli.local.view import LiveView, PlainView
+from elasticjob_cli.local.view import LiveView, PlainView, picture
 from elasticjob_operator.model import ElasticJob
+from elasticjob_operator.model.enums import ConditionStatus, ConditionType
+from elasticjob_operator.model.status import Condition
 
 NODES = (NodeRow("j-0", "0", "running", 2), NodeRow("j-1", "", "starting", 0))
 
@@ -102,3 +106,41 @@ def test_the_picture_shows_nodes_ranks_state_cause_and_progress() -> None:
         assert part in last
     bare = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed(console))
     assert all(len(line) <= 60 for line in bare.replace("\r", "\n").split("\n"))
+
+
+def in_trouble(seconds: float, status: str, reason: str, message: str) -> Snapshot:
+    here = snapshot(seconds, **FINAL)
+    condition = Condition(
+        type=ConditionType.RENDEZVOUS_UNAVAILABLE,
+        status=ConditionStatus(status),
+        reason=reason,
+        message=message,
+        last_transition_time=datetime(2026, 1, 31, tzinfo=UTC),
+    )
+    told = here.job.status.model_copy(update={"conditions": [condition]})
+    return replace(here, job=here.job.model_copy(update={"status": told}))
+
+
+FULL = "etcd at 127.0.0.1:1 refuses writes: etcdserver: mvcc: database space exceeded"
+OVER = "etcd can be used again after 9 s"
+
+
+def test_a_store_that_cannot_be_used_is_a_line_and_its_end_another(console: Console) -> None:
+    view = PlainView(console)
+    view.show(in_trouble(1, "False", "Available", ""))
+    for seconds in (2, 3, 4):
+        view.show(in_trouble(seconds, "True", "EtcdRefusesWrites", FULL))
+    for seconds in (11, 12):
+        view.show(in_trouble(seconds, "False", "Available", OVER))
+    lines = printed(console).splitlines()
+    assert [line for line in lines if FULL in line or OVER in line] == [
+        f"[   2.00 s] {FULL}; workers that run go on, and no round can change until it is over",
+        f"[  11.00 s] {OVER}",
+    ]
+
+
+def test_the_picture_has_the_store_that_cannot_be_used() -> None:
+    _, _, below = picture(in_trouble(1, "True", "EtcdRefusesWrites", FULL))
+    assert below.plain.splitlines()[0] == FULL
+    _, _, below = picture(in_trouble(1, "False", "Available", OVER))
+    assert "etcd" not in below.plain

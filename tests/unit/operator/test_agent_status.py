@@ -13,9 +13,11 @@ import pytest
 from elasticjob_operator import agent_status
 from elasticjob_operator.agent_status import NO_ANSWER, Agent, AgentStatus, Asked, ask
 from elasticjob_operator.core.mirrored import Records, records_of_agents
+from elasticjob_operator.core.observed import SeenTrouble
 from elasticjob_rendezvous.core.keys import Keys, job_prefix
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, Round, RoundState
 from elasticjob_rendezvous.core.served import Served, served, written
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 
 PREFIX = job_prefix("team", "uid", 1)
 KEYS = Keys(PREFIX)
@@ -228,3 +230,39 @@ async def until(so: Callable[[], bool]) -> None:
     """Polls; the scenario has the deadline."""
     while not so():
         await asyncio.sleep(0.005)
+
+
+def test_agents_over_etcd_are_asked_a_few_at_a_time_and_those_in_trouble_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_status, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
+    trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
+    woken: list[tuple[str, str]] = []
+    calls: list[str] = []
+    in_trouble = {"pod-9"}
+
+    async def answer(address: str, port: int, job_key: bytes) -> bytes:
+        calls.append(address)
+        store = trouble if address in in_trouble else None
+        return json.dumps(written(Served("etcd", address, {}, store=store))).encode()
+
+    monkeypatch.setattr(agent_status, "ask", answer)
+
+    async def scenario() -> None:
+        status = AgentStatus(lambda *job: woken.append(job))
+        agents = tuple(Agent(f"pod-{n}", f"pod-{n}") for n in range(20))
+        status.follow("team", "uid", Asked(PREFIX, b"key", agents, sampled=True))
+        asking = asyncio.create_task(status.run())
+        await until(lambda: status.trouble("uid") is not None)
+        assert status.trouble("uid") == SeenTrouble(trouble, ("pod-9",))
+        assert woken[-1] == ("team", "uid")
+        before = len(calls)
+        await until(lambda: len(calls) > before + 10 * agent_status.SAMPLE)
+        some = calls[before:]
+        assert some.count("pod-9") > 2 * some.count("pod-3"), "it is asked each time"
+        in_trouble.clear()
+        await until(lambda: status.trouble("uid") is None)
+        asking.cancel()
+
+    run(scenario)

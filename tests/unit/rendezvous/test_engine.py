@@ -10,7 +10,7 @@ import pytest
 from elasticjob_rendezvous.core import deciding
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.codec import encode
-from elasticjob_rendezvous.core.directives import Finish, Left, Refused, Run, Stop
+from elasticjob_rendezvous.core.directives import Finish, Idle, Left, Refused, Run, Stop
 from elasticjob_rendezvous.core.effects import (
     Grant,
     KeepAlive,
@@ -41,6 +41,7 @@ from elasticjob_rendezvous.core.events import (
     Probed,
     RequestFailed,
     Started,
+    StoreChanged,
     StoreRefused,
     Tick,
     TxnAmbiguous,
@@ -61,6 +62,7 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
 )
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import KEYS, START, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
@@ -822,3 +824,19 @@ def test_news_of_a_watch_that_was_given_up_is_not_believed() -> None:
 
 def test_orphans_are_waited_for_as_long_as_this_jobs_launchers_keep_them() -> None:
     assert alone(orphan_seconds=120.0).engine.coordinator.peers.orphan_seconds == 120.0
+
+
+def test_who_waits_while_etcd_cannot_be_used_says_so_and_workers_run_on() -> None:
+    full = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", "etcdserver: no", 1)
+    working = running(alone())
+    assert isinstance(working.hear(StoreChanged(full)).directive, Run)
+    node = Node(SimEtcd(), "a", bounds=Bounds(2, 2)).start()
+    calm = node.directive
+    assert node.hear(StoreChanged(full)).directive == Idle(
+        "etcd refuses writes: no round can form until it accepts them"
+    )
+    away = replace(full, state=StoreState.UNREACHABLE)
+    assert node.hear(StoreChanged(away)).directive == Idle(
+        "etcd cannot be reached: no round can form until it answers"
+    )
+    assert node.hear(StoreChanged(None)).directive == calm

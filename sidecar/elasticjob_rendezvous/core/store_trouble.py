@@ -1,0 +1,94 @@
+"""Trouble with a rendezvous store: what it is, where, since when, and the words for it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+LONGEST_TEXT = 240
+LONGEST_STORE = 40
+LATEST_MS = 32_503_680_000_000
+"""The year 3000: no date beyond it can be shown."""
+LONGEST_ENDPOINT = 120
+
+
+class StoreState(StrEnum):
+    """What a client can do with the store."""
+
+    REACHABLE = "reachable"
+    UNREACHABLE = "unreachable"
+    REFUSING = "refusing"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTrouble:
+    """Why a store cannot be used.
+
+    Args:
+        store: what it is called: `etcd`, `the c10d store`.
+        state: `UNREACHABLE` or `REFUSING`.
+        endpoint: where it was asked.
+        text: its own words, or those of the connection; one line.
+        since_ms: Unix time of the first failed probe.
+    """
+
+    store: str
+    state: StoreState
+    endpoint: str
+    text: str
+    since_ms: int
+
+    @property
+    def refuses(self) -> bool:
+        return self.state is StoreState.REFUSING
+
+    @property
+    def sentence(self) -> str:
+        """Store, endpoint and cause, without a full stop."""
+        what = "refuses writes" if self.refuses else "cannot be reached"
+        return f"{self.store} at {self.endpoint} {what}: {self.text}"
+
+    @property
+    def waiting(self) -> str:
+        """What a member without workers waits for."""
+        if self.refuses:
+            return f"{self.store} refuses writes: no round can form until it accepts them"
+        return f"{self.store} cannot be reached: no round can form until it answers"
+
+    def document(self) -> dict[str, object]:
+        """As JSON, for who asks an agent; `read_trouble` reads it."""
+        return {
+            "store": self.store,
+            "state": str(self.state),
+            "endpoint": self.endpoint,
+            "text": self.text,
+            "sinceMs": self.since_ms,
+        }
+
+
+def read_trouble(document: object) -> StoreTrouble | None:
+    """What `StoreTrouble.document` made, bounded; None for None and for anything else."""
+    if not isinstance(document, Mapping):
+        return None
+    try:
+        return StoreTrouble(
+            shortened(str(document["store"]), LONGEST_STORE),
+            StoreState(document["state"]),
+            shortened(str(document["endpoint"]), LONGEST_ENDPOINT),
+            shortened(str(document["text"])),
+            max(0, min(int(document["sinceMs"]), LATEST_MS)),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """The first line of a foreign text, at most `most` characters."""
+    line = " ".join(text.strip().partition("\n")[0].split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def endpoints_text(endpoints: tuple[str, ...]) -> str:
+    """The endpoints of one store, bounded."""
+    return shortened(", ".join(endpoints), LONGEST_ENDPOINT)

@@ -1,0 +1,124 @@
+"""Probe of etcd v3: a transaction that writes nothing, but that etcd judges as a write.
+
+Its comparison always holds, so that the put in its other branch is never carried out: no revision,
+no event, no key. Yet etcd passes it through consensus, the quota, its alarms and the user's
+permissions as it does any write. In large gangs it is sent at a bounded rate; in between etcd's
+status tells whether it answers, and by its errors whether a write is to be tried at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
+from pyetcd.etcdrpc import rpc_pb2
+
+from elasticjob_rendezvous.core.kv import Compare, Put, Range, Target, Txn
+from elasticjob_rendezvous.core.store_health import (
+    LONGEST_PROBE_SECONDS,
+    PROBE_SECONDS,
+    Failed,
+)
+from elasticjob_rendezvous.core.store_trouble import StoreState
+from elasticjob_rendezvous.etcd import wire
+from elasticjob_rendezvous.etcd.client import Client
+from elasticjob_rendezvous.etcd.errors import EtcdError, PermissionDenied, Unauthenticated
+from elasticjob_rendezvous.etcd.transport import Transport
+
+STORE = "etcd"
+KEY = "probe"
+"""Below the prefix of who probes. It never exists."""
+PROBES_A_SECOND = 32
+"""Of the members of one gang together, while the pause is not the longest."""
+WRITES_A_SECOND = 50
+"""Of the members of one gang together, however many they are."""
+_STATUS_ERRORS = 8
+"""Field `errors` of a StatusResponse, newer than the generated messages: alarms, no leader."""
+_OWN_WORDS = "etcdserver: "
+
+
+class EtcdProbe:
+    """Probes through a client of its caller.
+
+    Args:
+        prefix: where the caller may write.
+        members: how many probe at the same time.
+    """
+
+    def __init__(self, client: Client, prefix: str, members: Callable[[], int]) -> None:
+        self._transport: Transport = client.transport
+        self._txn = wire.txn_request(dry_write(prefix + KEY))
+        self._members = members
+        self._refusal: Failed | None = None
+        self._wrote_at = float("-inf")
+
+    @property
+    def pause_seconds(self) -> float:
+        """The pause between two probes: longer in a large gang."""
+        seconds = self._members() / PROBES_A_SECOND
+        return min(max(PROBE_SECONDS, seconds), LONGEST_PROBE_SECONDS)
+
+    async def __call__(self, seconds: float) -> Failed | None:
+        """See `store_monitor.Probe`."""
+        now = time.monotonic()
+        if now < self._wrote_at + self._members() / WRITES_A_SECOND:
+            if self._refusal is not None:
+                return self._refusal  # as of the last write
+            try:
+                if not await self._alarmed(seconds):
+                    return None
+            except EtcdError as error:
+                return failure_of(error)
+        failure = await self._written(seconds)
+        if failure is None or failure.state is StoreState.REFUSING:
+            self._wrote_at, self._refusal = now, failure
+        return failure
+
+    async def _written(self, seconds: float) -> Failed | None:
+        try:
+            await self._write(seconds)
+        except EtcdError as error:
+            return failure_of(error)
+        return None
+
+    async def _write(self, seconds: float) -> None:
+        await self._transport.call(
+            "write check",
+            lambda link, metadata, timeout: link.kv.Txn(
+                self._txn, metadata=metadata, timeout=timeout
+            ),
+            timeout_seconds=seconds,
+            once=True,
+        )
+
+    async def _alarmed(self, seconds: float) -> bool:
+        """Whether etcd's status names an error; raises `EtcdError` where it has none."""
+        reply: Any = await self._transport.call(
+            "status",
+            lambda link, metadata, timeout: link.maintenance.Status(
+                rpc_pb2.StatusRequest(), metadata=metadata, timeout=timeout
+            ),
+            timeout_seconds=seconds,
+            once=True,
+        )
+        return any(found.field_number == _STATUS_ERRORS for found in UnknownFieldSet(reply))
+
+
+def dry_write(key: str) -> Txn:
+    """A transaction that reads `key`, or writes it where it exists, which it never does."""
+    absent = Compare(key, Target.MOD, 0)
+    return Txn((absent,), (Range(key, limit=1),), (Put(key, b""),))
+
+
+def failure_of(error: EtcdError) -> Failed:
+    """Whether etcd itself refused, in its own words, or could not be asked."""
+    at = error.detail.find(_OWN_WORDS)
+    text = error.detail if at < 0 else error.detail[at:]
+    refused = isinstance(error, PermissionDenied | Unauthenticated)
+    if text.startswith("DEADLINE_EXCEEDED"):
+        text = "no answer in time"
+    if at < 0 and not refused:
+        return Failed(StoreState.UNREACHABLE, text)
+    return Failed(StoreState.REFUSING, text, costly=isinstance(error, Unauthenticated))

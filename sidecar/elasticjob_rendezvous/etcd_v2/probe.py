@@ -1,0 +1,47 @@
+"""Probe of etcd's v2 API: a write that is refused because its key does not exist.
+
+etcd passes it through consensus and the user's permissions as it does any write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import etcd
+
+from elasticjob_rendezvous.api import RendezvousError
+from elasticjob_rendezvous.core.store_health import Failed
+from elasticjob_rendezvous.core.store_trouble import StoreState
+
+STORE = "etcd"
+KEY = "elasticjob-probe"
+
+
+class EtcdV2Probe:
+    """See `store_monitor.StoreProbe`. One call at a time.
+
+    Args:
+        make: a client with a short time limit.
+        folder: where members may write.
+    """
+
+    def __init__(self, make: Callable[[], Any], folder: str) -> None:
+        self._make = make
+        self._key = f"{folder}/{KEY}"
+        self._client: Any = None
+
+    def __call__(self, seconds: float) -> Failed | None:
+        try:
+            if self._client is None:
+                self._client = self._make()
+            self._client.write(self._key, "", prevExist=True)
+        except etcd.EtcdKeyNotFound:
+            return None
+        except etcd.EtcdConnectionFailed as error:
+            return Failed(StoreState.UNREACHABLE, str(error.cause or error))
+        except etcd.EtcdException as error:
+            return Failed(StoreState.REFUSING, str(error))
+        except RendezvousError as error:
+            return Failed(StoreState.UNREACHABLE, str(error))
+        return None

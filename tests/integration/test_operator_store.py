@@ -1,0 +1,129 @@
+"""An etcd that refuses writes or is away, in a job's status, its events and its explanation."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from elasticjob_rendezvous.core.records import Cause, CauseKind
+from elasticjob_rendezvous.core.served import Served
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
+from tests.integration.answering_rig import FakeAgent, Gang
+from tests.integration.apiserver import ApiServer
+from tests.integration.etcd_server import EtcdServer, wait_until
+from tests.integration.mirrored_rig import running
+from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_in
+from tests.integration.store_trouble_rig import NO_SPACE, SMALL, empty, fill
+
+KIND = "RendezvousUnavailable"
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), arguments=[SMALL])
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, api_server: ApiServer, etcd: EtcdServer, namespace: str
+) -> Iterator[Namespace]:
+    replica = Operator(tmp_path, api_server, etcd, options=alone_in(namespace))
+    with replica.running():
+        yield Namespace(api_server, namespace)
+
+
+def told(here: Namespace, reason: str) -> list[str]:
+    """The messages of the job's events of that reason."""
+    return [message for found, message in here.events() if found == reason]
+
+
+def explained(here: Namespace, text: str) -> None:
+    def said() -> str:
+        return " ".join(here.status().get("explanation") or ())
+
+    wait_until(lambda: text in said(), f"{text!r} explained", SECONDS)
+
+
+def test_an_etcd_that_is_full_then_away_is_told_once_each_and_its_end_too(
+    here: Namespace, etcd: EtcdServer
+) -> None:
+    running(here, etcd, 2)
+    here.await_condition(KIND, "Available")
+    assert not here.condition(KIND)["message"], "nothing is said of an etcd never in trouble"
+
+    fill(etcd)
+    found = here.await_condition(KIND, "EtcdRefusesWrites")
+    assert (found["status"], found["message"]) == (
+        "True", f"etcd at {etcd.url} refuses writes: {NO_SPACE}"
+    )  # fmt: skip
+    explained(here, NO_SPACE)
+    explained(here, "etcdctl alarm disarm")
+    empty(etcd)
+    found = here.await_condition(KIND, "Available")
+    assert found["status"] == "False"
+    assert found["message"].startswith("etcd can be used again after ")
+    wait_until(lambda: told(here, "RendezvousAvailable"), "its end as an event", SECONDS)
+    assert len(told(here, "EtcdRefusesWrites")) == 1
+    assert NO_SPACE not in " ".join(here.status()["explanation"])
+
+    etcd.pause()
+    try:
+        found = here.await_condition(KIND, "EtcdUnreachable")
+        assert f"etcd at {etcd.url} cannot be reached: " in found["message"]
+        assert here.status()["phase"] == "Running"
+    finally:
+        etcd.resume()
+    here.await_condition(KIND, "Available")
+    wait_until(lambda: len(told(here, "RendezvousAvailable")) == 2, "its end as an event", SECONDS)
+    assert len(told(here, "EtcdUnreachable")) == 1
+    here.await_status(phase="Running")
+
+
+def test_what_only_agents_see_is_told_with_their_pods_names(
+    here: Namespace, etcd: EtcdServer
+) -> None:
+    agents = running(here, etcd, 2)
+    secret = here.get("secrets", "job-elasticjob")
+    assert secret is not None
+    job_key = base64.b64decode(secret["data"]["job-key"])
+    text = "etcdserver: permission denied"
+    trouble = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", text, 1_000)
+    with ExitStack() as stack:
+        answering = []
+        for name, uid in agents.members.items():
+            agent = stack.enter_context(FakeAgent(uid, job_key).answering())
+            agent.says = Served("etcd", uid, {})
+            here.set_pod(name, podIP=agent.address, podIPs=[{"ip": agent.address}])
+            answering.append(agent)
+        wait_until(lambda: all(agent.asked for agent in answering), "a question each", SECONDS)
+        answering[1].says = Served("etcd", answering[1].uid, {}, store=trouble)
+        found = here.await_condition(KIND, "EtcdRefusesWrites")
+        assert found["message"] == f"etcd at etcd:2379 refuses writes: {text} (reported by job-1)"
+        answering[1].says = Served("etcd", answering[1].uid, {})
+        here.await_condition(KIND, "Available")
+    agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))
+    wait_until(lambda: here.status()["rendezvous"]["round"] == 2, "round 2", SECONDS)
+
+
+def test_a_c10d_store_that_agents_cannot_reach_is_told(here: Namespace) -> None:
+    here.create_job(minNodes=1, maxNodes=2, rendezvous={"backend": "c10d"})
+    here.await_pods("job-0", "job-1")
+    gang = Gang(here)
+    trouble = StoreTrouble("the c10d store", StoreState.UNREACHABLE, "job-0:29400", "gone", 1_000)
+    with gang.of("job-0"), gang.of("job-1") as agent:
+        gang.seal(1)
+        here.await_status(phase="Running")
+        before = agent.says
+        agent.says = Served(before.backend, before.member, before.records, before.state, trouble)
+        found = here.await_condition(KIND, "StoreUnreachable")
+        assert "the c10d store at job-0:29400 cannot be reached: gone" in found["message"]
+        agent.says = before
+        here.await_condition(KIND, "Available")

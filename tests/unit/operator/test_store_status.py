@@ -1,0 +1,112 @@
+"""An etcd that cannot be used, in conditions, events and the explanation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_operator.core.happenings import EventType, happenings
+from elasticjob_operator.core.observed import Observed, SeenTrouble
+from elasticjob_operator.core.rendezvous_view import UNREADABLE, OutcomeKind
+from elasticjob_operator.core.status import next_status
+from elasticjob_operator.core.store_status import found
+from elasticjob_operator.model.enums import Backend, ConditionStatus
+from elasticjob_operator.model.status import Condition, Status
+from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
+from tests.unit.operator.builders import NOW, closed, final_round, job, later, observed, running
+
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+FULL = StoreTrouble("etcd", StoreState.REFUSING, "etcd:2379", NO_SPACE, 0)
+AWAY = StoreTrouble("etcd", StoreState.UNREACHABLE, "etcd:2379", "Connection refused", 0)
+CALM = observed(*running(2), view=final_round(2))
+
+
+def seen(trouble: StoreTrouble | None, *members: str, view: Observed = CALM) -> Observed:
+    return replace(view, store=None if trouble is None else SeenTrouble(trouble, members))
+
+
+def after(exists: Observed, before: Status | None = None, seconds: float = 0.0) -> Status:
+    a_job = job(status=before, maxNodes=2)
+    return next_status(a_job, exists, exists.rendezvous, later(seconds))
+
+
+def condition(status: Status) -> Condition:
+    one = found(status)
+    assert one is not None
+    return one
+
+
+def told(before: Status, status: Status) -> list[tuple[EventType, str, str]]:
+    return [(one.type, one.reason, one.message) for one in happenings(before, status, ())]
+
+
+def test_nothing_is_said_while_all_is_well() -> None:
+    calm = after(seen(None))
+    assert (condition(calm).status, condition(calm).message) == (ConditionStatus.FALSE, "")
+    assert not [one for one in told(Status(), calm) if "endezvous" in one[1]]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason", "remedy"),
+    [(FULL, "EtcdRefusesWrites", "etcdctl alarm disarm"), (AWAY, "EtcdUnreachable", "etcd runs")],
+)
+def test_a_trouble_is_told_once_with_what_to_do_and_so_is_its_end(
+    trouble: StoreTrouble, reason: str, remedy: str
+) -> None:
+    calm = after(seen(None))
+    stuck = after(seen(trouble), calm, 10)
+    one = condition(stuck)
+    assert (one.status, one.reason, one.message) == (
+        ConditionStatus.TRUE, reason, trouble.sentence
+    )  # fmt: skip
+    assert told(calm, stuck) == [(EventType.WARNING, reason, trouble.sentence)]
+    explained = " ".join(stuck.explanation)
+    assert trouble.sentence in stuck.explanation[0]
+    assert remedy in explained
+    again = after(seen(trouble), stuck, 20)
+    assert again == stuck
+    over = after(seen(None), again, 40)
+    assert condition(over).status is ConditionStatus.FALSE
+    message = "etcd can be used again after 30 s"
+    assert told(again, over) == [(EventType.NORMAL, "RendezvousAvailable", message)]
+    assert trouble.text not in " ".join(over.explanation)
+    assert after(seen(None), over, 50) == over
+
+
+def test_a_broken_connection_with_another_text_is_the_same_trouble() -> None:
+    first = after(seen(AWAY))
+    other = after(seen(replace(AWAY, text="Connection reset by peer")), first, 1)
+    assert other == first
+    refused = after(seen(FULL), other, 2)
+    assert [one[1] for one in told(other, refused)] == ["EtcdRefusesWrites"]
+    more = after(seen(replace(FULL, text="etcdserver: no leader")), refused, 3)
+    assert [one[1] for one in told(refused, more)] == ["EtcdRefusesWrites"]
+
+
+def test_pods_that_alone_see_it_are_named_and_a_sample_that_turns_changes_nothing() -> None:
+    uids = [pod.uid for pod in CALM.pods]
+    first = after(seen(FULL, uids[0]))
+    name = CALM.pods[0].name
+    assert condition(first).message == f"{FULL.sentence} (reported by {name})"
+    assert after(seen(FULL, uids[1]), first, 5) == first
+    assert condition(after(seen(FULL, *uids))).message == FULL.sentence
+
+
+def test_the_store_of_c10d_has_a_reason_of_its_own() -> None:
+    a_job = job(maxNodes=2, rendezvous={"backend": Backend.C10D})
+    exists = seen(replace(AWAY, store="the c10d store"))
+    status = next_status(a_job, exists, exists.rendezvous, NOW)
+    assert condition(status).reason == "StoreUnreachable"
+
+
+def test_an_end_is_no_trouble_and_what_cannot_be_read_is_unknown() -> None:
+    stuck = after(seen(FULL))
+    ended = replace(seen(FULL), rendezvous=closed(OutcomeKind.SUCCEEDED))
+    status = after(ended, stuck, 1)
+    assert (condition(status).status, condition(status).message) == (ConditionStatus.FALSE, "")
+    assert FULL.text not in " ".join(status.explanation)
+    unread = replace(seen(None), rendezvous=UNREADABLE)
+    assert condition(after(unread)).status is ConditionStatus.UNKNOWN
+    gone = after(unread, stuck, 1)
+    assert condition(gone).status is ConditionStatus.FALSE, "the probe knows that it is over"
