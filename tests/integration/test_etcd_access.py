@@ -31,7 +31,6 @@ from tests.integration.rendezvous_gang import (
 
 ROOT_PASSWORD = "the root password"
 GUARDED = VERSIONS[1:]
-NEWER = tuple(version for version in GUARDED if version != "3.5")
 CHEAP = "--bcrypt-cost=4"
 NAMESPACE = "team"
 
@@ -209,12 +208,7 @@ async def undisturbed(server: EtcdServer) -> None:
             await until(lambda: together(nodes[:2], after=1), "a round of those who are left")
 
 
-@pytest.mark.parametrize("server", NEWER, indirect=True)
 def test_a_gang_trains_on_when_etcd_has_lost_all_data_and_users(server: EtcdServer) -> None:
-    """Not on 3.5, which now and then leaves a request unanswered when users are made anew while
-    members with the old ones come back. It is not recommended for jobs with users: security.md.
-    """
-
     async def main() -> None:
         async with administrator(server) as (client, users):
             access = await access_for(users, NAMESPACE, "a", None, None)

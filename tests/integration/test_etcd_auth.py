@@ -8,12 +8,13 @@ import pytest
 
 from elasticjob_rendezvous.core.kv import Put, Range, Txn
 from elasticjob_rendezvous.etcd.client import Client
-from elasticjob_rendezvous.etcd.errors import PermissionDenied, Unauthenticated
+from elasticjob_rendezvous.etcd.errors import LeaseLost, PermissionDenied, Unauthenticated
 from tests.integration.conftest import StartEtcd
 from tests.integration.etcd_server import VERSIONS, EtcdServer
 from tests.integration.watching import drained, events_of, opened
 
 ROOT = "root:secret"
+PATIENCE_SECONDS = 20.0
 
 
 def enable_auth(server: EtcdServer) -> None:
@@ -58,6 +59,45 @@ def test_users_permissions_and_stale_tokens(guarded_etcd: EtcdServer) -> None:
                 client.range(Range("/job/", True)),
             )
         await wrong_credentials_are_refused(guarded_etcd)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ask", ["put", "watch", "several"])
+def test_a_token_from_before_a_loss_of_all_data_holds_nothing_up(
+    guarded_etcd: EtcdServer, ask: str
+) -> None:
+    """It names a place in the log that the new etcd is far from: etcd would wait until it is there,
+    and so in vain for as long as nobody else writes."""
+
+    async def main() -> None:
+        admin = Client([guarded_etcd.url], user="root", password="secret")
+        urls = [guarded_etcd.url]
+        patient = Client(
+            urls, user="job", password="pass", request_timeout_seconds=PATIENCE_SECONDS
+        )
+        async with patient as client, admin:
+            for _ in range(200):  # more than it takes to make the users again
+                await admin.put(Put("/k", b""))
+            await client.put(Put("/job/k", b""))  # with a token that is as young
+            guarded_etcd.kill()
+            guarded_etcd.wipe()
+            await asyncio.to_thread(guarded_etcd.start)
+            await asyncio.to_thread(enable_auth, guarded_etcd)
+            requests = {
+                "put": lambda: client.put(Put("/job/k", b"")),
+                "watch": lambda: opened(client.watch([Range("/job/", True)], 0)),
+                "keep_alive": lambda: gone(client),
+                "range": lambda: client.range(Range("/job/", True)),
+            }
+            asked = requests.values() if ask == "several" else [requests[ask]]
+            begin = asyncio.get_running_loop().time()
+            await asyncio.gather(*(request() for request in asked))
+            assert asyncio.get_running_loop().time() - begin < PATIENCE_SECONDS / 2
+
+    async def gone(client: Client) -> None:
+        with pytest.raises(LeaseLost):
+            await client.keep_alive(7)
 
     asyncio.run(main())
 

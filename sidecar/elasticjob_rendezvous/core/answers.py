@@ -44,6 +44,7 @@ def take_read(our: Membership, event: ReadDone) -> None:
     """Where things stand."""
     read, _ = our.inflight.taken()
     _calm(our)
+    our.reached = True
     if our.inflight.tells_of_loss(
         our.view, our.watches, event.cluster_id, event.revision, event.ranges
     ):
@@ -66,6 +67,7 @@ def take_txn(our: Membership, event: TxnDone) -> None:
     """What came of a write, and what was read with it."""
     write, note = our.inflight.taken()
     _calm(our)
+    our.reached = True
     assert isinstance(write, Write)
     result = event.result
     if our.inflight.tells_of_loss(
@@ -99,7 +101,7 @@ def take_failure(our: Membership, event: RequestFailed) -> None:
     """Etcd did not serve us: hopeless at the start, a matter of patience later."""
     our.inflight.taken()
     our.backoff.failed(our.now)
-    if our.view.cluster_id:
+    if our.reached:
         return
     if event.terminal:
         our.refused = event.error

@@ -124,10 +124,14 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class WatchBroken:
-    """The watch can't go on (compaction, lost connection, silence): read again."""
+    """The watch can't go on (compaction, lost connection, silence): read again.
+
+    `terminal`: it never opened, and opening it again cannot help (no permission, not an etcd, …).
+    """
 
     generation: int
     error: str = ""
+    terminal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,10 +80,12 @@ def _take_watch(our: Membership, event: WatchOpened | Changed | WatchBroken) -> 
         case Changed(generation, revision, events):
             if our.watches.holds(generation):
                 our.view.apply(revision, events)
-        case WatchBroken(generation, _):
+        case WatchBroken(generation, error, terminal):
             if our.watches.broke(generation, our.now + our.backoff.pause_seconds):
                 our.doubt = True
                 our.backoff.lengthen()
+                if terminal and not our.reached:
+                    our.refused = error
 
 
 def _take_link(our: Membership, event: LinkUp | LinkHeard | LinkQuiet | LinkDown) -> None:

@@ -41,6 +41,8 @@ class Membership:
         sessions: how many we have begun.
         doubt: what we know may be incomplete: it is read before anything is decided.
         looked_at: when etcd last told us anything of our key.
+        reached: whether etcd ever told us anything of the job: no error is final from then on,
+            not even while an etcd that lost its data knows no user of ours.
         answered: keys that were asked for once, and need not be again.
         left, refused: our part is over: we have left; why we are not let in.
         close: the outcome with which our agent wants the job to end.
@@ -73,6 +75,7 @@ class Membership:
         self.started_at = 0.0
         self.doubt = True
         self.looked_at = 0.0
+        self.reached = False
         self.answered: set[str] = set()
         self.left = False
         self.refused = ""

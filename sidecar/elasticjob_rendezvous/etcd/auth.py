@@ -1,4 +1,9 @@
-"""The auth token of one client: fetched when first needed, again when it went stale."""
+"""The auth token of one client: fetched when first needed, again when it went stale.
+
+A token is used only as long as the connection holds. etcd's simple tokens name a place in its log,
+and etcd keeps every request waiting until it has got there: after a loss of its data, or a restore
+of older data, that may be never.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +33,8 @@ class Token:
 
     async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
         """Return what a request must carry, after authenticating on `link` if need be."""
+        if self.user is not None and not link.is_connected():
+            self._metadata = None  # who answers there next may have lost its data
         if self._metadata is not None:
             return self._metadata
         async with asyncio.timeout(timeout_seconds), self._lock:
@@ -48,7 +55,7 @@ class Token:
         return (*_HAS_LEADER, ("token", reply.token))
 
     def forget(self, metadata: Metadata) -> bool:
-        """Drop the token that was refused; False when there is no other to hope for."""
+        """Drop a token that was refused or got no answer; False when there is no other to get."""
         if self.user is None:
             return False
         if self._metadata == metadata:  # else a newer one is already there

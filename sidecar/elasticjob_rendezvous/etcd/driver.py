@@ -306,9 +306,8 @@ class Driver:
                     if batch.events:
                         self.post(Changed(generation, batch.revision, batch.events))
         except EtcdError as error:
-            if not opened and isinstance(error, Terminal):
-                self.post(RequestFailed(str(error), terminal=True))
-            self.post(WatchBroken(generation, str(error)))
+            terminal = not opened and isinstance(error, Terminal)
+            self.post(WatchBroken(generation, str(error), terminal))
         finally:
             self._watches.pop(generation, None)
 

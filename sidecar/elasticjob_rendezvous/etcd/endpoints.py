@@ -153,6 +153,10 @@ class Link:
         except InvalidConfiguration:  # in the middle of a rotation: what we hold is better
             return False
 
+    def is_connected(self) -> bool:
+        """Whether the channel is connected. One that was cut off connects only to send again."""
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
     def is_settled(self) -> bool:
         """Whether the channel is connected, or has failed to; else it tries."""
         return self.channel.get_state(try_to_connect=True) not in _UNSETTLED

@@ -42,6 +42,7 @@ BROKEN = (
 
 _FIRST_BACKOFF_SECONDS = 0.05
 _LAST_BACKOFF_SECONDS = 1.0
+_ETCD_SAYS = "etcdserver: "
 _LEAST_WRITE_SECONDS = 0.1
 """A write is not sent again with less time than this: not to be answered in time would put in
 doubt what so far was surely refused."""
@@ -53,13 +54,16 @@ class Failure:
 
     verdict: Verdict | type[EtcdError]
     detail: str
+    answered: bool = False
+    """Whether etcd itself said so."""
 
 
 def read_failure(error: BaseException) -> Failure:
     """Judge an exception of `BROKEN`. A cancellation that is meant for the caller is raised."""
     if isinstance(error, grpc.aio.AioRpcError):
         detail = error.details() or ""
-        return Failure(meaning(error.code(), detail), f"{error.code().name}: {detail}")
+        verdict = meaning(error.code(), detail)
+        return Failure(verdict, f"{error.code().name}: {detail}", detail.startswith(_ETCD_SAYS))
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -160,6 +164,8 @@ class Transport:
         kind = _kind(call, failure.verdict)
         if kind in (Unavailable, Ambiguous, NotEtcd):  # the endpoint is to blame
             call.failures += 1
+            if not failure.answered:
+                self.token.forget(call.metadata)
             await self.links.failed(link)
         rounds, place_in_round = divmod(call.failures, len(self.links))
         if place_in_round == 0 and call.once:

@@ -69,6 +69,8 @@ async def watch(
                     raise Unauthenticated(_OPERATION, url, failure.detail) from error
                 refreshed = True
                 continue
+            if not failure.answered:
+                transport.token.forget(metadata)
             await transport.links.failed(link)
             kind = failure.verdict if isinstance(failure.verdict, type) else Unavailable
             raise kind(_OPERATION, url, failure.detail) from error

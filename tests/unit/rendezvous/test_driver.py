@@ -1,15 +1,17 @@
-"""When the engine of a crowd is stepped: changes are gathered, but not once all have spoken."""
+"""The order of events: a crowd's changes are gathered, and each request has one answer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
-from elasticjob_rendezvous.core.effects import Effect
-from elasticjob_rendezvous.core.events import Changed, Clock, Event, Started
-from elasticjob_rendezvous.core.kv import KeyValue
+from elasticjob_rendezvous.core.effects import Effect, Grant, Watch
+from elasticjob_rendezvous.core.events import Changed, Clock, Event, Granted, Started, WatchBroken
+from elasticjob_rendezvous.core.kv import KeyValue, LeaseGrant, Range
 from elasticjob_rendezvous.etcd.driver import CROWD, Driver
+from elasticjob_rendezvous.etcd.errors import PermissionDenied
 
 PATIENCE_SECONDS = 10.0
 
@@ -69,3 +71,51 @@ def test_they_are_judged_at_once_when_all_may_have_spoken() -> None:
 def test_a_few_members_are_judged_one_by_one() -> None:
     at_once, steps = asyncio.run(_run(CROWD - 1, awaited=0, changes=3))
     assert (at_once, len(steps)) == (4, 4)
+
+
+class RefusedWatch:
+    """Stands in for a client whose watch etcd refuses while it still works on another request."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+
+    async def grant(self, ttl_seconds: int) -> LeaseGrant:
+        await self.may_answer.wait()
+        return LeaseGrant(7, ttl_seconds)
+
+    async def watch(self, *targets: object, **options: object) -> AsyncGenerator[None, None]:
+        raise PermissionDenied("watch", "http://etcd", "not yours")
+        yield
+
+
+class Requesting(Recorder):
+    """Stands in for an engine that begins with a watch and a request."""
+
+    def step(self, event: Event, clock: Clock) -> list[Effect]:
+        super().step(event, clock)
+        return [Watch(1, (Range("/k"),), 0), Grant(5)] if isinstance(event, Started) else []
+
+
+def test_a_refused_watch_is_no_answer_to_the_request_under_way() -> None:
+    """It was taken for one: the answer itself then met no request, and the member died of it."""
+
+    async def main() -> list[Event]:
+        engine, client = Requesting(1, 0), RefusedWatch()
+        nothing = cast(Any, None)
+        driver = Driver(cast(Any, engine), cast(Any, client), (), nothing, b"", lambda: None)
+        running = asyncio.create_task(driver.run())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not any(isinstance(event, WatchBroken) for event in engine.steps):
+                await asyncio.sleep(0)
+            client.may_answer.set()
+            while not isinstance(engine.steps[-1], Granted):
+                await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        return engine.steps
+
+    started, broken, granted = asyncio.run(main())
+    assert isinstance(started, Started)
+    assert isinstance(broken, WatchBroken)
+    assert broken.terminal
+    assert isinstance(granted, Granted)

@@ -150,6 +150,14 @@ def test_before_the_first_answer_a_hopeless_error_is_the_end() -> None:
     assert node.directive == Refused("permission denied")
 
 
+def test_before_the_first_answer_a_watch_refused_for_good_is_the_end() -> None:
+    node = Node(SimEtcd(), "a")
+    node.held = True
+    node.start()
+    node.hear(WatchBroken(node.made(Watch)[-1].generation, "permission denied", terminal=True))
+    assert node.directive == Refused("permission denied")
+
+
 def test_before_the_first_answer_patience_is_limited() -> None:
     node = Node(SimEtcd(), "a", connect_seconds=10.0)
     node.held = True
@@ -235,6 +243,21 @@ def test_a_broken_watch_is_opened_again_and_everything_read_anew() -> None:
     assert len(node.made(Read)) > reads
     assert node.engine.view.bounds is not None
     assert node.engine.view.bounds.record.max_nodes == 9
+
+
+def test_a_watch_refused_while_a_request_is_under_way_leaves_the_request_alone() -> None:
+    node = alone()
+    node.held = True
+    node.hear(LocalChanged(replace(READY, master_port=5)))
+    assert isinstance(node.request, Write)
+    broken = WatchBroken(node.made(Watch)[-1].generation, "permission denied", terminal=True)
+    node.hear(broken).later(PATIENCE)  # `Node` fails on a second request
+    node.held = False
+    node.hear(Tick()).later(1.0)
+    assert not isinstance(node.directive, Refused)
+    member = node.engine.view.member(identity("a"))
+    assert member is not None
+    assert member.record.master_port == 5
 
 
 # -- the lease ------------------------------------------------------------------------
@@ -790,6 +813,31 @@ def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> No
     assert Unwatch(old[-1].generation) in node.said
     assert node.engine.view.round is not None
     assert node.engine.view.round.record.state is RoundState.FINAL
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("of", ["request", "watch"])
+def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -> None:
+    """It knows no user of ours, say, until the operator has made them again."""
+    node = running(alone(connect_seconds=10.0)).later(60.0)
+    node.held = True
+    node.hear(LocalChanged(replace(node.engine.local, master_port=5)))
+    node.etcd.wipe()
+    node.answer().hear(Tick())
+    assert "etcd lost its data" in str(node.said)
+    for _ in range(3):
+        if of == "watch":
+            generation = node.made(Watch)[-1].generation
+            node.hear(WatchBroken(generation, "authentication failed", terminal))
+        else:
+            wait(node)
+            node.fail(RequestFailed("authentication failed", terminal))
+        node.later(0.2)
+        assert isinstance(node.directive, Run)
+    node.held = False
+    node.hear(Tick()).later(10.0)
+    assert isinstance(node.directive, Run)
+    assert key_of(node) in [kv.key for kv in node.etcd.range(Range(KEYS.members, True)).kvs]
 
 
 def test_data_lost_before_anything_was_read_is_noticed_by_the_watch() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, Self
 
 import grpc
 import pytest
 
-from elasticjob_rendezvous.etcd.auth import Token
-from elasticjob_rendezvous.etcd.errors import Unavailable
+from elasticjob_rendezvous.etcd.auth import Metadata, Token
+from elasticjob_rendezvous.etcd.errors import Ambiguous, Unavailable
 from elasticjob_rendezvous.etcd.transport import Transport
 
 TIMEOUT_SECONDS = 0.4
@@ -29,6 +30,9 @@ class OneLink:
 
     def __len__(self) -> int:
         return 1
+
+    def is_connected(self) -> bool:
+        return True
 
     def is_settled(self) -> bool:
         return True
@@ -79,5 +83,55 @@ def test_a_request_that_changes_of_users_overtake_is_sent_until_its_time_is_over
         # Nothing was changed, and nobody was refused: it is no matter of user and password.
         with pytest.raises(Unavailable, match="auth store is old"):
             await transport.call("put", overtaken, repeatable=False)
+
+    asyncio.run(main())
+
+
+class Guarded(OneLink):
+    """It gives out the tokens 1, 2, 3, …"""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    @property
+    def auth(self) -> Self:
+        return self
+
+    async def Authenticate(self, request: object, timeout: float) -> object:
+        self.tokens += 1
+        return SimpleNamespace(token=str(self.tokens))
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "again"),
+    [
+        (grpc.StatusCode.UNKNOWN, "Stream removed (Deadline Exceeded)", "2"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", "2"),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", "2"),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out", "1"),
+        (grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader", "1"),
+    ],
+)
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_token_that_got_no_answer_is_not_used_again(
+    code: grpc.StatusCode, detail: str, again: str, repeatable: bool
+) -> None:
+    """etcd keeps requests waiting whose token names a place in its log that it has not got to."""
+
+    async def main() -> None:
+        used: list[str] = []
+
+        async def request(link: object, metadata: Metadata, timeout_seconds: float) -> None:
+            used.append(dict(metadata)["token"])
+            if len(used) == 1:
+                await asyncio.sleep(timeout_seconds)  # so it is not sent again by itself
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), detail)
+
+        links: Any = Guarded()
+        transport = Transport(links, Token("job", "pass"), TIMEOUT_SECONDS, random=lambda: 0.0)
+        with pytest.raises((Unavailable, Ambiguous)):
+            await transport.call("put", request, repeatable=repeatable)
+        await transport.call("put", request, repeatable=repeatable)
+        assert used == ["1", again]
 
     asyncio.run(main())
