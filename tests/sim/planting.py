@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 from elasticjob_rendezvous.core.codec import decode
 from elasticjob_rendezvous.core.effects import Effect, Write
@@ -35,6 +37,17 @@ class Bug:
 
 
 BUGS: list[Bug] = []
+
+
+def swap(name: str, profile: str, owner: object, rule: str, change: Callable[[Any], Any]) -> None:
+    """Add a bug that is one rule of `owner` made another: `change` takes the rule as it is."""
+
+    @contextmanager
+    def plant() -> Iterator[EngineFactory]:
+        with patch.object(owner, rule, change(getattr(owner, rule))):
+            yield Engine
+
+    BUGS.append(Bug(name, profile, plant))
 
 
 def bug(profile: str) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
