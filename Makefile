@@ -63,6 +63,11 @@ test: lint types imports generated etcd kubernetes ## everything, with 10,000 sc
 	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 
+.PHONY: mutation
+MODULES ?=
+mutation: install ## mutation testing of the protocol's decisions, for a night: MODULES="verdicts counts" for some
+	$(PY) -m scripts.mutation $(CACHE) $(MODULES)
+
 .PHONY: e2e
 e2e: install etcd ## what users do with kubectl and helm, on a cluster brought up for it unless one runs
 	@$(PY) -m tests.cluster images

@@ -70,6 +70,7 @@ class Agent:
         self.paused = False
         self.paused_at = 0.0
         self.resumes_at = 0.0
+        self.resumed_at = 0.0
         self.exited = False
         self.steps = 0
         self._inbox: list[Event] = []
@@ -126,7 +127,9 @@ class Agent:
             self._carry_out(effect)
         self._count_spins(now)
         self._schedule_wake()
-        self.pod.follow(self.engine.hand_over())
+        directive = self.engine.hand_over()
+        world.running.told(self, directive)
+        self.pod.follow(directive)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -194,6 +197,7 @@ class Agent:
         if not self.paused or self.exited:
             return
         self.paused = False
+        self.resumed_at = self.world.now
         inbox, self._inbox = self._inbox, []
         due = self._wake is not None and self._wake <= self.clock()
         if due and self.world.rng.random() < 0.5:

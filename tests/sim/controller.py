@@ -59,7 +59,7 @@ class Controller:
         world = self.world
         if not world.plan.operator:
             return
-        if not world.etcd_up:
+        if not world.etcd_up or world.etcd_full:
             self._soon(1.0)
             return
         marked = {mark.member for mark in self.bounds.marks}

@@ -11,6 +11,7 @@ from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from tests.sim.plan import Action
 
 if TYPE_CHECKING:
+    from tests.sim.agent import Agent
     from tests.sim.node import Pod
     from tests.sim.world import World
 
@@ -68,12 +69,17 @@ class Faults:
         if pod.frozen:
             return  # the launcher thaws with it, unaware: two faults in one
         pod.kill_agent()
+        self.world.truth.agents_gone[pod.id] = self.world.now
         if any(not self.world.network.joined(pod.id, other.id) for other in self.world.alive()):
             self._nobody_can_stop(pod, down_seconds)
         self.world.at(down_seconds, pod.start_agent)
 
     def fail(self, pod: Pod, _: float) -> None:
         pod.fail_workers(FailureClass.USER_ERROR)
+
+    def take_port(self, pod: Pod, _: float) -> None:
+        """The port that was chosen for rank 0 is taken."""
+        pod.fail_workers(FailureClass.MASTER_PORT)
 
     def drain(self, pod: Pod, _: float) -> None:
         pod.leave("evicted")
@@ -168,10 +174,71 @@ class Faults:
 
     def split(self, pod: Pod, seconds: float) -> None:
         """Half of the pods can't reach the other half."""
+        self._cut_peers(self._half(pod), seconds)
+
+    def rack(self, pod: Pod, seconds: float) -> None:
+        """Half of the pods reach neither etcd nor the other half."""
+        half = self._half(pod)
+        self._cut_peers(half, seconds)
+        self._cut_etcd(half, seconds)
+
+    def half_heard(self, pod: Pod, seconds: float) -> None:
+        """What this pod says reaches nobody, or what the others say does not reach it."""
+        world = self.world
+        others = [other for other in world.alive() if other is not pod]
+        if world.rng.random() < 0.5:
+            lost = {(pod.id, other.id) for other in others}
+        else:
+            lost = {(other.id, pod.id) for other in others}
+        self._lose(lost, seconds)
+
+    def one_way(self, pod: Pod, seconds: float) -> None:
+        """Of two pods one hears the other and is not heard."""
+        others = [other for other in self.world.alive() if other is not pod]
+        if others:
+            self._lose({(pod.id, self.world.rng.choice(others).id)}, seconds)
+
+    def mute(self, pod: Pod, seconds: float) -> None:
+        """Requests of a pod do not arrive at etcd; what etcd sends arrives."""
+        self._cut_one_way(self.world.network.mute, pod, seconds)
+
+    def deaf(self, pod: Pod, seconds: float) -> None:
+        """etcd does what a pod asks for, but its answers are lost."""
+        self._cut_one_way(self.world.network.deaf, pod, seconds)
+
+    def _half(self, pod: Pod) -> list[Pod]:
         alive = self.world.alive()
         begin = alive.index(pod)
-        half = (alive + alive)[begin : begin + max(1, len(alive) // 2)]
-        self._cut_peers(half, seconds)
+        return (alive + alive)[begin : begin + max(1, len(alive) // 2)]
+
+    def _lose(self, lost: set[tuple[str, str]], seconds: float) -> None:
+        self.world.truth.trouble()
+        self._excuse_unheard(seconds)
+        self.world.network.lost |= lost
+        self.world.gangs.network_changed()
+        self.world.isolation.changed()
+        self.world.at(seconds, self._found, lost)
+
+    def _found(self, lost: set[tuple[str, str]]) -> None:
+        self.world.truth.trouble()
+        self.world.network.lost -= lost
+        self.world.gangs.network_changed()
+        self.world.isolation.changed()
+
+    def _cut_one_way(self, cut: set[str], pod: Pod, seconds: float) -> None:
+        self.world.truth.trouble()
+        cut.add(pod.id)
+        if pod.agent is not None:
+            pod.agent.wire.cut()
+        self.world.isolation.changed()
+        self.world.at(seconds, self._mend_one_way, cut, pod)
+
+    def _mend_one_way(self, cut: set[str], pod: Pod) -> None:
+        self.world.truth.trouble()
+        cut.discard(pod.id)
+        if pod.agent is not None:
+            pod.agent.wire.healed()
+        self.world.isolation.changed()
 
     def _cut_etcd(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
@@ -179,6 +246,7 @@ class Faults:
             self.world.network.no_etcd.add(pod.id)
             if pod.agent is not None:
                 pod.agent.wire.cut()
+        self.world.isolation.changed()
         self.world.at(seconds, self._heal_etcd, pods)
 
     def _heal_etcd(self, pods: list[Pod]) -> None:
@@ -188,16 +256,21 @@ class Faults:
             self.world.network.no_etcd.discard(pod.id)
             if pod.agent is not None:
                 pod.agent.wire.healed()
+        self.world.isolation.changed()
 
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
-        for pod in self.world.alive():
-            if pod.takes_over or (pod.agent is not None and pod.agent.paused):
-                self._nobody_can_stop(pod, seconds)
+        self._excuse_unheard(seconds)
         ids = [pod.id for pod in pods]
         self.world.network.isolate(ids)
         self.world.gangs.network_changed()
+        self.world.isolation.changed()
         self.world.at(seconds, self._heal_peers, ids)
+
+    def _excuse_unheard(self, seconds: float) -> None:
+        for pod in self.world.alive():
+            if pod.takes_over or (pod.agent is not None and pod.agent.paused):
+                self._nobody_can_stop(pod, seconds)
 
     def _nobody_can_stop(self, pod: Pod, seconds: float) -> None:
         """Workers without their agent, of which nobody knows or whom nobody reaches: only
@@ -210,6 +283,7 @@ class Faults:
         self.world.note("fault", "peers within reach", ids)
         self.world.network.rejoin(ids)
         self.world.gangs.network_changed()
+        self.world.isolation.changed()
 
     # -- etcd -----------------------------------------------------------------------
 
@@ -287,6 +361,62 @@ class Faults:
             if pod.agent is not None:
                 pod.agent.wire.watches.break_all(error)
 
+    def refuse_writes(self, _pod: Pod, seconds: float) -> None:
+        """The quota of etcd is spent: it answers, keeps leases and takes nothing new."""
+        world = self.world
+        world.truth.trouble()
+        world.etcd_full = True
+        world.etcd_spends = world.rng.random() < 0.5
+        world.at(seconds, self._space)
+
+    def _space(self) -> None:
+        self.world.truth.trouble()
+        self.world.note("fault", "etcd takes writes again", "")
+        self.world.etcd_full = False
+
+    def silent_watch(self, pod: Pod, seconds: float) -> None:
+        """The watches of one pod tell nothing, while its requests are answered."""
+        self._silence([pod], seconds)
+
+    def silent_watches(self, _pod: Pod, seconds: float) -> None:
+        self._silence(self.world.alive(), seconds)
+
+    def _silence(self, pods: list[Pod], seconds: float) -> None:
+        self.world.truth.trouble()
+        for pod in pods:
+            if pod.agent is not None:
+                pod.agent.wire.watches.stick()
+                self.world.at(seconds, self._unsilence, pod.agent)
+
+    def _unsilence(self, agent: Agent) -> None:
+        self.world.truth.trouble()
+        agent.wire.watches.give_up_stuck()
+
+    def dead_endpoint(self, _pod: Pod, seconds: float) -> None:
+        """One endpoint of etcd takes requests and answers none; the others serve."""
+        self._spoil_endpoint(self.world.network.dead_endpoints, seconds)
+
+    def stale_endpoint(self, _pod: Pod, seconds: float) -> None:
+        """One endpoint of etcd answers, but its watches tell nothing."""
+        self._spoil_endpoint(self.world.network.stale_endpoints, seconds)
+
+    def _spoil_endpoint(self, spoilt: set[int], seconds: float) -> None:
+        world = self.world
+        world.truth.trouble()
+        endpoint = world.rng.randrange(world.plan.endpoints)
+        spoilt.add(endpoint)
+        for pod in world.alive():
+            if pod.agent is not None and spoilt is world.network.dead_endpoints:
+                pod.agent.wire.watches.lose_endpoint(endpoint)
+        world.at(seconds, self._mend_endpoint, spoilt, endpoint)
+
+    def _mend_endpoint(self, spoilt: set[int], endpoint: int) -> None:
+        self.world.truth.trouble()
+        spoilt.discard(endpoint)
+        for pod in self.world.alive():
+            if pod.agent is not None:
+                pod.agent.wire.watches.healed()
+
     def _lease_seconds(self) -> float:
         return max(2.0, self.world.plan.bounds.keep_alive_seconds) + RESUME_GRACE_SECONDS
 
@@ -299,6 +429,15 @@ class Faults:
         world.calm = True
         if not world.etcd_up:
             self._etcd_back()
+        world.etcd_full = False
+        network = world.network
+        for cut in (network.mute, network.deaf, network.lost):
+            cut.clear()
+        network.dead_endpoints.clear()
+        network.stale_endpoints.clear()
+        for pod in world.alive():
+            if pod.agent is not None:
+                pod.agent.wire.watches.give_up_stuck()
         self._heal_etcd(world.alive())
         self._heal_peers([pod.id for pod in world.pods])
         for pod in world.alive():

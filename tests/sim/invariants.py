@@ -22,7 +22,7 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
 )
 from elasticjob_rendezvous.core.roster import Roster, legal_size
-from tests.sim import saving, verdicts
+from tests.sim import causes, saving, verdicts
 from tests.sim.agent import UTC_START_MS
 from tests.sim.controller import OPERATOR
 from tests.sim.crashing import Crashing
@@ -52,12 +52,18 @@ class Checker:
     final_at: when a round last became final.
     final_numbers: all that ever did.
     sealed_at: when each of them last did.
+    written_at: revision -> when it was committed.
+    reopened_at: number -> when the round after it was opened.
+    unheard: members that were asked once and did not confirm.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.sealed: dict[int, Roster] = {}
         self.begun: set[int] = set()
+        self.written_at: dict[int, float] = {}
+        self.reopened_at: dict[int, float] = {}
+        self.unheard: set[str] = set()
         self.highest = 0
         self.closed_at: float | None = None
         self.closed: Round | None = None
@@ -94,6 +100,7 @@ class Checker:
     def committed(self, revision: int, changes: tuple[Change, ...], origin: str) -> None:
         """Look at one commit before anybody else can."""
         self.world.lease_moved()
+        self.written_at[revision] = self.world.now
         self.world.note("etcd", f"commit {revision} by {origin}", changes)
         self._check_fence(changes, origin)
         self._check_judged(changes, origin)
@@ -144,6 +151,8 @@ class Checker:
                     self.need(judged, "fencing", f"{origin} deleted {change.key} unseen")
 
     def _bounds_changed(self, change: Change) -> None:
+        kept = self.world.plan.operator or change.before is None
+        self.need(kept, "bounds are written once", f"{change}")
         if change.after is not None:
             bounds = decode(Bounds, change.key, change.after.value)
             self._bounds.append((self.world.now, bounds))
@@ -210,6 +219,9 @@ class Checker:
             verdicts.check_charges(self, before, after)
             verdicts.check_counts(self, before, after)
             self.crashing.changed(before, after)
+            causes.check(self, before, after)
+        if after.number > self.highest:
+            self.reopened_at[self.highest] = self.world.now
         self.highest = max(self.highest, after.number)
         saving.check(self, before, after)
         new_state = before is None or before.state is not after.state
@@ -224,6 +236,8 @@ class Checker:
             case RoundState.FINAL:
                 self._final_now(after, restored=change.before is None)
             case RoundState.JOINABLE if before is not None and change.before is not None:
+                if before.state is RoundState.FROZEN:
+                    self.unheard |= set(before.ids)
                 self._check_cause(before, after.cause, origin)
             case RoundState.CLOSED:
                 self.closed_at = self.world.now
@@ -285,11 +299,14 @@ class Checker:
         self.need(same, "one sealed membership", f"state/roster is not roster/{number}: {copy}")
         if restored:
             return
+        causes.check_sealed(self, after, roster)
+        causes.check_kept(self, number)
         self._check_size(len(roster.seats))
         frozen = self._frozen
         if frozen is None or frozen[0] != number:
             self.fail("confirmation", f"round {number} is final but was never frozen")
             return
+        self.unheard |= frozen[2] - {seat.id for seat in roster.seats}
         for seat in roster.seats:
             self.need(seat.id in frozen[2], "confirmation", f"{seat.name} was not asked")
             answered = frozen[1] in self._confirmed[seat.id]
@@ -352,6 +369,12 @@ class Checker:
         """Whether something made news late a moment ago."""
         return self.world.now - self.world.truth.troubled_at < TROUBLE_MEMORY_SECONDS
 
+    def is_disturbed(self) -> bool:
+        """Whether something makes news late now, or did a moment ago."""
+        world = self.world
+        calm = world.etcd_up and not world.etcd_full and world.network.is_whole
+        return not calm or any(pod.frozen for pod in world.pods) or self.in_trouble()
+
     def sessions(self) -> tuple[KeyValue, ...]:
         return self.world.etcd.range(Range(self.world.keys.members, prefix=True)).kvs
 
@@ -361,3 +384,4 @@ class Checker:
     def wiped(self) -> None:
         """etcd lost its data: sessions are over, numbers and rosters are not."""
         self._frozen = None
+        self.written_at.clear()

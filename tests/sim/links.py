@@ -210,7 +210,7 @@ class Switchboard:
             return False
         if one.exited or one.paused:  # what comes to a process that stands still waits for it
             return False
-        return self.world.network.joined(one.pod.id, other.pod.id)
+        return self.world.network.carries(one.pod.id, other.pod.id)
 
     def _beat(self, here: End, connection: Connection) -> None:
         """The time of one side's heartbeat: it speaks, and sees for how long it heard nothing."""
@@ -241,7 +241,7 @@ class Switchboard:
         here.open = False
         there = connection.server if here is connection.client else connection.client
         one, other = here.agent.pod, there.agent.pod
-        if one.powered and self.world.network.joined(one.id, other.id):
+        if one.powered and self.world.network.carries(one.id, other.id):
             self.world.at(self.world.network.delay(), self._lose, there, connection)
 
     def _lose(self, here: End, connection: Connection) -> None:

@@ -24,7 +24,7 @@ def steady(world: World) -> bool:
     calm = world.now - max(world.plan.quiet_at, world.checker.final_at or 0.0) > lease + 2.0
     endless = world.plan.work_seconds is None
     pending = current is not None and bool(current.pending)
-    return calm and endless and not pending and not _shortcoming(world)
+    return calm and endless and not pending and not _shortcoming(world) and not _unsettled(world)
 
 
 def settled(world: World) -> None:
@@ -34,6 +34,8 @@ def settled(world: World) -> None:
             late = [pod.name for pod in world.alive() if pod.agent is not None]
             world.checker.need(not late, "everybody ends", f"{late} still there after the close")
         return
+    unsettled = _unsettled(world)
+    world.checker.need(not unsettled, "liveness", f"{unsettled}: {world.checker.round}")
     if not legal_size(world.controller.bounds, len(_useful(world))):
         return
     turned = world.checker.final_at is not None and world.checker.final_at >= world.plan.quiet_at
@@ -42,6 +44,17 @@ def settled(world: World) -> None:
     final = world.checker.round is not None and world.checker.round.state is RoundState.FINAL
     if shortcoming and not (turned and (recent or not final)):
         world.checker.fail("liveness", f"{shortcoming}: {world.checker.round}")
+
+
+def _unsettled(world: World) -> str:
+    """Who should have gone or registered long ago; empty when nobody should."""
+    for pod in world.alive():
+        if pod.leaving and pod.agent is not None:
+            return f"{pod.name} is to leave and is still there"
+    for pod in _useful(world):
+        if pod.agent is not None and not world.checker.sessions_of(pod.id):
+            return f"{pod.name} is not registered"
+    return ""
 
 
 def _useful(world: World) -> list[Pod]:

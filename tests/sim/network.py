@@ -22,21 +22,59 @@ class Delays:
 
 @dataclass(slots=True)
 class Network:
-    """Pods in one island reach each other; pods in `no_etcd` don't reach etcd."""
+    """Who is cut off from whom.
+
+    Attributes:
+        island: pods of one island reach each other.
+        no_etcd: neither requests nor answers pass between these pods and etcd.
+        mute: requests of these pods do not reach etcd; its answers reach them.
+        deaf: requests of these pods reach etcd; its answers do not reach them.
+        lost: (sender, receiver): what the one sends does not reach the other.
+        dead_endpoints: endpoints of etcd that take requests and answer none.
+        stale_endpoints: endpoints of etcd that answer, but whose watches tell nothing.
+    """
 
     rng: Random
     delays: Delays = field(default_factory=Delays)
     island: dict[str, int] = field(default_factory=dict)
     no_etcd: set[str] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
+    deaf: set[str] = field(default_factory=set)
+    lost: set[tuple[str, str]] = field(default_factory=set)
+    dead_endpoints: set[int] = field(default_factory=set)
+    stale_endpoints: set[int] = field(default_factory=set)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is cut now."""
+        cuts = (self.island, self.no_etcd, self.mute, self.deaf, self.lost)
+        return not any((*cuts, self.dead_endpoints, self.stale_endpoints))
 
     def delay(self) -> float:
         return self.delays.draw(self.rng)
 
+    def carries(self, sender: str, receiver: str) -> bool:
+        """Whether what `sender` sends reaches `receiver`."""
+        if sender == receiver:
+            return True
+        together = self.island.get(sender, 0) == self.island.get(receiver, 0)
+        return together and (sender, receiver) not in self.lost
+
     def joined(self, one: str, other: str) -> bool:
-        return one == other or self.island.get(one, 0) == self.island.get(other, 0)
+        """Whether both reach each other, as a new connection needs it."""
+        return self.carries(one, other) and self.carries(other, one)
+
+    def asks_etcd(self, pod: str) -> bool:
+        """Whether requests of this pod reach etcd."""
+        return pod not in self.no_etcd and pod not in self.mute
+
+    def hears_etcd(self, pod: str) -> bool:
+        """Whether answers of etcd reach this pod."""
+        return pod not in self.no_etcd and pod not in self.deaf
 
     def reaches_etcd(self, pod: str) -> bool:
-        return pod not in self.no_etcd
+        """Whether requests and answers pass."""
+        return self.asks_etcd(pod) and self.hears_etcd(pod)
 
     def isolate(self, pods: list[str]) -> None:
         """Put these pods together on an island of their own."""

@@ -51,6 +51,7 @@ class Plan:
         asks_to_save: whether scripts want to save before a planned stop.
         save_seconds: about how long that takes them.
         stuck_share: the share of nodes that never come to it.
+        endpoints: how many endpoints of etcd each client knows.
     """
 
     profile: str
@@ -75,6 +76,7 @@ class Plan:
     asks_to_save: bool = False
     save_seconds: float = 0.5
     stuck_share: float = 0.0
+    endpoints: int = 1
     strikes: tuple[Kind, ...] = ()
     strike_share: float = 0.0
     actions: tuple[Action, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sim import planted_rules, planted_writes
+from tests.sim import planted_rules, planted_swaps, planted_writes
 from tests.sim.planting import BUGS, Bug
 
-__all__ = ["BUGS", "Bug", "planted_rules", "planted_writes"]
+__all__ = ["BUGS", "Bug", "planted_rules", "planted_swaps", "planted_writes"]

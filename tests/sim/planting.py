@@ -2,7 +2,7 @@
 
 Each is a small change at the engine's edge (an event or an effect on its way) or to one
 of its rules, made for the time of a `with` block. Owns the way to plant; the bugs are in
-`planted_writes` and `planted_rules`.
+`planted_writes`, `planted_rules` and `planted_swaps`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
 
 from elasticjob_rendezvous.core.codec import decode
 from elasticjob_rendezvous.core.effects import Effect, Write
@@ -26,22 +28,41 @@ Plant = Callable[[], AbstractContextManager[EngineFactory]]
 class Bug:
     """`plant()` gives, for the time of its block, an engine with the bug.
 
-    `profile` is the kind of run to look for it in.
+    `profile` is the kind of run to look for it in, `seed` where it was found last.
     """
 
     name: str
     profile: str
     plant: Plant
+    seed: int | None = None
 
 
 BUGS: list[Bug] = []
 
 
-def bug(profile: str) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
+def swap(
+    profile: str, owner: object, rule: str, seed: int | None = None
+) -> Callable[[Callable[[Any], Any]], None]:
+    """Add a bug that is one rule of `owner`, made another of what it is; see `bug`."""
+
+    def add(change: Callable[[Any], Any]) -> None:
+        @contextmanager
+        def plant() -> Iterator[EngineFactory]:
+            with patch.object(owner, rule, change(getattr(owner, rule))):
+                yield Engine
+
+        BUGS.append(Bug(change.__name__.replace("_", "-"), profile, plant, seed))
+
+    return add
+
+
+def bug(
+    profile: str, seed: int | None = None
+) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
     """Add one to the catalogue; its docstring says what is wrong."""
 
     def add(change: Callable[[], Iterator[EngineFactory]]) -> None:
-        BUGS.append(Bug(change.__name__.replace("_", "-"), profile, contextmanager(change)))
+        BUGS.append(Bug(change.__name__.replace("_", "-"), profile, contextmanager(change), seed))
 
     return add
 

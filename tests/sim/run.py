@@ -53,7 +53,7 @@ def report(result: Result, last: int = 60) -> str:
     """What a person needs to understand and replay a violation."""
     head = [
         f"seed {result.seed} ({result.plan.profile}): {result.violation}",
-        f"replay: python -m tests.sim --seed {result.seed} --trace",
+        f"replay: python -m tests.sim --kind {result.plan.profile} --seed {result.seed} --trace",
         f"bounds: {result.plan.bounds}",
     ]
     return "\n".join(head + lines(result.trace[-last:]))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.directives import Directive, Refused
+from elasticjob_rendezvous.core.directives import Directive, Finish, Refused, Run, Stop
 from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.records import CauseKind
 from elasticjob_rendezvous.core.roster import Roster
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from tests.sim.invariants import Checker
     from tests.sim.node import Pod
     from tests.sim.world import World
+
+PLANNED = (CauseKind.JOIN, CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.SCALE_DOWN)
 
 
 class Running:
@@ -97,6 +100,31 @@ class Running:
             for other in gang
         )
 
+    def told(self, agent: Agent, directive: Directive) -> None:
+        """What an agent is told to do with its workers, as it takes it."""
+        local = agent.engine.local
+        if isinstance(directive, Run) and local.workers is Workers.NONE:
+            again = local.round == directive.roster.number
+            self.checker.need(not again, "a round starts once", f"{agent.pod.name}: {directive}")
+        if isinstance(directive, Stop):
+            stuck = directive.cause.kills and not directive.kill
+            self.checker.need(not stuck, "stuck workers are killed", f"{directive}")
+            gentle = directive.cause.kind in PLANNED and not directive.cause.kills
+            early = gentle and directive.kill and not self._is_late(agent, directive)
+            self.checker.need(not early, "planned stops have their grace", f"{directive}")
+
+    def _is_late(self, agent: Agent, directive: Stop) -> bool:
+        """Whether the grace is over, or workers were found that nobody has waited for."""
+        now, grace_seconds = self.world.now, self.world.plan.bounds.stop_grace_seconds
+        if agent.pod.agents > 1 or self.checker.is_disturbed() or self.world.plan.rates:
+            return True
+        ended = self.checker.reopened_at.get(directive.round, now)
+        return now - ended >= grace_seconds - 0.01
+
     def exits(self, pod: Pod, directive: Directive) -> None:
+        closed = self.checker.closed
+        if isinstance(directive, Finish) and closed is not None:
+            same = directive.outcome == closed.outcome
+            self.checker.need(same, "one outcome", f"{pod.name}: {directive}, but {closed}")
         if isinstance(directive, Refused):
             self.checker.fail("nobody is refused", f"{pod.name}: {directive.reason}")

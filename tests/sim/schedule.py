@@ -1,4 +1,4 @@
-"""From a seed to a plan: eleven kinds of runs. Pure, but for its own `Random(seed)`."""
+"""From a seed to a plan: sixteen kinds of runs. Pure, but for its own `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.sim.plan import Action, Kind, Plan
 Profile = Callable[[Random], Plan]
 
 
-def plan(seed: int) -> Plan:
-    """The plan of one seed; its profile goes round with the seed."""
-    found = PROFILES[profile(seed)](Random(f"plan {seed}"))
+def plan(seed: int, kind: str = "") -> Plan:
+    """The plan of one seed; its profile goes round with the seed, unless a `kind` is given."""
+    found = PROFILES[kind or profile(seed)](Random(f"plan {seed}"))
     return _saving(Random(f"saving {seed}"), found)
 
 
@@ -237,6 +237,66 @@ def _scale(rng: Random) -> Plan:
     return _disturbed(rng, "scale", SCALE, 6, 12.0)
 
 
+ONE_WAY = (
+    ("half_heard", 0.5, 12.0),
+    ("one_way", 0.5, 12.0),
+    ("mute", 0.5, 12.0),
+    ("deaf", 0.5, 12.0),
+)
+RACK = (
+    ("rack", 2.0, 14.0),
+    ("rack", 6.0, 14.0),
+    ("cut_off", 2.0, 14.0),
+)
+REFUSING = (
+    ("refuse_writes", 0.5, 12.0),
+    ("silent_watch", 0.5, 12.0),
+    ("silent_watches", 0.5, 12.0),
+)
+ENDPOINTS = (
+    ("dead_endpoint", 1.0, 12.0),
+    ("stale_endpoint", 1.0, 12.0),
+)
+
+
+def _one_way(rng: Random) -> Plan:
+    """Somebody is heard and does not hear, or the reverse."""
+    return _disturbed(rng, "one-way", ONE_WAY + ONE_WAY + CHURN[:3], 4, 14.0)
+
+
+def _rack(rng: Random) -> Plan:
+    """Some nodes lose etcd and the others together, and agents die or come back among them."""
+    base = _disturbed(rng, "rack", RACK + CHURN[:3], 3, 16.0)
+    bounds = replace(base.bounds, max_nodes=max(4, base.bounds.max_nodes), min_nodes=1)
+    arrivals = base.arrivals + (0.3,) * max(0, 4 - len(base.arrivals))
+    return replace(base, bounds=bounds, arrivals=arrivals)
+
+
+def _refusing(rng: Random) -> Plan:
+    """etcd answers, but refuses what is written, or tells nothing of it."""
+    base = _disturbed(rng, "refusing", REFUSING + REFUSING + CHURN, 5, 16.0)
+    return replace(base, rates=LOSSY if rng.random() < 0.2 else {})
+
+
+def _endpoints(rng: Random) -> Plan:
+    """One endpoint of etcd fails its clients, which move on to another."""
+    kinds = ENDPOINTS * 3 + CHURN + ETCD[-2:] + (("take_port", 0.0, 0.0),)
+    base = _disturbed(rng, "endpoints", kinds, 5, 16.0)
+    return replace(base, endpoints=rng.choice((2, 3)))
+
+
+def _storm(rng: Random) -> Plan:
+    """Everything together."""
+    kinds = CHURN + ETCD + CUTS + STILL + SCALE + ONE_WAY + RACK + REFUSING + ENDPOINTS
+    base = _disturbed(rng, "storm", kinds, 8, 18.0)
+    return replace(
+        base,
+        endpoints=rng.choice((1, 3)),
+        rates=LOSSY if rng.random() < 0.5 else {},
+        work_seconds=rng.choice((None, None, 5.0)),
+    )
+
+
 def _chaos(rng: Random) -> Plan:
     base = _disturbed(rng, "chaos", CHURN + ETCD + CUTS + STILL + SCALE, 8, 16.0)
     return replace(
@@ -249,6 +309,11 @@ def _chaos(rng: Random) -> Plan:
 
 PROFILES: dict[str, Profile] = {
     "chaos": _chaos,
+    "endpoints": _endpoints,
+    "one-way": _one_way,
+    "rack": _rack,
+    "refusing": _refusing,
+    "storm": _storm,
     "churn": _churn,
     "crashes": _crashes,
     "etcd-trouble": _etcd_trouble,

@@ -6,14 +6,16 @@ many moments of an outage, for those that coordinate and those that do not.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Round
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
 from tests.sim.plan import Action, Plan
 from tests.sim.run import report, simulate
-from tests.sim.world import Result
+from tests.sim.world import Result, World
 
 SEEDS = range(40)
 OUTAGE_AT = 6.0
@@ -69,3 +71,27 @@ def test_a_leave_in_an_outage_of_etcd_is_no_loss(
         assert len(left) == len(victims), report(result)
         assert not lost, f"{told}\n{report(result)}"
         assert named == left, f"{told}\n{report(result)}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_member_whose_mark_is_withdrawn_stays(seed: int) -> None:
+    """Its workers are still stopping for its leave: it is in the next round, and nobody is lost."""
+    slow = replace(plan(seed, "elect", 0.0, ()), operator=True, actions=(), stubborn=1.0)
+    planned = replace(slow, bounds=replace(slow.bounds, stop_grace_seconds=2.0))
+    world = World(seed, planned)
+    world.controller.start()
+    for _ in range(4):
+        world.add_pod()
+    world.run(OUTAGE_AT)
+    pod = world.pods[seed % 4]
+    world.truth.leaves(pod)
+    world.controller.mark(pod, "scaled down")
+    while world.checker.highest < 2:
+        world.run(world.now + 0.001)
+    world.controller.change(marks=())
+    world.run(OUTAGE_AT + 12.0)
+    current = world.checker.round
+    assert current is not None
+    assert pod.workers_alive
+    assert (current.state, current.nodes) == (RoundState.FINAL, 4)
+    assert current.counts.losses == 0

@@ -28,6 +28,7 @@ class Truth:
     blips: rounds whose collectives a cut between pods broke.
     ended: (round, pod id) whose workers all ended with success.
     troubled_at: last time etcd, the network or a whole process misbehaved.
+    agents_gone: pod id -> when its agent died last.
     closed_by_hand: somebody asked for the end.
     """
 
@@ -39,6 +40,7 @@ class Truth:
     blips: set[int] = field(default_factory=set)
     ended: set[tuple[int, str]] = field(default_factory=set)
     troubled_at: float = -1000.0
+    agents_gone: dict[str, float] = field(default_factory=dict)
     closed_by_hand: bool = False
     robbed: bool = False
 

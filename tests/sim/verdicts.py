@@ -30,15 +30,15 @@ def check_charges(checker: Checker, before: Round, after: Round) -> None:
         roster = checker.sealed[number]
         # The key of an earlier agent may go until a moment before the round is sealed.
         since = max(aborted - 3.0, checker.sealed_at[number])
+        # What went before the abort may have caused it: no trouble excuses its charge. What
+        # went after it can be known in time only where nothing is in trouble.
+        until = aborted if checker.in_trouble() else min(aborted + window - 0.5, now)
         lost = [
             seat.name
             for seat in roster.seats
-            if any(
-                since <= at <= min(aborted + window - 0.5, now)
-                for at in truth.departures.get(seat.id, ())
-            )
+            if any(since <= at <= until for at in truth.departures.get(seat.id, ()))
         ]
-        if lost and not checker.in_trouble():
+        if lost:
             checker.fail("charges", f"round {number} was charged for the end of {lost}")
         if now - aborted < window - 0.5:
             checker.fail("charges", f"round {number} was charged {now - aborted:.1f} s after")

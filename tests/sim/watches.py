@@ -30,6 +30,8 @@ class WatchLine:
     arrival: dict[int, float] = field(default_factory=dict)
     held: list[tuple[int, WatchBatch]] = field(default_factory=list)
     open: bool = True
+    stuck: bool = False
+    endpoint: int = 0
 
 
 class WatchLines:
@@ -47,6 +49,10 @@ class WatchLines:
     def watch(self, effect: Watch) -> None:
         line = self._lines[effect.generation] = WatchLine(effect.generation)
         world = self.world
+        line.endpoint = self.agent.wire.endpoint
+        if line.endpoint in world.network.dead_endpoints:
+            world.at(SILENCE_SECONDS, self._break, line, "no answer")
+            return
         if not world.etcd_up or not world.network.reaches_etcd(self.agent.pod.id):
             refused = not world.etcd_up and world.etcd_refuses
             wait = 0.01 if refused else SILENCE_SECONDS
@@ -87,7 +93,7 @@ class WatchLines:
             world.at(world.network.delay(), self._break, line, str(error))
 
     def _opened(self, line: WatchLine, event: WatchOpened) -> None:
-        if not self.world.network.reaches_etcd(self.agent.pod.id):
+        if not self.world.network.hears_etcd(self.agent.pod.id):
             self.world.at(SILENCE_SECONDS, self._break, line, "no answer")
         elif line.open:
             self.agent.deliver(event)
@@ -95,12 +101,18 @@ class WatchLines:
     def _push(self, line: WatchLine, stream: int, batch: WatchBatch) -> None:
         """A batch leaves etcd."""
         world = self.world
-        if not world.network.reaches_etcd(self.agent.pod.id):
+        if not world.network.hears_etcd(self.agent.pod.id) or self._is_stuck(line):
             line.held.append((stream, batch))
             return
         arrival = max(line.arrival[stream], world.now + world.network.delay())
         line.arrival[stream] = arrival
         world.at(arrival - world.now, self._changed, line, batch)
+
+    def _is_stuck(self, line: WatchLine) -> bool:
+        """Whether nothing comes of this watch although etcd is within reach."""
+        network = self.world.network
+        mute = network.stale_endpoints | network.dead_endpoints
+        return line.stuck or line.endpoint in mute
 
     def _changed(self, line: WatchLine, batch: WatchBatch) -> None:
         if line.open:
@@ -111,6 +123,8 @@ class WatchLines:
     def _break(self, line: WatchLine, error: str) -> None:
         if line.open:
             self._end(line)
+            if line.endpoint == self.agent.wire.endpoint:
+                self.agent.wire.next_endpoint()
             self.agent.deliver(WatchBroken(line.generation, error))
 
     def _end(self, line: WatchLine) -> None:
@@ -132,8 +146,31 @@ class WatchLines:
         if not self.world.network.reaches_etcd(self.agent.pod.id):
             self._break(line, "silent")
 
+    def stick(self) -> None:
+        """What is open now tells nothing any more; what is opened anew does."""
+        for line in self._lines.values():
+            line.stuck = True
+
+    def give_up_stuck(self) -> None:
+        """The client asks for a sign of life, and gets none."""
+        for line in list(self._lines.values()):
+            if self._is_stuck(line):
+                self._break(line, "silent, and no answer to a progress request")
+
+    def lose_endpoint(self, endpoint: int) -> None:
+        """Its connections carry nothing any more."""
+        for line in self._lines.values():
+            if line.endpoint == endpoint:
+                self.world.at(SILENCE_SECONDS, self._lost, line)
+
+    def _lost(self, line: WatchLine) -> None:
+        if line.endpoint in self.world.network.dead_endpoints:
+            self._break(line, "silent")
+
     def healed(self) -> None:
         for line in self._lines.values():
+            if self._is_stuck(line):
+                continue
             held, line.held = line.held, []
             for stream, batch in held:
                 self._push(line, stream, batch)

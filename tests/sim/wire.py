@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 REQUEST_TIMEOUT_SECONDS = 5.0
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
 Request = Grant | Read | Write
 Sent = tuple[float, str]
 """When a request was sent, on the sender's clock, and who sent it."""
@@ -46,6 +47,7 @@ class Wire:
         self._unanswered = 0
         self._waiting: Request | None = None
         self._held: list[tuple[int, Request, Sent]] = []
+        self.endpoint = world.rng.randrange(world.plan.endpoints) if world.plan.endpoints > 1 else 0
         self.watches = WatchLines(world, agent)
 
     def close(self) -> None:
@@ -69,9 +71,21 @@ class Wire:
         self.requests += 1
         sent = (self.agent.clock(), self.agent.signature())
         world.at(REQUEST_TIMEOUT_SECONDS, self._timed_out, token)
+        self._send(token, effect, sent)
+
+    def _send(self, token: int, effect: Request, sent: Sent) -> None:
+        """One attempt, at the present endpoint; what may be repeated goes to the next one."""
+        world = self.world
+        if token != self._token or self._waiting is None:
+            return
+        if self.endpoint in world.network.dead_endpoints:
+            if not isinstance(effect, Write):
+                share = REQUEST_TIMEOUT_SECONDS / world.plan.endpoints
+                world.at(share, self._move_on, token, effect, sent)
+            return
         if self._refuses():
             world.at(0.005 + world.network.delay(), self._answer, token, RequestFailed("refused"))
-        elif not world.network.reaches_etcd(self.agent.pod.id):
+        elif not world.network.asks_etcd(self.agent.pod.id):
             if world.rng.random() < 0.5:
                 self._held.append((token, effect, sent))
         elif world.roll("lost_request"):
@@ -80,6 +94,15 @@ class Wire:
             late = REQUEST_TIMEOUT_SECONDS * (0.5 + world.rng.random())
             extra = late if world.roll("late_request") else 0.0
             world.at(world.network.delay() + extra, self._serve, token, effect, sent)
+
+    def _move_on(self, token: int, effect: Request, sent: Sent) -> None:
+        if token == self._token and self._waiting is not None:
+            self.next_endpoint()
+            self._send(token, effect, sent)
+
+    def next_endpoint(self) -> None:
+        """The client goes to the next endpoint once one has failed it."""
+        self.endpoint = (self.endpoint + 1) % self.world.plan.endpoints
 
     def _refuses(self) -> bool:
         """Whether etcd's machine answers that nobody listens there."""
@@ -94,7 +117,7 @@ class Wire:
             return
         answer = self._execute(effect, sent)
         world.note(self.agent.pod.name, "etcd", answer)
-        reachable = world.network.reaches_etcd(self.agent.pod.id)
+        reachable = world.network.hears_etcd(self.agent.pod.id)
         if not reachable or world.roll("lost_reply"):
             world.note(self.agent.pod.name, "reply lost", answer)
             if isinstance(effect, Write) and world.rng.random() < 0.5:
@@ -105,6 +128,8 @@ class Wire:
     def _execute(self, effect: Request, sent: Sent) -> Event:
         etcd, now = self.world.etcd, self.world.now
         try:
+            if self.world.etcd_full and not isinstance(effect, Read):
+                return self._refuse_for_space(effect, sent)
             if isinstance(effect, Grant):
                 granted = etcd.grant(effect.ttl_seconds, now)
                 self.world.lease_moved()
@@ -123,7 +148,24 @@ class Wire:
             self.world.checker.fail("etcd accepts", f"{self.agent.pod.name}: {error}: {effect}")
             return RequestFailed(str(error))
 
+    def _refuse_for_space(self, effect: Grant | Write, sent: Sent) -> Event:
+        """An etcd whose quota is spent: nothing is put and no lease granted; deletions pass.
+
+        The client can't tell, for the write that spent the quota is refused and applied.
+        """
+        if isinstance(effect, Grant):
+            return RequestFailed(NO_SPACE)
+        txn = effect.txn
+        if not any(isinstance(op, Put) for op in (*txn.success, *txn.failure)):
+            return TxnDone(self.world.etcd.txn(txn, sent[1]))
+        if self.world.etcd_spends:
+            self.world.etcd_spends = False
+            self.world.etcd.txn(txn, sent[1])
+        return TxnAmbiguous()
+
     def _timed_out(self, token: int) -> None:
+        if token == self._token and self._waiting is not None:
+            self.next_endpoint()
         if token == self._token and isinstance(self._waiting, Write):
             self._answer(token, TxnAmbiguous())
         else:
@@ -143,7 +185,10 @@ class Wire:
         if self._unanswered and self._refuses():
             world.at(0.005, self.agent.deliver, StoreRefused())
         self._unanswered += 1
-        if not world.etcd_up or not world.network.reaches_etcd(self.agent.pod.id):
+        if self.endpoint in world.network.dead_endpoints:
+            self.next_endpoint()
+            return
+        if not world.etcd_up or not world.network.asks_etcd(self.agent.pod.id):
             return
         if not world.roll("lost_request"):
             world.at(world.network.delay(), self._keep_alive, effect.lease, self.agent.clock())
@@ -161,7 +206,7 @@ class Wire:
         world.at(world.network.delay() + extra, self._kept_alive, answer)
 
     def _kept_alive(self, answer: Event) -> None:
-        if self.world.network.reaches_etcd(self.agent.pod.id):
+        if self.world.network.hears_etcd(self.agent.pod.id):
             self.agent.deliver(answer)
 
     # -- cuts -----------------------------------------------------------------------

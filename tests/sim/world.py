@@ -20,6 +20,7 @@ from tests.sim.controller import Controller
 from tests.sim.faults import Faults
 from tests.sim.gang import Gangs
 from tests.sim.invariants import Checker, Violation
+from tests.sim.isolation import Isolation
 from tests.sim.links import Switchboard
 from tests.sim.network import Delays, Network
 from tests.sim.node import Pod
@@ -60,9 +61,12 @@ class World:
         self.checker = Checker(self)
         self.running = Running(self, self.checker)
         self.truth = Truth(self)
+        self.isolation = Isolation(self)
         self.etcd = SimEtcd(self.checker.committed)
         self.etcd_up = True
         self.etcd_refuses = True
+        self.etcd_full = False
+        self.etcd_spends = False
         self.links = Switchboard(self)
         self.gangs = Gangs(self)
         self.controller = Controller(self)

@@ -20,9 +20,12 @@ class Departure:
     idle_since: float | None = None
 
     def tell(self, leaving: bool, idle: bool, now: float) -> None:
-        if leaving and self.since is None:
-            self.since = now
-        if self.since is not None and idle:
+        """Note whether we leave; a mark may be withdrawn before we have gone."""
+        if not leaving:
+            self.since = self.idle_since = None
+            return
+        self.since = now if self.since is None else self.since
+        if idle:
             self.idle_since = now if self.idle_since is None else self.idle_since
 
     def was_seen(self, now: float, alarm: Alarm) -> bool:

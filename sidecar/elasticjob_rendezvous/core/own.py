@@ -190,11 +190,9 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
             return None  # nothing that others must know before it runs or has stopped
         if record == stored.record:
             return None
-    compares = [Compare(stored.key, Target.MOD, stored.modified)]
-    if confirmed and confirmed != stored.record.confirmed:
-        compares.append(Compare(own.view.keys.round, Target.MOD, confirmed))
+    unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(stored.key, encode(own.record(confirmed)), own.lease)
-    return Txn(tuple(compares), (put, *ops), (Range(own.view.keys.round), own.folder))
+    return Txn((unchanged,), (put, *ops), (Range(own.view.keys.round), own.folder))
 
 
 def report(own: Own, stored: Versioned[Member]) -> Txn | None:

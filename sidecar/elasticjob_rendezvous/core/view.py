@@ -235,7 +235,7 @@ class View:
                 member = versioned(Member)
                 self.sessions.setdefault(id, {})[session] = member
                 self.departed.pop(id, None)
-                self._heed(member.record)
+                self._heed(member.record, news=True)
                 self._choose_session(id)
             case ("roster",):
                 self._keep_roster(decode(Roster, kv.key, kv.value))
@@ -249,12 +249,17 @@ class View:
             case ("done", number, id) if number.isdigit():
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
-    def _heed(self, member: Member) -> None:
-        """Who has a key, and does not leave, is another agent than the one that left."""
+    def _heed(self, member: Member, news: bool = False) -> None:
+        """Drop a farewell that its member's key refutes.
+
+        Another agent is not the one that left, and one that writes that it waits may stay after
+        all. What it wrote before its farewell (no `news`) says nothing of that.
+        """
         farewell = self.farewells.get(member.id)
         if farewell is None or member.state is MemberState.LEAVING:
             return
-        if farewell.agent != agent_of(member.session):
+        stays = news and member.state is MemberState.WAITING
+        if stays or farewell.agent != agent_of(member.session):
             del self.farewells[member.id]
 
     def _choose_session(self, id: str) -> None:

@@ -291,12 +291,18 @@ def test_what_is_not_confirmed(ids: tuple[str, ...], own: dict[str, Any]) -> Non
     assert update(frozen(*ids), **own) is None
 
 
-def test_a_confirmation_counts_only_for_the_round_it_was_made_on() -> None:
+def test_a_confirmation_that_comes_late_names_the_question_that_it_answers() -> None:
+    """The coordinator compares it with the question that stands: it counts for none other."""
     job = frozen(A, B)
+    asked = job.view().round
     txn = update(job)
     assert txn is not None
-    job.round(2)
-    assert not job.commit(txn).succeeded
+    job.round(2, RoundState.FROZEN, ids=(A, B))
+    assert job.commit(txn).succeeded
+    stands = job.view().round
+    assert asked is not None
+    assert stands is not None
+    assert record(job).confirmed == asked.modified != stands.modified
 
 
 def test_a_failure_goes_with_the_state_in_one_step() -> None:

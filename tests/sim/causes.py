@@ -1,0 +1,186 @@
+"""Whether what the round says of its past is true: causes, counts, culprits, seats. Only looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core import verdicts
+from elasticjob_rendezvous.core.codec import MalformedRecord, decode
+from elasticjob_rendezvous.core.failures import Failure
+from elasticjob_rendezvous.core.kv import KeyValue, Range
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.records import CauseKind, Member, MemberState, Round, RoundState
+from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
+from elasticjob_rendezvous.core.roster import Roster
+
+if TYPE_CHECKING:
+    from tests.sim.invariants import Checker
+    from tests.sim.node import Pod
+
+COUNTERS = {
+    CauseKind.LOSS: "losses",
+    CauseKind.LEAVE: "leaves",
+    CauseKind.PREEMPTION: "preemptions",
+    CauseKind.JOIN: "joins",
+    CauseKind.SCALE_DOWN: "others",
+    CauseKind.MASTER_PORT: "others",
+    CauseKind.DATA_LOST: "others",
+}
+TRAINS = (Workers.STARTING, Workers.RUNNING)
+NEWS_SECONDS = 1.0
+"""What is older than this has surely been heard of, where nothing is in trouble."""
+
+
+def check(checker: Checker, before: Round, after: Round) -> None:
+    """One write of the round over another."""
+    _check_coordinator(checker, after)
+    charged = after.charged
+    checker.need(len(set(charged)) == len(charged), "charges", f"one is charged twice: {charged}")
+    reopened = before.state is RoundState.FINAL and after.number == before.number + 1
+    if reopened and after.state is RoundState.JOINABLE:
+        _check_counter(checker, before, after)
+        if after.cause.kind is CauseKind.LOSS:
+            _check_loss(checker, before, after)
+        elif after.cause.kind in (CauseKind.LEAVE, CauseKind.PREEMPTION):
+            _check_leave(checker, after)
+    froze = before.state is not RoundState.FROZEN and after.state is RoundState.FROZEN
+    if froze and after.number == before.number:
+        _check_culprit(checker, after)
+        _check_survivors(checker, after)
+
+
+def _check_coordinator(checker: Checker, after: Round) -> None:
+    """The successor is another member: who names itself names nobody."""
+    alone = after.successor != after.coordinator or not after.coordinator
+    checker.need(alone, "succession", f"{after.coordinator} is to succeed itself: {after}")
+    others = {kv.key.split("/")[-2] for kv in _old(checker, checker.sessions())}
+    named = after.successor or others <= {after.coordinator}
+    checker.need(
+        bool(named) or checker.is_disturbed(), "succession", f"nobody of {others}: {after}"
+    )
+
+
+def _check_counter(checker: Checker, before: Round, after: Round) -> None:
+    """The count that grows is that of the cause."""
+    name = COUNTERS.get(after.cause.kind)
+    grew = after.charged != before.charged
+    if name is None or grew or checker.world.truth.robbed:
+        return
+    more = getattr(after.counts, name) - getattr(before.counts, name)
+    checker.need(more == 1, "counts", f"{name} grew by {more}: {after.cause}")
+
+
+def _seated(checker: Checker, number: int, names: tuple[str, ...]) -> list[Pod]:
+    roster = checker.sealed.get(number)
+    ids = {seat.id for seat in roster.seats if seat.name in names} if roster else set()
+    return [pod for pod in checker.world.pods if pod.id in ids]
+
+
+def _check_loss(checker: Checker, before: Round, after: Round) -> None:
+    """Who is called lost is lost: its workers have ended, or nobody looks after them for long."""
+    world = checker.world
+    if checker.is_disturbed() or world.plan.rates or world.truth.robbed:
+        return
+    for pod in _seated(checker, before.number, after.cause.members):
+        trains = pod.alive and pod.round == before.number and pod.phase in TRAINS
+        if not trains or pod.leaving:
+            continue
+        gone_at = world.truth.agents_gone.get(pod.id, world.now)
+        away = world.now - gone_at >= world.plan.orphan_seconds
+        checker.need(away, "losses are real", f"{pod.name} trains: {after.cause}")
+
+
+def _check_leave(checker: Checker, after: Round) -> None:
+    """Who is called a leaver was told to go, or said that it goes."""
+    marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
+    for pod in _seated(checker, after.previous, after.cause.members):
+        left = bool(pod.leaving) or pod.id in marked
+        checker.need(left, "leaves are real", f"{pod.name} does not leave: {after.cause}")
+
+
+def _check_culprit(checker: Checker, after: Round) -> None:
+    """A failure is put down to the one nearest to the cause, of those told for a while."""
+    if after.cause.kind is not CauseKind.FAILURE or checker.is_disturbed():
+        return
+    found = checker.world.etcd.range(
+        Range(checker.world.keys.failures(after.previous), prefix=True)
+    ).kvs
+    roster = checker.sealed.get(after.previous)
+    if roster is None or len(_old(checker, found)) != len(found):
+        return
+    failures = [decode(Failure, kv.key, kv.value) for kv in found]
+    first = verdicts.culprit([each for each in failures if roster.seat(each.member)])
+    blamed = first is None or first.name in after.cause.members
+    checker.need(blamed, "culprits", f"{first} caused what is said of {after.cause}")
+
+
+def _check_survivors(checker: Checker, after: Round) -> None:
+    """Nobody new takes the place of one that ran in the last round and waits."""
+    roster = checker.sealed.get(after.previous)
+    if roster is None or checker.is_disturbed() or checker.world.plan.rates:
+        return
+    seated = {seat.id for seat in roster.seats}
+    new = [id for id in after.ids if id not in seated]
+    waiting = _waiting(checker, after.previous)
+    passed = sorted(seated & waiting - set(after.ids) - checker.unheard)
+    checker.need(not (new and passed), "survivors first", f"{new} before {passed}")
+
+
+def _waiting(checker: Checker, previous: int) -> set[str]:
+    """Who has waited for long enough to be known, and is not to go."""
+    marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
+    found = set()
+    for kv in _old(checker, checker.sessions()):
+        try:
+            member = decode(Member, kv.key, kv.value)
+        except MalformedRecord:
+            continue
+        if member.state is MemberState.WAITING and member.round >= previous:
+            found.add(member.id)
+    return found - marked
+
+
+def _old(checker: Checker, kvs: tuple[KeyValue, ...]) -> list[KeyValue]:
+    """What was written a while ago."""
+    written, now = checker.written_at, checker.world.now
+    return [kv for kv in kvs if now - written.get(kv.mod_revision, now) > NEWS_SECONDS]
+
+
+def check_sealed(checker: Checker, current: Round, roster: Roster) -> None:
+    """What a roster says of its members is what they said, as it was sealed."""
+    keys, etcd = checker.world.keys, checker.world.etcd
+    first = roster.seats[0]
+    checker.need(roster.master_address == first.address, "roster is true", f"master of {roster}")
+    checker.need(roster.restarts == len(current.charged), "roster is true", f"{roster}: {current}")
+    total = sum(seat.slots for seat in roster.seats)
+    checker.need(roster.world_size == total, "roster is true", f"{total} slots in {roster}")
+    by_role: dict[str, int] = {}
+    for seat in roster.seats:
+        at = by_role.get(seat.role, 0)
+        checker.need(seat.role_base_rank == at, "roster is true", f"{seat} begins at {at}")
+        by_role[seat.role] = at + seat.slots
+    for seat in roster.seats:
+        size = by_role[seat.role]
+        checker.need(seat.role_world_size == size, "roster is true", f"{seat} of {size}")
+        stored = etcd.get(keys.session(seat.id, seat.session))
+        if stored is None:
+            continue  # it went as it was sealed
+        member = decode(Member, stored.key, stored.value)
+        told = (member.name, member.address, member.slots, member.agent_port, member.launcher_port)
+        same = told == (seat.name, seat.address, seat.slots, seat.agent_port, seat.launcher_port)
+        checker.need(same, "roster is true", f"{seat} is not {member}")
+    told_nodes = (current.nodes, current.world_size, current.master_address, current.master_port)
+    sealed = (len(roster.seats), roster.world_size, roster.master_address, roster.master_port)
+    checker.need(told_nodes == sealed, "roster is true", f"{current} does not tell of {roster}")
+
+
+def check_kept(checker: Checker, number: int) -> None:
+    """Of rounds long ago nothing is kept once another is sealed."""
+    world = checker.world
+    if world.truth.robbed or checker.is_disturbed():
+        return
+    for folder in ("roster", "history", "failures", "done"):
+        for kv in world.etcd.range(Range(f"{world.keys.prefix}{folder}/", prefix=True)).kvs:
+            parts = world.keys.parts(kv.key)
+            old = len(parts) > 1 and int(parts[1]) <= number - KEPT_ROUNDS
+            checker.need(not old, "old rounds go", f"{kv.key} is there in round {number}")

@@ -1,0 +1,72 @@
+"""Nobody trains on without evidence: a node that reaches nobody ends its workers in time.
+
+Owns when each pod last could reach anybody. It knows no excuse: an agent that is there and runs
+must see to it by itself, whoever started the workers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.peers import TRUST_SECONDS
+from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS
+
+if TYPE_CHECKING:
+    from tests.sim.node import Pod
+    from tests.sim.world import World
+
+LEAST_LEASE_SECONDS = 2.0
+NOTICE_SECONDS = 1.0
+TRAINS = (Workers.STARTING, Workers.RUNNING)
+
+
+class Isolation:
+    """Attributes:
+    since: pod id -> since when it reaches neither etcd nor another pod.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.since: dict[str, float] = {}
+
+    @property
+    def most_seconds(self) -> float:
+        """A lease, or what links prove; then what an etcd that answered last allows."""
+        lease_seconds = max(LEAST_LEASE_SECONDS, self.world.plan.bounds.keep_alive_seconds)
+        return max(lease_seconds, TRUST_SECONDS) + REGISTER_AGAIN_SECONDS + NOTICE_SECONDS
+
+    def changed(self) -> None:
+        """Somebody was cut off, or reaches somebody again."""
+        for pod in self.world.alive():
+            if self._is_alone(pod):
+                if pod.id not in self.since:
+                    self.since[pod.id] = self.world.now
+                    self.world.at(self.most_seconds, self._look, pod, self.world.now)
+            else:
+                self.since.pop(pod.id, None)
+
+    def _is_alone(self, pod: Pod) -> bool:
+        """No packet comes from anywhere; one's own that arrive prove nothing to oneself."""
+        network = self.world.network
+        heard = any(
+            network.carries(other.id, pod.id) for other in self.world.alive() if other is not pod
+        )
+        return not heard and not network.hears_etcd(pod.id)
+
+    def _look(self, pod: Pod, since: float) -> None:
+        """Look once the time is over, counted from when its agent could last begin to count."""
+        agent = pod.agent
+        if self.since.get(pod.id) != since or not pod.alive or agent is None:
+            return
+        if agent.paused or pod.frozen:
+            self.world.at(1.0, self._look, pod, since)
+            return
+        began = max(since, pod.agent_since, agent.resumed_at)
+        due = began + self.most_seconds
+        if self.world.now < due - 1e-6:
+            self.world.at(due - self.world.now, self._look, pod, since)
+            return
+        seconds = self.world.now - since
+        said = f"{pod.name} reached nobody for {seconds:.1f} s, and trains on in {pod.round}"
+        self.world.checker.need(pod.phase not in TRAINS, "isolated workers end", said)

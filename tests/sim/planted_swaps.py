@@ -1,0 +1,305 @@
+"""Planted bugs that are one rule each, made another; see `planting`.
+
+In the order of the protocol: what a member knows and says, what it does with its workers, how it
+judges others, what it decides as coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from elasticjob_rendezvous.core import (
+    crashes,
+    directing,
+    ending,
+    final,
+    frozen,
+    judging,
+    own,
+    roster,
+    saving,
+    verdicts,
+)
+from elasticjob_rendezvous.core.directives import Stop
+from elasticjob_rendezvous.core.events import Probed, Verdict
+from elasticjob_rendezvous.core.kv import KeyValue, Range
+from elasticjob_rendezvous.core.leadership import Leadership
+from elasticjob_rendezvous.core.lease import Lease
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.peers import Peers
+from elasticjob_rendezvous.core.records import (
+    Cause,
+    CauseKind,
+    Counts,
+    Member,
+    MemberState,
+    RoundState,
+    Streak,
+)
+from elasticjob_rendezvous.core.roster import Ranks, Seat
+from elasticjob_rendezvous.core.view import View
+from tests.sim.planting import swap
+
+Ranges = Iterable[tuple[Range, tuple[KeyValue, ...]]]
+
+
+# -- what a member knows --------------------------------------------------------------
+
+
+@swap("etcd-trouble", View, "absorb", seed=20)
+def reads_delete_nothing(absorb: Any) -> Any:
+    """What a read did not find is still believed to be there."""
+
+    def planted(view: View, revision: int, ranges: Ranges) -> None:
+        absorb(
+            view, revision, [(replace(each, limit=each.limit or 999), kvs) for each, kvs in ranges]
+        )
+
+    return planted
+
+
+@swap("etcd-trouble", View, "known", seed=68)
+def known_numbers_are_taken_again(_: Any) -> Any:
+    """Which numbers members have seen is forgotten with etcd's data."""
+    return lambda view: 0
+
+
+# -- what it says -----------------------------------------------------------------------
+
+
+@swap("finishing", own.Own, "state", seed=965)
+def success_of_an_older_round(state: Any) -> Any:
+    """Who was done once says so for ever."""
+
+    def planted(self: own.Own) -> MemberState:
+        over = self.local.done and self.local.workers is Workers.NONE and not self.leaving
+        return MemberState.DONE if over else state(self)
+
+    return planted
+
+
+@swap("scale", own.Own, "record", seed=94)
+def leaver_has_stopped_at_once(record: Any) -> Any:
+    """Who leaves says that its workers have ended while they stop."""
+
+    def planted(self: own.Own, *args: Any, **fields: Any) -> Member:
+        return replace(record(self, *args, **fields), stopped=bool(self.leaving))
+
+    return planted
+
+
+@swap("quiet", own, "_confirmation", seed=11)
+def confirms_unasked(confirmation: Any) -> Any:
+    """What is confirmed is the open round, not the question."""
+
+    def planted(mine: own.Own, stored: Member) -> int:
+        at = mine.view.round
+        opens = at is not None and at.record.state is RoundState.JOINABLE
+        return at.modified if at is not None and opens else stored.confirmed
+
+    return planted
+
+
+# -- what it does with its workers --------------------------------------------------------
+
+
+@swap("crashes", directing, "_may_start", seed=18)
+def starts_again_in_its_round(may_start: Any) -> Any:
+    """Workers that ended are started once more, in the same round."""
+
+    def planted(mine: own.Own, current: Any) -> bool:
+        ran = min(mine.local.round, current.number - 1)
+        return bool(may_start(replace(mine, local=replace(mine.local, round=ran)), current))
+
+    return planted
+
+
+@swap("scale", directing, "_may_start", seed=30)
+def starts_without_a_seat(_: Any) -> Any:
+    """Whoever waits starts, whether the roster names it or not."""
+
+    def planted(mine: own.Own, current: Any) -> bool:
+        ready = mine.local.ready and mine.lease_holds and mine.stored is not None
+        sealed = current.state is RoundState.FINAL and current.number in mine.view.rosters
+        return ready and sealed and mine.local.round < current.number
+
+    return planted
+
+
+@swap("churn", directing, "Stop", seed=1)
+def stuck_workers_have_grace(_: Any) -> Any:
+    """Workers that hang in a collective are asked to end."""
+    return lambda number, kill, cause, grace: Stop(number, False, cause, max(grace, 0.5))
+
+
+@swap("scale", directing, "Stop", seed=14)
+def planned_stops_kill(_: Any) -> Any:
+    """Workers that could save are killed."""
+    return lambda number, kill, cause, grace: Stop(number, True, cause, 0.0)
+
+
+@swap("churn", directing, "_with_workers", seed=1)
+def goes_on_in_an_old_round(with_workers: Any) -> Any:
+    """Workers do not hear that their round is over."""
+    return lambda facts, current: with_workers(facts, None)
+
+
+@swap("quiet", Lease, "_renew_every", seed=139)
+def lease_is_renewed_late(_: Any) -> Any:
+    """A lease is renewed when it is over."""
+    return lambda lease, now: lease.ttl_seconds * 1.4
+
+
+# -- how it judges others -------------------------------------------------------------------
+
+
+@swap("pause", Peers, "adopt", seed=74)
+def orphans_are_lost(_: Any) -> Any:
+    """Workers whose agent died count as ended."""
+
+    def planted(peers: Peers, member: Member, *rest: Any) -> list[Any]:
+        peers.gone.add((member.id, member.session))
+        return []
+
+    return planted
+
+
+@swap("pause", Leadership, "probed", seed=74)
+def orphaned_leader_is_deleted(probed: Any) -> Any:
+    """A coordinator whose workers live without its agent counts as gone."""
+
+    def planted(leadership: Leadership, event: Probed, now: float) -> None:
+        lives = event.verdict is Verdict.WORKERS_ALIVE
+        probed(leadership, replace(event, verdict=Verdict.GONE) if lives else event, now)
+
+    return planted
+
+
+# -- what it decides as coordinator -----------------------------------------------------------
+
+
+@swap("churn", ending, "_lost", seed=1)
+def a_loss_is_no_reason(lost: Any) -> Any:
+    """A round goes on without those that are lost."""
+    return lambda *args: ([], bool(lost(*args)[0]))
+
+
+@swap("partition", ending, "_stopped_by_itself", seed=393)
+def cut_off_is_no_loss(_: Any) -> Any:
+    """A member that had to stop its workers is not missed."""
+    return lambda seat, view, number: False
+
+
+@swap("partition", ending, "_stopped_by_itself", seed=9)
+def not_yet_started_is_lost(_: Any) -> Any:
+    """A member that waits has stopped its workers, even if it has not started them yet."""
+
+    def planted(seat: Seat, view: View, number: int) -> bool:
+        member = view.member(seat.id)
+        waits = member is not None and member.record.state is MemberState.WAITING
+        return waits and seat.id not in view.failures.get(number, {})
+
+    return planted
+
+
+@swap("scale", final, "counted", seed=30)
+def joins_are_counted_as_others(counted: Any) -> Any:
+    """A round that newcomers opened is counted under another name."""
+
+    def planted(counts: Counts, kind: CauseKind) -> Counts:
+        found: Counts = counted(counts, CauseKind.SCALE_DOWN if kind is CauseKind.JOIN else kind)
+        return found
+
+    return planted
+
+
+@swap("crashes", judging, "_without", seed=1042)
+def charged_and_still_pending(_: Any) -> Any:
+    """A verdict that was passed is passed again."""
+    return lambda pending, number: pending
+
+
+@swap("endpoints", verdicts, "speaks_for_itself", seed=163)
+def taken_ports_are_charged(speaks: Any) -> Any:
+    """A port that was taken costs a restart at once."""
+
+    def planted(failures: Iterable[Any]) -> bool:
+        known = list(failures)
+        return bool(speaks(known)) or verdicts.port_taken(known)
+
+    return planted
+
+
+@swap("crashes", crashes, "pause_seconds", seed=18)
+def pauses_are_halved(pause_seconds: Any) -> Any:
+    """Failures in a row wait half as long as is promised."""
+    return lambda streak: pause_seconds(streak) / 2
+
+
+@swap("crashes", crashes, "after_failure", seed=18)
+def every_failure_is_the_first(after_failure: Any) -> Any:
+    """A row of failures begins anew with each."""
+
+    def planted(streak: Streak, *rest: Any) -> Streak:
+        found: Streak = after_failure(replace(streak, row=0), *rest)
+        return found
+
+    return planted
+
+
+@swap("scale", saving, "_have_saved", seed=62)
+def saved_with_the_first(_: Any) -> Any:
+    """One that saved speaks for all."""
+    return lambda gang: any(member.saved or member.completed for member in gang)
+
+
+@swap("quiet", roster, "ranks", seed=11)
+def ranks_are_shifted(ranks: Any) -> Any:
+    """From the third member on ranks leave one out."""
+
+    def planted(sizes: Sequence[tuple[str, int]]) -> list[Ranks]:
+        return [
+            each._replace(base_rank=each.base_rank + (index > 1))
+            for index, each in enumerate(ranks(sizes))
+        ]
+
+    return planted
+
+
+@swap("quiet", roster, "ranks", seed=11)
+def roles_have_one_rank(ranks: Any) -> Any:
+    """Each member believes to be alone in its role."""
+    return lambda sizes: [each._replace(role_world_size=1) for each in ranks(sizes)]
+
+
+@swap("quiet", frozen, "seal", seed=0)
+def master_is_the_last(seal: Any) -> Any:
+    """The address of another member than rank 0 is given out."""
+
+    def planted(*args: Any, **fields: Any) -> roster.Roster:
+        found: roster.Roster = seal(*args, **fields)
+        return replace(found, master_address=found.seats[-1].address)
+
+    return planted
+
+
+@swap("crashes", frozen, "seal", seed=2)
+def restarts_are_not_told(seal: Any) -> Any:
+    """Workers read that they never were restarted."""
+    return lambda *args, **fields: replace(seal(*args, **fields), restarts=0)
+
+
+@swap("churn", final, "look_at_final", seed=0)
+def losses_are_called_leaves(look_at_final: Any) -> Any:
+    """A member that is lost is said to have left."""
+
+    def planted(*args: Any) -> ending.FinalLook:
+        found: ending.FinalLook = look_at_final(*args)
+        cause = found.cause
+        if cause is None or cause.kind is not CauseKind.LOSS:
+            return found
+        return replace(found, cause=Cause(CauseKind.LEAVE, cause.members))
+
+    return planted
