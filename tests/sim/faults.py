@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.events import Close
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
@@ -70,8 +69,6 @@ class Faults:
             return  # the launcher thaws with it, unaware: two faults in one
         pod.kill_agent()
         self.world.truth.agents_gone[pod.id] = self.world.now
-        if any(not self.world.network.joined(pod.id, other.id) for other in self.world.alive()):
-            self._nobody_can_stop(pod, down_seconds)
         self.world.at(down_seconds, pod.start_agent)
 
     def fail(self, pod: Pod, _: float) -> None:
@@ -130,7 +127,10 @@ class Faults:
 
     def _thaw(self, pod: Pod) -> None:
         self.world.truth.trouble()
-        pod.frozen = False
+        if pod.frozen:
+            pod.frozen = False
+            pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
+            self.world.running.look_again(pod.excused_until)
         self._resumed(pod)
 
     def stop_agent(self, pod: Pod, seconds: float) -> None:
@@ -139,18 +139,9 @@ class Faults:
         if pod.agent is not None:
             pod.agent.pause()
             pod.agent.resumes_at = self.world.now + seconds
-            if not self.world.plan.launcher:
-                seconds_alone = hung_agent_seconds(self.world.plan.bounds.keep_alive_seconds)
-                self.world.at(seconds_alone, pod.agent_hangs, pod.agent, pod.agent.paused_at)
-            if self.world.truth.robbed:
-                pod.excused_until = pod.agent.resumes_at + RESUME_GRACE_SECONDS
-            elif any(not self.world.network.joined(pod.id, o.id) for o in self.world.alive()):
-                self._nobody_can_stop(pod, seconds)
             self.world.at(seconds, self._resumed, pod)
 
     def _resumed(self, pod: Pod) -> None:
-        pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
-        self.world.running.look_again(pod.excused_until)
         self.world.note("fault", "goes on", pod.name)
         if pod.agent is not None:
             pod.agent.resume()
@@ -171,6 +162,22 @@ class Faults:
         """One pod reaches neither etcd nor its peers."""
         self._cut_peers([pod], seconds)
         self._cut_etcd([pod], seconds)
+
+    def lose_touch(self, pod: Pod, seconds: float) -> None:
+        """One pod is cut off, and while nobody can ask its launcher its agent dies or hangs."""
+        world = self.world
+        world.rng.choice((self.cut_off, self.cut_off, self.cut_etcd, self.cut_peers))(pod, seconds)
+        moment = world.rng.random() * (world.plan.bounds.keep_alive_seconds + 1.0)
+        world.at(moment, self._lose_agent, pod, 0.05 + seconds * world.rng.random())
+
+    def _lose_agent(self, pod: Pod, seconds: float) -> None:
+        if not pod.alive or pod.frozen or self.world.calm:
+            return
+        self.world.note("fault", "loses its agent", f"{pod.name} {seconds:g}")
+        if self.world.plan.launcher and self.world.rng.random() < 0.5:
+            self.kill_agent(pod, seconds)
+        else:
+            self.stop_agent(pod, seconds)
 
     def split(self, pod: Pod, seconds: float) -> None:
         """Half of the pods can't reach the other half."""
@@ -213,7 +220,6 @@ class Faults:
 
     def _lose(self, lost: set[tuple[str, str]], seconds: float) -> None:
         self.world.truth.trouble()
-        self._excuse_unheard(seconds)
         self.world.network.lost |= lost
         self.world.gangs.network_changed()
         self.world.isolation.changed()
@@ -260,23 +266,11 @@ class Faults:
 
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
-        self._excuse_unheard(seconds)
         ids = [pod.id for pod in pods]
         self.world.network.isolate(ids)
         self.world.gangs.network_changed()
         self.world.isolation.changed()
         self.world.at(seconds, self._heal_peers, ids)
-
-    def _excuse_unheard(self, seconds: float) -> None:
-        for pod in self.world.alive():
-            if pod.takes_over or (pod.agent is not None and pod.agent.paused):
-                self._nobody_can_stop(pod, seconds)
-
-    def _nobody_can_stop(self, pod: Pod, seconds: float) -> None:
-        """Workers without their agent, of which nobody knows or whom nobody reaches: only
-        their launcher's patience ends them, or their next agent's lease."""
-        patience = max(seconds, self.world.plan.orphan_seconds)
-        pod.excused_until = max(pod.excused_until, self.world.now + patience + 7.0)
 
     def _heal_peers(self, ids: list[str]) -> None:
         self.world.truth.trouble()
@@ -316,12 +310,6 @@ class Faults:
         world.truth.robbed = True
         for pod in world.alive():
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
-            if pod.agent is not None and pod.agent.paused:
-                # Nobody knows of its workers any more, and it can't look after them itself.
-                resumed = pod.agent.resumes_at + RESUME_GRACE_SECONDS
-                pod.excused_until = max(pod.excused_until, resumed)
-            elif pod.takes_over:
-                self._nobody_can_stop(pod, 0.0)
             if pod.agent is not None and world.rng.random() < 0.5:
                 pod.agent.wire.watches.break_all("connection lost")
         world.running.look_again(world.now + self._lease_seconds())

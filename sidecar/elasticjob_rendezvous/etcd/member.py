@@ -72,6 +72,8 @@ class RendezvousMember:
             lambda event: self._post(event),
             settings.bind_address,
             self._workers,
+            lambda: self.live_until,
+            lambda: None if self._engine is None else self._engine.vouched_until,
         )
         async with contextlib.AsyncExitStack() as stack:
             port = await server.start()
@@ -183,6 +185,11 @@ class RendezvousMember:
     def trouble(self) -> StoreTrouble | None:
         """Why etcd cannot be used at present; None while it can."""
         return None if self._monitor is None else self._monitor.trouble
+
+    @property
+    def live_until(self) -> float | None:
+        """Until when workers may live by what is known now, on the monotonic clock."""
+        return None if self._engine is None else self._engine.live_until
 
     @property
     def coordinates(self) -> bool:
