@@ -37,8 +37,19 @@ class Streams:
             os.close(fd)
 
 
-def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
-    """Become the worker, or end: the launcher then starts one afresh."""
+def born(
+    streams: Streams,
+    env: Mapping[str, str],
+    launcher: int,
+    here: Mapping[str, str],
+    applied: Mapping[str, str | None],
+    counted: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Become the worker, or end: the launcher then starts one afresh.
+
+    `here` is the environment that preloading has left; `applied` is what the program was foreseen
+    to change in it, and `counted` what of that was set when a library was loaded.
+    """
     os.setsid()
     adopted(launcher)
     trouble = bad_fork()
@@ -51,12 +62,13 @@ def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
     streams.close()
     if trouble:
         os._exit(1)
-    env = with_changes(env, without_preloading(os.environ, env))
+    env = with_changes(env, without_preloading(here, env))
     os.environ.clear()
     os.environ.update(env)
     _fresh_seeds()
+    _fresh_times()
     _own_number()
-    restore_thread_counts(env)
+    restore_thread_counts(env, applied, counted)
     _thaw(sys.modules["__main__"].__dict__)
     gc.enable()
 
@@ -87,6 +99,15 @@ def _own_number() -> None:
     threading: Any = sys.modules.get("threading")
     if threading is not None:
         threading.main_thread()._set_native_id()
+
+
+def _fresh_times() -> None:
+    """From where `logging` counts: the start of the process."""
+    logging: Any = sys.modules.get("logging")
+    if isinstance(getattr(logging, "_startTime", None), float):
+        logging._startTime = time.time()
+    elif logging is not None:  # from Python 3.13 on
+        logging._startTime = time.time_ns()
 
 
 def _fresh_seeds() -> None:
