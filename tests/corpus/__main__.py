@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -79,9 +80,10 @@ class Corpus:
     def _path(self, package: Package, kind: str) -> Path:
         RUNS.mkdir(parents=True, exist_ok=True)
         probe = Path(__file__).with_name("probe.py").read_text()
-        key = hashlib.sha256(f"{probe}{package.script()}{version(package)}".encode()).hexdigest()[
-            :8
-        ]
+        # Inherited by all: a shell's background jobs have some of them.
+        ignored = [one.name for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN]
+        text = f"{probe}{package.script()}{version(package)}{ignored}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:8]
         return RUNS / f"{package.name}-{key}-{kind}.json"
 
 

@@ -38,8 +38,14 @@ _PATTERNS = (
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
     (r"tmp[a-z0-9_]{8}", "TMP"),
+    (r"\bsem\.\w{4,}", "sem.TMP"),
+    (r"\b(pymp|psm|mp)[-_][a-z0-9_]{8}\b", "TMP"),
     (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),
 )  # fmt: skip
+_PER_RUN = re.compile(r"^(MASTER_|TORCHELASTIC_|ELASTICJOB_)|RANK$")
+"""Variables with numbers that are others in each run, round or worker."""
+_UNSTEADY = 2
+"""A count that varies between cold workers may be so many times their most in a warm one."""
 _NUMBER = r"\d+(\.\d+)*"
 
 
@@ -200,7 +206,7 @@ def _mapped(
     for name in sorted(names):
         values = [(one[aspect].get(name), folder) for one, folder in there]
         ours = [(one[aspect].get(name), folder) for one, folder in here]
-        yield from _unlike(kind, stage, name, values, ours)
+        yield from _unlike(kind, stage, name, values, ours, bool(_PER_RUN.search(name)))
 
 
 def _unlike(
@@ -209,11 +215,11 @@ def _unlike(
     item: str,
     there: Sequence[tuple[Any, str]],
     here: Sequence[tuple[Any, str]],
+    varies: bool = False,
 ) -> Iterator[Difference]:
     """Values here that none there is like. Where those vary their numbers do not count."""
-    form = (
-        exact if len({_text(value, exact, folder) for value, folder in there}) == 1 else normalised
-    )
+    varies = varies or len({_text(value, exact, folder) for value, folder in there}) > 1
+    form = normalised if varies else exact
     values = {_text(value, form, folder) for value, folder in there}
     for text in sorted({_text(value, form, folder) for value, folder in here} - values):
         yield Difference(aspect, where, item, " or ".join(sorted(values)), text)
@@ -230,10 +236,13 @@ def _counted(items: Iterable[str], folder: str) -> Counter[str]:
 def _outside(
     aspect: str, where: str, there: Sequence[Counter[str]], here: Sequence[Counter[str]]
 ) -> Iterator[Difference]:
-    """Items whose count here is in the range of none of those there."""
+    """Items whose count here is none that is to be expected of those there."""
     for item in sorted(set().union(*there, *here)):
         numbers = [count[item] for count in there]
-        wrong = {count[item] for count in here if not min(numbers) <= count[item] <= max(numbers)}
+        low, high = min(numbers), max(numbers)
+        if low < high:  # a matter of time, such as the threads of a pool
+            low, high = min(low, 1), high * _UNSTEADY
+        wrong = {count[item] for count in here if not low <= count[item] <= high}
         for number in sorted(wrong):
             yield Difference(aspect, where, item, _range(numbers), str(number))
 

@@ -158,6 +158,23 @@ def test_values_that_vary_between_cold_runs_are_no_difference() -> None:
     assert differences([run(), second], warm) == []
 
 
+def test_a_port_is_of_its_run_and_a_thread_count_is_not() -> None:
+    cold, warm = run(), other_run()
+    for found, port in ((cold, "4711"), (warm, "5822")):
+        each(lambda one, port=port: one["environment"].update(MASTER_PORT=port, THREADS="2"))(found)
+    assert differences([cold], warm) == []
+    each(lambda one: one["environment"].update(THREADS="1"))(warm)
+    assert [one.item for one in differences([cold], warm) if one.where == "used"] == ["THREADS"]
+
+
+@pytest.mark.parametrize(("here", "told"), [(0, False), (1, False), (4, False), (5, True)])
+def test_a_count_that_varies_is_unsteady(here: int, told: bool) -> None:
+    cold, warm = run(), other_run()
+    last(lambda one: one["threads"].extend(["event"] * 2))(cold)
+    last(lambda one: one["threads"].extend(["event"] * here))(warm)
+    assert bool(differences([cold], warm)) is told
+
+
 def test_output_of_an_import_in_the_standbys_log_is_documented() -> None:
     warm = other_run()
     warm["output"]["0/stdout.log"] = "ready"
@@ -199,6 +216,7 @@ def test_only_the_topmost_folder_that_differs_is_named() -> None:
         ("<object at 0x7f00>", "<object at ADDRESS>"),
         ("7d5f1c9e-0b5e-4b8a-9d2c-0123456789ab", "ID"),
         ("run-e51xfa2l ends", "run-ID ends"),
+        ("/dev/shm/sem.PBcHN (deleted)", "/dev/shm/sem.TMP (deleted)"),
         ("plain words only", "plain words only"),
     ],
 )
