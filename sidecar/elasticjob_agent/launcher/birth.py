@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .fitness import bad_fork
@@ -37,7 +37,9 @@ class Streams:
             os.close(fd)
 
 
-def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
+def born(
+    streams: Streams, env: Mapping[str, str], launcher: int, seed_anew: Callable[[], None]
+) -> None:
     """Become the worker, or end: the launcher then starts one afresh."""
     os.setsid()
     adopted(launcher)
@@ -55,6 +57,8 @@ def born(streams: Streams, env: Mapping[str, str], launcher: int) -> None:
     os.environ.clear()
     os.environ.update(env)
     _fresh_seeds()
+    seed_anew()
+    _fresh_times()
     _own_number()
     restore_thread_counts(env)
     _thaw(sys.modules["__main__"].__dict__)
@@ -87,6 +91,15 @@ def _own_number() -> None:
     threading: Any = sys.modules.get("threading")
     if threading is not None:
         threading.main_thread()._set_native_id()
+
+
+def _fresh_times() -> None:
+    """From where `logging` counts: the start of the process."""
+    logging: Any = sys.modules.get("logging")
+    if isinstance(getattr(logging, "_startTime", None), float):
+        logging._startTime = time.time()
+    elif logging is not None:  # from Python 3.13 on
+        logging._startTime = time.time_ns()
 
 
 def _fresh_seeds() -> None:

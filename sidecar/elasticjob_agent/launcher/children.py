@@ -58,6 +58,34 @@ def members(group: int) -> list[int]:
     return [stat.pid for stat in processes() if stat.group == group]
 
 
+def family(pid: int) -> dict[int, str]:
+    """The processes below this one and of its session, itself left out, and when each began."""
+    every = list(processes())
+    found, size = {pid}, 0
+    while size < len(found):
+        size = len(found)
+        found |= {stat.pid for stat in every if stat.parent in found}
+    for stat in every:
+        with contextlib.suppress(OSError):
+            if os.getsid(stat.pid) == pid:
+                found.add(stat.pid)
+    return {each: _began(each) for each in found - {pid}}
+
+
+def end_if_still(pid: int, began: str) -> None:
+    """SIGKILL that process, unless its number is another's by now."""
+    if began and _began(pid) == began:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _began(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
 def kill_group(group: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)

@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
 from typing import Any
 
@@ -19,15 +18,6 @@ _BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
 def threads() -> int:
     """Of this process, the interpreter's and those of libraries."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-
-
-def channels() -> set[str]:
-    """Sockets and event loops of this process: forks of it would all use the same ones."""
-    found = set()
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):  # that of the listing itself is gone
-            found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return {name for name in found if name.startswith(("socket:", "anon_inode:[eventpoll]"))}
 
 
 def unfit_for_fork() -> str:

@@ -12,11 +12,13 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .fitness import channels, poisoned, threads, unfit_for_fork
+from .effects import Effects
+from .fitness import poisoned, threads, unfit_for_fork
+from .identifiers import GENERATORS
 from .imports import Wanted
 from .ranks import is_rank
 
@@ -35,9 +37,18 @@ class Guard:
     clean any more: parts of the refused package stay loaded.
     """
 
-    def __init__(self, sets: Collection[str], allowed: Collection[str]) -> None:
+    def __init__(
+        self,
+        sets: Collection[str],
+        allowed: Collection[str],
+        excluded: Collection[str] = (),
+        on_temporary: Callable[[str], object] = lambda path: None,
+    ) -> None:
         self._sets = frozenset(sets)
         self._allowed = frozenset(name.partition(".")[0] for name in allowed)
+        self._excluded = frozenset(excluded)
+        self.effects = Effects(on_temporary)
+        self.applied: set[str] = set()
         self._places = _installed_places()
         self.refusals: dict[str, str] = {}
         self._item = ""
@@ -50,17 +61,19 @@ class Guard:
         plain = environ._data
         environ._data = _Heard(plain, self._heard)
         sys.meta_path.insert(0, self)
+        self.effects.start()
         try:
             yield
         finally:
+            self.effects.stop()
             sys.meta_path.remove(self)
             environ._data = plain
 
     def load(self, wanted: Wanted) -> None:
         """Import it, or note why not. What cannot be found is the program's own business."""
         self._item = wanted.module
-        before, opened = threads(), channels()
-        fit = before == 1 and not self._spoilt  # else another one is to blame
+        fit = threads() == 1 and not self._spoilt  # else another one is to blame
+        self.effects.begin()
         try:
             # As the statement does, which also imports those names that are modules.
             __import__(wanted.module, None, None, wanted.names or ("__name__",))
@@ -70,10 +83,11 @@ class Guard:
             pass  # an optional one, perhaps; if not, the program says so itself
         except BaseException as error:
             self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
-        if threads() > before:
-            self._refuse("it starts threads")
-        elif len(channels()) > len(opened):
-            self._refuse("it opens a socket or an event loop, which workers must not share")
+        effect = self.effects.found()
+        if effect:
+            self._refuse(f"it {effect}")
+            for module, reason in self.effects.culprits.items():
+                self.refusals.setdefault(module, reason)
         elif fit and wanted.module not in self.refusals:
             trouble = unfit_for_fork() or poisoned()
             if trouble:
@@ -100,16 +114,21 @@ class Guard:
         return all(self._is_installed(place) for place in places)  # none: made by a loaded package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As the other finders; what is the user's own is refused."""
-        if path is not None:
+        """As the other finders; what is the user's own is refused, or was refused before."""
+        if name in self._excluded:
+            self._refuse(f"it imports {name}, which is not preloaded")
+            raise Refused(name)
+        if path is not None and name not in GENERATORS:
             return None  # part of a package that was let in
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find is not None else None
             if spec is not None:
-                if name not in self._allowed and not self.installed(spec):
+                if path is None and name not in self._allowed and not self.installed(spec):
                     self._refuse(f"it imports {name}, which is your own")
                     raise Refused(name)
+                if name in GENERATORS and hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Then(spec.loader, self.effects.identifiers.loaded)
                 return spec
         return None
 
@@ -132,6 +151,22 @@ class Guard:
 
     def _refuse(self, reason: str) -> None:
         self.refusals.setdefault(self._item, reason)
+
+
+class _Then:
+    """A loader that calls back once the module is loaded, and leaves no trace of itself."""
+
+    def __init__(self, loader: Any, then: Callable[[str], object]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then(module.__name__)
 
 
 class _Heard(dict):  # type: ignore[type-arg]

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from .forking import Birth, Forked
     from .requests import Prepare
 
-START_WAIT_SECONDS = 20.0
+# Unless it is known how long loading took before: as long as a worker would load.
+START_WAIT_SECONDS = 5.0
+LEAST_WAIT_SECONDS = 2.0
+MOST_WAIT_SECONDS = 20.0
 MOST_STARTS = 4
 MOST_REFUSALS = 20
 REST_SECONDS = 600.0
@@ -77,6 +80,7 @@ class Standby:
         self._starts = 0
         self._most_starts = MOST_STARTS  # more by each that found what must not be preloaded
         self._began = 0.0
+        self._load_seconds = 0.0
         self._workers = 1
         self._state = StandbyState.OFF
         self._reason = "warm start was not asked for"
@@ -121,14 +125,18 @@ class Standby:
         self._start()
 
     def when_settled(self, then: Callable[[], None]) -> None:
-        """Call back once: now, when it is ready, when it is given up, or after a while."""
+        """Call back once: now, when it is ready, when it is given up, or after the time that a
+        cold start would take to load the same.
+        """
         if self.settled:
             then()
             return
         if self._state == StandbyState.LEARNING and self._process is not None:
             self._process.send({"do": "pause"})
         self._waiting = then
-        self._loop.call_later(START_WAIT_SECONDS, lambda: self._waited(then))
+        known = min(max(self._load_seconds, LEAST_WAIT_SECONDS), MOST_WAIT_SECONDS)
+        seconds = known if self._load_seconds else START_WAIT_SECONDS
+        self._loop.call_later(seconds, lambda: self._waited(then))
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Have one for workers like this from now on."""
@@ -221,6 +229,8 @@ class Standby:
             return
         if kind == "learned":
             self._memory.learn(message["names"])
+        else:
+            self._load_seconds = time.monotonic() - self._began
         self._allowance.end()
         if excess := self._allowance.too_large():
             self._give_up(excess)

@@ -91,7 +91,7 @@ class Standby:
             *(each for each in reading.wanted if not is_excluded(each.module, self._excluded)),
             *self._known(asked["learned"], guard),
         ]
-        self._guard = Guard(reading.sets, asked["modules"])
+        self._guard = Guard(reading.sets, asked["modules"], self._excluded, self._temporary)
         gc.disable()  # as much is made as is thrown away only by a collection, for nothing
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
@@ -142,16 +142,25 @@ class Standby:
         sys.stdout.flush()
         sys.stderr.flush()
         if guard.refusals:
-            self._send({"is": "unfit", "refused": guard.refusals, "reason": ""})
-            os._exit(0)
+            guard.effects.clean_up()
+            self._end_unfit(guard.refusals, "")
         self._end_if_unfit(unfit_for_fork())
         gc.collect()
         gc.freeze()  # so that the workers' collections leave these pages shared
 
+    def _temporary(self, path: str) -> None:
+        self._send({"is": "made", "path": path})
+
     def _end_if_unfit(self, reason: str) -> None:
         if reason:
-            self._send({"is": "unfit", "refused": {}, "reason": reason})
-            os._exit(0)
+            self._end_unfit({}, reason)
+
+    def _end_unfit(self, refused: dict[str, str], reason: str) -> None:
+        """Say so, and stay until the launcher has seen which processes are this one's."""
+        self._send({"is": "unfit", "refused": refused, "reason": reason})
+        while self._sock.recv(PACKET_BYTES):
+            pass
+        os._exit(0)
 
     def _answer(self, kind: str, **more: Any) -> None:
         self._send({"is": kind, "modules": len(sys.modules), **more})
@@ -174,7 +183,8 @@ class Standby:
         self._sock.close()
         self._pages = [page]
         sys.meta_path.insert(0, Listener(page, [*self._first, *sys.path]))
-        born(streams, asked["env"], self._launcher)
+        assert self._guard is not None
+        born(streams, asked["env"], self._launcher, self._guard.effects.identifiers.seed_anew)
         show_as(asked["command"], asked["env"])
         return True
 

@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import standbyboot
+from .children import end_if_still, family
 from .loop import Loop
 from .output import Output
 from .shown import ROOM, ROOM_VALUE
 from .spawn import LaunchError, spawn
 from .stream import WorkerStream
+from .temporary import remove
 
 if TYPE_CHECKING:
     from .command import Program
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 PACKET_BYTES = 1 << 20
 PASS_SECONDS = 5.0
 PREFIX = b"[standby] "
+# What its helpers may take to clean up, such as multiprocessing's tracker of shared memory.
+HELPER_SECONDS = 1.0
 
 
 class StandbyProcess:
@@ -50,6 +54,7 @@ class StandbyProcess:
         self._on_message = on_message
         self._on_lost = on_lost
         self._over = False
+        self._temporary: list[str] = []
         ours, theirs, read_fd, write_fd = _channels()
         argv = standbyboot.command(wanted, theirs.fileno())
         fds = (theirs.fileno(), *keep_fds)
@@ -99,14 +104,28 @@ class StandbyProcess:
             self._on_lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
 
     def end(self) -> None:
-        """Kill it; the launcher reaps it."""
+        """Kill it, and what it has started and made; the launcher reaps it."""
+        self._hear()  # which temporary files it has made
         self._over = True
+        helpers = family(self.pid)
         self._hang_up()
         if self._process.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
             self._process.returncode = -signal.SIGKILL  # it is reaped with all other children
         self._stream.drain()
         self._stream.close()
+        self._remove_temporary()
+        if helpers:
+            self._loop.call_later(HELPER_SECONDS, lambda: self._end_helpers(helpers))
+
+    def _end_helpers(self, helpers: Mapping[int, str]) -> None:
+        for pid, began in helpers.items():
+            end_if_still(pid, began)
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        for path in self._temporary:
+            remove(path)
 
     def _hear(self) -> None:
         while self._sock is not None:
@@ -119,7 +138,11 @@ class StandbyProcess:
             if not data:
                 self._hang_up()
                 return  # its end is heard of with SIGCHLD
-            self._on_message(json.loads(data))
+            message = json.loads(data)
+            if message["is"] == "made":
+                self._temporary.append(message["path"])
+            elif not self._over:
+                self._on_message(message)
 
     def _hang_up(self) -> None:
         if self._sock is not None:
