@@ -12,7 +12,9 @@ import json
 import signal
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ MEASURED = Path(__file__).with_name("measured.json")
 PAGE = ROOT / "docs" / "warm-start-corpus.md"
 RUNS = ROOT / "build" / "corpus"
 MOST_COLD_RUNS = 2
+_KEEPING = threading.Lock()
 
 
 def measured() -> dict[str, Result]:
@@ -91,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
     parser.add_argument("names", nargs="*", help="packages to run, also such that have a result")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no package after that")
+    parser.add_argument("--at-once", type=int, default=2, help="how many packages run at a time")
     parser.add_argument("--cold-only", action="store_true", help="run and keep cold runs alone")
     parser.add_argument("--page", action="store_true", help="write the page again, run nothing")
     return parser.parse_args()
@@ -114,28 +118,35 @@ def main() -> int:
         or (not asked.names and (asked.cold_only or one.name not in results))
     ]
     end = time.monotonic() + asked.seconds
-    worst = 0
     with tempfile.TemporaryDirectory(prefix="corpus-etcd-") as folder:
         etcd = EtcdServer(Path(folder)).start()
         try:
             corpus = Corpus(etcd)
-            for package in todo:
+
+            def run(package: Package) -> bool:
                 if time.monotonic() > end:
-                    break
+                    return True
                 if asked.cold_only:
-                    cold = corpus.cold(package, 1)
-                    print(f"{package.name}: {trouble_of(cold) or 'ran cold'}", flush=True)
-                    continue
+                    trouble = trouble_of(corpus.cold(package, 1))
+                    print(f"{package.name}: {trouble or 'ran cold'}", flush=True)
+                    return not trouble
                 one = corpus.measure(package)
-                results = {**measured(), package.name: one}
-                kept = {name: each.as_json() for name, each in sorted(results.items())}
-                MEASURED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-                PAGE.write_text(page(known, results))
-                worst = max(worst, bool(one.differences or one.trouble))
+                _keep(package, one)
                 _tell(package, one)
+                return not (one.differences or one.trouble)
+
+            with ThreadPoolExecutor(asked.at_once) as pool:
+                return 0 if all(list(pool.map(run, todo))) else 1
         finally:
             etcd.close()
-    return worst
+
+
+def _keep(package: Package, one: Result) -> None:
+    with _KEEPING:
+        results = {**measured(), package.name: one}
+        kept = {name: each.as_json() for name, each in sorted(results.items())}
+        MEASURED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        PAGE.write_text(page(packages(), results))
 
 
 def _tell(package: Package, one: Result) -> None:

@@ -30,6 +30,7 @@ _NUMBERS = ("at exit", "finalizers")
 DOCUMENTED = (
     ("unseeded", "^hash of a text$", "hash seed"),
     ("identifiers", "^process number", "process number"),
+    ("identifiers", r"\._fs_token_$", "addresses"),  # fsspec's key of an object, by its thread
     ("environment", "^TORCHELASTIC_USE_AGENT_STORE$", "store"),
     ("output", "^in the standby's log: ", "import output"),
 )

@@ -98,12 +98,14 @@ def run_job(package: Package, interpreter: Path, etcd: EtcdServer, warm: bool) -
                 if warm and number < ROUNDS:
                     time.sleep(max(0.0, last + LEARNED_SECONDS - time.time()))
                 (job.part("records") / f"go-{number}").touch()
-            exits = [agent.wait(PATIENCE_SECONDS) for agent in job.agents]
+            for agent in job.agents:
+                agent.wait(PATIENCE_SECONDS)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             trouble = str(error)
+        finally:
+            seconds = time.monotonic() - began
             exits = [_ended(agent) for agent in job.agents]
-        seconds = time.monotonic() - began
-        left = _left(job)
+            left = _left(job)
         files["end"] = _files(job)
         return _run(job, exits, files, left, seconds, trouble)
 
@@ -173,7 +175,9 @@ def _files(job: _Job) -> list[str]:
 
 
 def _ended(agent: subprocess.Popen[bytes]) -> int:
-    """End an agent, and with it its workers, and return its exit status."""
+    """Return an agent's exit status; one that still runs is ended, and with it its workers."""
+    if agent.poll() is not None:
+        return agent.returncode
     agent.terminate()
     try:
         return agent.wait(20)

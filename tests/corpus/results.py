@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.corpus.compare import Difference
+from tests.corpus.job import NODES, ROUNDS
 from tests.corpus.manifest import Package
 
 MOST_SHOWN = 3
@@ -61,7 +62,7 @@ def result(
         version=version,
         warm=warm["warm"],
         cold_reasons=[one for one in warm["cold"] if one != "cold: warm start is off"],
-        refused=warm["refused"],
+        refused=sorted({_placed(one, warm["folder"]) for one in warm["refused"]}),
         differences=[str(one) for one in found if not one.documented],
         documented=sorted({one.documented for one in found if one.documented}),
         cold_runs=len(colds),
@@ -69,6 +70,11 @@ def result(
         warm_seconds=round(warm["seconds"], 1),
         trouble=trouble_of(colds[0]),
     )
+
+
+def _placed(text: str, folder: str) -> str:
+    """The text with the paths of any run."""
+    return re.sub(r"tmp[a-z0-9_]{8}", "tmp…", text.replace(folder, "…"))
 
 
 def trouble_of(cold: Mapping[str, Any]) -> str:
@@ -86,9 +92,11 @@ def page(known: Sequence[Package], results: Mapping[str, Result]) -> str:
     ]
     there = [(one.name, results[one.name]) for one in known if one.name in results]
     rows += [_row(name, one) for name, one in there]
-    same = sum(1 for _, one in there if not one.differences and not one.trouble)
+    same = sum(1 for _, one in there if one.warm and not one.differences and not one.trouble)
     left = [one.name for one in known if one.name not in results]
-    count = f"{len(there)} packages were run; {same} show no undocumented difference."
+    count = (
+        f"{len(there)} packages were run; {same} started warm and show no undocumented difference."
+    )
     text = f"{HEAD}\n{count}\n\n"
     text += "\n".join(rows) + "\n"
     if left:
@@ -99,17 +107,23 @@ def page(known: Sequence[Package], results: Mapping[str, Result]) -> str:
 def _row(name: str, one: Result) -> str:
     if one.trouble:
         return f"| {name} | {one.version} | | | its cold run fails: {_cell(one.trouble)} |"
-    starts = f"{one.warm} of {one.warm + len(one.cold_reasons)}"
+    starts = f"{one.warm} of {NODES * ROUNDS}"
     if one.cold_reasons:
         starts += f" ({_cell('; '.join(one.cold_reasons))})"
-    shown = [_cell(text) for text in one.differences[:MOST_SHOWN]]
-    more = len(one.differences) - len(shown)
-    told = "<br>".join(shown) + (f"<br>and {more} more" if more else "")
-    return f"| {name} | {one.version} | {starts} | {_refused(one.refused)} | {told or 'none'} |"
+    told = _first(one.differences) or "none"
+    return f"| {name} | {one.version} | {starts} | {_refused(one.refused)} | {told} |"
 
 
 def _refused(refused: Sequence[str]) -> str:
-    return "<br>".join(_cell(one) for one in refused) or "nothing"
+    """The reasons; those that only follow from others last."""
+    follows = "which is not preloaded"
+    return _first(sorted(refused, key=lambda one: (follows in one, one))) or "nothing"
+
+
+def _first(texts: Sequence[str]) -> str:
+    shown = [_cell(text) for text in texts[:MOST_SHOWN]]
+    more = len(texts) - len(shown)
+    return "<br>".join(shown) + (f"<br>and {more} more" if more else "")
 
 
 def _cell(text: str) -> str:

@@ -27,6 +27,7 @@ NAMED = {
 
 def run(**changed: Any) -> dict[str, Any]:
     empty = {"trouble": "", "exits": [0, 0], "seconds": 2.04, "warm": 0, "cold": [], "refused": []}
+    empty["folder"] = "/tmp/corpus-a"
     return {**empty, **changed}
 
 
@@ -74,7 +75,7 @@ def test_documented_differences_are_no_verdict() -> None:
         "| a | 1.2 | 3 of 4 (cold: it hung) | a: it starts threads | threads (used): pool: cold 1,"
     )
     assert row in page([package], {"a": one})
-    assert "1 packages were run; 0 show no" in page([package], {"a": one})
+    assert "1 packages were run; 0 started warm and show no" in page([package], {"a": one})
 
 
 def test_a_cold_run_that_fails_is_no_comparison() -> None:
