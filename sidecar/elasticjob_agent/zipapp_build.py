@@ -4,9 +4,12 @@ Python from 3.8 on runs, and beside it the package that training scripts may imp
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import tempfile
+import tokenize
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from elasticjob_agent.launcher import settings
@@ -32,6 +35,7 @@ TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
 LIBRARY = "elasticjob"
+_BREAKS = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +50,40 @@ def install(launcher: Path) -> None:
         _write_file(target / path.name, path.read_bytes())
 
 
+def lean(source: bytes) -> bytes:
+    """The same program without comments and docstrings; each line keeps its number."""
+    lines = source.decode().splitlines(keepends=True)
+    tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
+    for token, following in reversed(list(_prose(tokens))):
+        (row, start), (last, end) = token.start, token.end
+        prose = following == tokenize.NEWLINE and token.type == tokenize.STRING
+        if token.type == tokenize.COMMENT:
+            lines[row - 1] = lines[row - 1][:start].rstrip() + "\n"
+        elif prose:
+            rest = lines[last - 1][end:]
+            lines[row - 1] = lines[row - 1][:start] + '"""' + ("\n" if row != last else "")
+            lines[row : last - 1] = ["\n"] * (last - 1 - row)
+            if row == last:
+                lines[row - 1] += '"""' + rest
+            else:
+                lines[last - 1] = '"""' + rest
+    return "".join(lines).encode()
+
+
+def _prose(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[tokenize.TokenInfo, int]]:
+    """Comments, and each string that begins a statement, with the type of the token behind it."""
+    begins = True
+    for token, following in itertools.pairwise(tokens):
+        if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
+            yield token, following.type
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            begins = token.type in _BREAKS
+
+
 def build_zipapp(target: Path) -> Path:
     """Write the launcher to `target`, in one step, and return it; logs its size."""
     source = Path(__file__).parent / "launcher"
-    files = {f"{PACKAGE}/{path.name}": path.read_bytes() for path in source.glob("*.py")}
+    files = {f"{PACKAGE}/{path.name}": lean(path.read_bytes()) for path in source.glob("*.py")}
     files["__main__.py"] = MAIN.encode()
     target.parent.mkdir(parents=True, exist_ok=True)
     with io.BytesIO(SHEBANG) as packed:

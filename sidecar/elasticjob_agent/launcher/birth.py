@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .fitness import bad_fork
@@ -38,9 +38,18 @@ class Streams:
 
 
 def born(
-    streams: Streams, env: Mapping[str, str], launcher: int, seed_anew: Callable[[], None]
+    streams: Streams,
+    env: Mapping[str, str],
+    launcher: int,
+    here: Mapping[str, str],
+    applied: Mapping[str, str | None],
+    counted: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Become the worker, or end: the launcher then starts one afresh."""
+    """Become the worker, or end: the launcher then starts one afresh.
+
+    `here` is the environment that preloading has left; `applied` is what the program was foreseen
+    to change in it, and `counted` what of that was set when a library was loaded.
+    """
     os.setsid()
     adopted(launcher)
     trouble = bad_fork()
@@ -53,14 +62,13 @@ def born(
     streams.close()
     if trouble:
         os._exit(1)
-    env = with_changes(env, without_preloading(os.environ, env))
+    env = with_changes(env, without_preloading(here, env))
     os.environ.clear()
     os.environ.update(env)
     _fresh_seeds()
-    seed_anew()
     _fresh_times()
     _own_number()
-    restore_thread_counts(env)
+    restore_thread_counts(env, applied, counted)
     _thaw(sys.modules["__main__"].__dict__)
     gc.enable()
 

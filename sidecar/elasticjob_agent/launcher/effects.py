@@ -13,9 +13,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from os import getpid
 from typing import Any
 
-from .identifiers import TRUSTED, Identifiers, getpid, owner
+from .identifiers import TRUSTED, Identifiers, owner
 from .temporary import remove
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -341,7 +342,7 @@ def _registry(module: str, name: str) -> set[Any]:
     return set(getattr(sys.modules.get(module), name, ()))
 
 
-def _absolute(path: Any, dir_fd: int = -1) -> str:
+def _absolute(path: Any, dir_fd: Any = -1) -> str:
     name = os.fsdecode(path)
     if isinstance(dir_fd, int) and dir_fd >= 0 and not os.path.isabs(name):  # noqa: PTH117
         name = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)  # noqa: PTH118

@@ -150,7 +150,7 @@ class Identifiers:
         new = sorted(
             name
             for name in set(sys.modules) - self._modules
-            if name.partition(".")[0] not in TRUSTED and not _of_python(name)
+            if name.partition(".")[0] not in TRUSTED and not of_python(name)
         )
         drawn = _Drawn(self._began, getpid() if self._numbered else 0)
         for name in new:
@@ -264,7 +264,7 @@ def owner(unless: str = "") -> str:
         frame = frame.f_back
     while frame is not None and not _is_ours(frame):
         name = str(frame.f_globals.get("__name__", ""))
-        if not _of_python(name):
+        if not of_python(name):
             return "" if name.partition(".")[0] in TRUSTED else name
         if name == unless or frame.f_code.co_name == "<module>":
             return ""
@@ -276,7 +276,7 @@ def _is_ours(frame: Any) -> bool:
     return bool(frame.f_globals.get("__package__") == __package__)
 
 
-def _of_python(name: str) -> bool:
+def of_python(name: str) -> bool:
     known: Any = getattr(sys, "stdlib_module_names", None)
     top = name.partition(".")[0]
     if known is not None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .changes import Change, Changes, nodes, variables_set
 from .searchpath import put_first
 
 MAX_FILES = 100
@@ -29,13 +30,18 @@ class Wanted(NamedTuple):
 class Reading(NamedTuple):
     """What was read: imports in their order, and the environment variables that are set.
 
-    `first` are the folders put in front of `sys.path`; `unread` says where that cannot be read.
+    `first` and `last` are the folders put before and behind `sys.path`; `unread` says where that
+    cannot be read. `steps` are the imports together with the changes of the environment, in the
+    order in which they run; `later` are variables that functions set, whenever they are called.
     """
 
     wanted: tuple[Wanted, ...]
     sets: frozenset[str]
     first: tuple[str, ...] = ()
     unread: str = ""
+    last: tuple[str, ...] = ()
+    steps: tuple[Wanted | Change, ...] = ()
+    later: frozenset[str] = frozenset()
 
 
 class Source(NamedTuple):
@@ -49,44 +55,92 @@ def read(
     entry: Sequence[Source],
     search: Sequence[str],
     installed: Callable[[Any], bool],
+    given: Mapping[str, str] | None = None,
 ) -> Reading:
-    """Follow the entry's imports through the user's own files.
+    """Follow the entry's imports through the user's own files, as they run.
 
     Args:
-        entry: the files that run first.
+        entry: the files that run first; the last one is `__main__`.
         search: where modules are looked for, `sys.path` of the program.
         installed: whether a spec is of the standard library or of installed packages.
+        given: the environment that the program starts with.
     """
-    wanted: list[Wanted] = []
-    sets: set[str] = set()
-    seen: set[str] = set()
-    first: list[str] = []
-    unread = ""
-    todo = deque(entry)
-    while todo and len(seen) < MAX_FILES:
-        source = todo.popleft()
-        if source.path in seen:
-            continue
-        seen.add(source.path)
+    program = _Program(search, installed, Changes(os.environ if given is None else given))
+    for source in entry:
+        program.run(source, source is entry[-1])
+    return program.reading()
+
+
+class _Program:
+    """Reads file after file, each where it is first imported."""
+
+    def __init__(
+        self, search: Sequence[str], installed: Callable[[Any], bool], changes: Changes
+    ) -> None:
+        self._search = search
+        self._installed = installed
+        self._changes = changes
+        self._steps: list[Wanted | Change] = []
+        self._sets: set[str] = set()
+        self._later: set[str] = set()
+        self._seen: set[str] = set()
+        self._first: list[str] = []
+        self._last: list[str] = []
+        self._unread = ""
+        changes.on_change = self._steps.append
+
+    def reading(self) -> Reading:
+        wanted = [step for step in self._steps if isinstance(step, Wanted)]
+        return Reading(
+            tuple(dict.fromkeys(wanted)),
+            frozenset(self._sets),
+            tuple(self._first),
+            self._unread,
+            tuple(self._last),
+            tuple(dict.fromkeys(self._steps)),
+            frozenset(self._later),
+        )
+
+    def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
+        if source.path in self._seen or len(self._seen) >= MAX_FILES:
+            return
+        self._seen.add(source.path)
         tree = _parsed(source.path)
         if tree is None:
-            continue
-        sets.update(_variables_set(tree))
-        put = put_first(tree, source.path)
-        first[:0] = [folder for folder in put.folders if folder not in first]
-        if put.unread:
-            unread = unread or f"{source.path}, line {put.unread}"
-        folders = [*first, *search]
-        for found in _imports(tree.body, source.package):
-            spec = _top_spec(found.module, folders)
-            if spec is None:
-                continue
-            if installed(spec):
-                wanted.append(found)
-            else:
-                todo.extend(_own_files(found, spec))
-        wanted += [Wanted(module) for name, module in _IMPLIED.items() if _mentions(tree, name)]
-    return Reading(tuple(dict.fromkeys(wanted)), frozenset(sets), tuple(first), unread)
+            return
+        self._sets.update(variables_set(tree))
+        for node in nodes(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                self._later.update(variables_set(node))
+        self._search_path(tree, source.path)
+
+        def imports(node: ast.Import | ast.ImportFrom, certain: bool | None) -> None:
+            for found in _wanted(node, source.package):
+                self._import(found, certain)
+
+        self._changes.file(tree, source.path, main, imports, certain)
+        for name, module in _IMPLIED.items():
+            if _mentions(tree, name):
+                self._steps.append(Wanted(module))
+
+    def _search_path(self, tree: ast.Module, path: str) -> None:
+        put = put_first(tree, path)
+        self._first[:0] = [folder for folder in put.folders if folder not in self._first]
+        self._last += [folder for folder in put.last if folder not in self._last]
+        for line, what in ((put.unread, "puts first on"), (put.unread_last, "appends to")):
+            if line and not self._unread:
+                self._unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
+
+    def _import(self, found: Wanted, certain: bool | None) -> None:
+        spec = _top_spec(found.module, [*self._first, *self._search, *self._last])
+        if spec is None:
+            return
+        if self._installed(spec):
+            self._steps.append(found)
+            return
+        if certain is not None:
+            for source in _own_files(found, spec):
+                self.run(source, certain=certain)
 
 
 def module_files(name: str, search: Sequence[str]) -> list[Source]:
@@ -108,24 +162,15 @@ def _parsed(path: str) -> ast.Module | None:
         return None  # the program itself will say so
 
 
-def _imports(body: Sequence[ast.stmt], package: str) -> Iterator[Wanted]:
-    """Of statements that run when the file runs: none inside functions, or for type checkers."""
-    for node in body:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Wanted(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            module = _absolute(node, package)
-            names = tuple(alias.name for alias in node.names if alias.name != "*")
-            if module:
-                yield Wanted(module, names)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from _imports(node.orelse, package)
-        else:
-            for name in ("body", "handlers", "orelse", "finalbody"):
-                yield from _imports(getattr(node, name, ()), package)
+def _wanted(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[Wanted]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Wanted(alias.name)
+    else:
+        module = _absolute(node, package)
+        names = tuple(alias.name for alias in node.names if alias.name != "*")
+        if module:
+            yield Wanted(module, names)
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
@@ -181,45 +226,8 @@ def _locations(spec: Any) -> list[str]:
     return list(spec.submodule_search_locations or ())
 
 
-def _variables_set(tree: ast.Module) -> Iterator[str]:
-    """Names of environment variables that the file sets anywhere: what it loads may read them."""
-    for node in _nodes(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                    yield from _texts([getattr(target.slice, "value", target.slice)])
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner, name = node.func.value, node.func.attr
-            if name == "putenv" or (name == "setdefault" and _is_environ(owner)):
-                yield from _texts(node.args[:1])
-            elif name == "update" and _is_environ(owner):
-                yield from (word.arg for word in node.keywords if word.arg)
-                for arg in node.args:
-                    if isinstance(arg, ast.Dict):
-                        yield from _texts(arg.keys)
-
-
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo.extend(ast.iter_child_nodes(node))
-
-
-def _is_environ(node: ast.AST) -> bool:
-    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
-
-
-def _texts(nodes: Sequence[Any]) -> Iterator[str]:
-    for node in nodes:
-        value = node if isinstance(node, str) else getattr(node, "value", None)
-        if isinstance(value, str):
-            yield value
-
-
 def _mentions(tree: ast.Module, name: str) -> bool:
     return any(
         name in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", ""))
-        for node in _nodes(tree)
+        for node in nodes(tree)
     )

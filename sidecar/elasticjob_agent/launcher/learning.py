@@ -11,9 +11,11 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from typing import Any
+
+from .ranks import put, shared
 
 PAGE_BYTES = 256 * 1024
 _LENGTH = struct.Struct("<I")
@@ -47,7 +49,8 @@ class Listener:
     """A finder that finds nothing: it only hears what is imported, in this process alone.
 
     Not what the program takes from a folder that it put on `sys.path`, where `search`, on which
-    the next standby looks, has another of that name.
+    the next standby looks, has another of that name; nor what it imports once it has changed its
+    environment otherwise than the next standby will.
     """
 
     def __init__(self, page: Page, search: Sequence[str]) -> None:
@@ -56,14 +59,24 @@ class Listener:
         self._born = list(sys.path)
         self._passed_over: set[str] = set()
         self._pid = os.getpid()
+        self._environ: dict[str, str] = {}
+
+    def expect(self, changes: Mapping[str, str | None]) -> None:
+        """From now on listen, for as long as the environment is this one with these changes."""
+        self._environ = dict(os.environ)
+        put(self._environ, changes)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if os.getpid() != self._pid:
             return
         if path is None and sys.path != self._born and self._is_another(name):
             self._passed_over.add(name)
-        if name.partition(".")[0] not in self._passed_over:
+        if name.partition(".")[0] not in self._passed_over and self._is_as_expected():
             self._page.write(name)
+
+    def _is_as_expected(self) -> bool:
+        environ = dict(os.environ)
+        return environ == self._environ or shared(environ) == shared(self._environ)
 
     def _is_another(self, name: str) -> bool:
         here, there = PathFinder.find_spec(name), PathFinder.find_spec(name, self._search)

@@ -18,7 +18,7 @@ from typing import Any
 
 from .effects import Effects
 from .fitness import poisoned, threads, unfit_for_fork
-from .identifiers import GENERATORS
+from .identifiers import GENERATORS, owner
 from .imports import Wanted
 from .ranks import is_rank
 
@@ -48,7 +48,6 @@ class Guard:
         self._allowed = frozenset(name.partition(".")[0] for name in allowed)
         self._excluded = frozenset(excluded)
         self.effects = Effects(on_temporary)
-        self.applied: set[str] = set()
         self._places = _installed_places()
         self.refusals: dict[str, str] = {}
         self._item = ""
@@ -59,7 +58,7 @@ class Guard:
         """Within this block imports are guarded."""
         environ: Any = os.environ
         plain = environ._data
-        environ._data = _Heard(plain, self._heard)
+        environ._data = _Heard(plain, self._heard, self._changed)
         sys.meta_path.insert(0, self)
         self.effects.start()
         try:
@@ -142,12 +141,16 @@ class Guard:
         return False
 
     def _heard(self, name: str, there: bool) -> None:
-        if name in self._sets:
+        if name in self._sets and owner():
             self._refuse(f"it reads {name}, which your program sets")
             raise Refused(name)
         if is_rank(name) and not there:
             self._refuse(f"it reads {name} when it is imported")
             raise Refused(name)
+
+    def _changed(self, name: str) -> None:
+        if name in self._sets and owner():
+            self._refuse(f"it changes {name}, which your program sets")
 
     def _refuse(self, reason: str) -> None:
         self.refusals.setdefault(self._item, reason)
@@ -170,23 +173,31 @@ class _Then:
 
 
 class _Heard(dict):  # type: ignore[type-arg]
-    """The environment's own dictionary, which tells of each name that is looked up."""
+    """The environment's own dictionary, which tells of each name that is looked up or changed."""
 
-    def __init__(self, content: Any, heard: Any) -> None:
+    def __init__(self, content: Any, heard: Any, changed: Any) -> None:
         super().__init__(content)
         self._content = content
         self._told = heard
+        self._changed = changed
+
+    def __contains__(self, key: Any) -> bool:
+        there = super().__contains__(key)
+        self._told(os.fsdecode(key), there)
+        return there
 
     def __getitem__(self, key: Any) -> Any:
         # A copy of the whole looks up only names that are there.
-        self._told(os.fsdecode(key), key in self)
+        self._told(os.fsdecode(key), super().__contains__(key))
         return super().__getitem__(key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        self._changed(os.fsdecode(key))
         super().__setitem__(key, value)
         self._content[key] = value
 
     def __delitem__(self, key: Any) -> None:
+        self._changed(os.fsdecode(key))
         super().__delitem__(key)
         del self._content[key]
 

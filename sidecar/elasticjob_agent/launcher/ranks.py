@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 _RANKS = frozenset(
     {
@@ -26,9 +26,14 @@ def is_rank(name: str) -> bool:
     return name in _RANKS or name.startswith(_PREFIXES)
 
 
+def differs(name: str) -> bool:
+    """Whether its value may differ from worker to worker, or from round to round."""
+    return is_rank(name) or name in _DEVICES
+
+
 def shared(env: Mapping[str, str]) -> dict[str, str]:
     """The part of an environment that is the same for all workers in all rounds."""
-    return {n: value for n, value in env.items() if not (is_rank(n) or n in _DEVICES)}
+    return {n: value for n, value in env.items() if not differs(n)}
 
 
 def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
@@ -39,3 +44,12 @@ def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, s
     own = env.keys() - shared(env).keys()
     kept = {name: value for name, value in env.items() if name in own or name in here}
     return {**kept, **{name: value for name, value in here.items() if name not in own}}
+
+
+def put(env: MutableMapping[str, str], values: Mapping[str, str | None]) -> None:
+    """Set these variables; remove those that are None."""
+    for name, value in values.items():
+        if value is not None:
+            env[name] = value
+        elif name in env:
+            del env[name]

@@ -14,20 +14,23 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from . import mainmodule
 from .birth import Streams, born
+from .changes import Change
 from .fitness import hidden, unfit_for_fork
+from .identifiers import of_python
 from .imports import Source, Wanted, module_files, read
 from .learning import Listener, Page
 from .mainmodule import Target
 from .preload import Guard, is_excluded
-from .searchpath import searching_first
+from .ranks import differs, put
+from .searchpath import searching
 from .serving import serve
 from .shown import ROOM, show_as
-from .threadcounts import WHILE_PRELOADING
+from .threadcounts import WHILE_PRELOADING, loaded_openblas
 
 PACKET_BYTES = 1 << 20
 FDS = 3
@@ -37,11 +40,17 @@ MOST_NAMES = 4000
 class Standby:
     """Serves the launcher on `sock` until that closes; `serve` returns only in a worker.
 
-    `own` are the modules that it imported for itself, which a fresh interpreter has not.
+    `own` are the modules that it imported for itself, which a fresh interpreter has not; `given`
+    is the environment that it was started with.
     """
 
-    def __init__(self, sock: socket.socket, own: Collection[str]) -> None:
+    def __init__(self, sock: socket.socket, own: Collection[str], given: Mapping[str, str]) -> None:
         self._sock = sock
+        self._given = given
+        self._unknown: Change | None = None
+        self._applied: dict[str, str | None] = {}
+        self._direct: set[str] = set()
+        self._counted: dict[str, dict[str, str]] = {}
         self._own = own
         self._launcher = os.getppid()
         self._pages: list[Page] = []
@@ -51,6 +60,7 @@ class Standby:
         self._excluded: frozenset[str] = frozenset()
         self._target: Target | None = None
         self._first: Sequence[str] = ()
+        self._last: Sequence[str] = ()
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """In a worker: what gives that which runs the program."""
@@ -80,21 +90,34 @@ class Standby:
         self._end_if_unfit(hidden(self._own, sys.path[0]))
         self._excluded = frozenset(asked["excluded"])
         guard = Guard((), asked["modules"])
-        reading = read(self._entry(guard), sys.path, guard.installed)
-        if reading.unread:
-            self._end_if_unfit(f"{reading.unread}: what it puts first on sys.path cannot be read")
+        reading = read(self._entry(guard), sys.path, guard.installed, self._given)
+        self._end_if_unfit(reading.unread)
         for folder in reading.first:
             self._end_if_unfit(hidden(self._own, folder))
-        self._first = reading.first
-        wanted = [
-            *(Wanted(name) for name in asked["modules"]),
-            *(each for each in reading.wanted if not is_excluded(each.module, self._excluded)),
-            *self._known(asked["learned"], guard),
+        self._first, self._last = reading.first, reading.last
+        chosen = [] if self._set_later(reading.later, asked["modules"]) else asked["modules"]
+        steps = [*reading.steps, *(Wanted(name) for name in chosen)]
+        wanted: list[Wanted | Change] = [
+            each
+            for each in steps
+            if isinstance(each, Change) or not is_excluded(each.module, self._excluded)
         ]
+        wanted += self._known(asked["learned"], guard)
         self._guard = Guard(reading.sets, asked["modules"], self._excluded, self._temporary)
         gc.disable()  # as much is made as is thrown away only by a collection, for nothing
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
+
+    def _set_later(self, names: Collection[str], modules: Sequence[str]) -> bool:
+        """Whether modules that nobody is seen to import may be imported after variables are set."""
+        found = sorted(name for name in names if not differs(name))
+        if found and modules:
+            print(  # noqa: T201
+                f"not preloaded: {', '.join(modules)}: your program sets {found[0]} in a function, "
+                "perhaps before it imports them",
+                flush=True,
+            )
+        return bool(found)
 
     def _entry(self, guard: Guard) -> list[Source]:
         target = self._target
@@ -120,25 +143,30 @@ class Standby:
 
     def _known(self, names: Sequence[str], guard: Guard) -> list[Wanted]:
         """Of modules that a worker imported, those that may be imported here."""
-        with searching_first(self._first):
+        with searching(self._first, self._last):
             return [
                 Wanted(name)
                 for name in names
                 if not is_excluded(name, self._excluded) and guard.lets_in(name)
             ]
 
-    def _import(self, wanted: list[Wanted], while_idle: bool = False) -> None:
+    def _import(self, wanted: Sequence[Wanted | Change], while_idle: bool = False) -> None:
         """Raises SystemExit when this process is not to be forked any more, having said so."""
         guard = self._guard
         assert guard is not None
-        with searching_first(self._first), guard.watching():
+        with searching(self._first, self._last), guard.watching():
             for each in wanted:
                 if while_idle and select.select([self._sock], [], [], 0)[0]:
                     break
+                if isinstance(each, Change):
+                    self._change(each)
+                    continue
+                self._end_if_unknown(each)
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
                     guard.load(each)
+                    self._count(each)
         sys.stdout.flush()
         sys.stderr.flush()
         if guard.refusals:
@@ -147,6 +175,46 @@ class Standby:
         self._end_if_unfit(unfit_for_fork())
         gc.collect()
         gc.freeze()  # so that the workers' collections leave these pages shared
+
+    def _change(self, change: Change) -> None:
+        """Have the environment that the program would have made by now."""
+        if differs(change.name):
+            return  # nobody may read it here
+        if not change.known:
+            self._unknown = self._unknown or change
+        elif change.direct:
+            self._direct.add(change.name)
+            if change.value is None:
+                os.unsetenv(change.name)
+            elif change.name not in WHILE_PRELOADING:
+                os.putenv(change.name, change.value)
+        else:
+            self._applied[change.name] = change.value
+            if change.name not in WHILE_PRELOADING:
+                put(os.environ, {change.name: change.value})
+
+    def _end_if_unknown(self, wanted: Wanted) -> None:
+        if self._unknown is not None and not of_python(wanted.module):
+            name = self._unknown.name or "variables"
+            self._end_if_unfit(
+                f"{self._unknown.where}: it sets {name} to what cannot be read, before it imports "
+                f"{wanted.module}"
+            )
+
+    def _count(self, wanted: Wanted) -> None:
+        """Note which variables the program has set when an OpenBLAS was loaded."""
+        if self._applied and not of_python(wanted.module):
+            now = {name: value for name, value in self._applied.items() if value is not None}
+            for path in loaded_openblas():
+                self._counted.setdefault(path, now)
+
+    def _environment(self) -> dict[str, str]:
+        """What Python and packages have made of the one it was started with; not the program."""
+        found = dict(os.environ)
+        for name, value in self._applied.items():
+            if name not in WHILE_PRELOADING and found.get(name) == value:
+                put(found, {name: self._given.get(name)})
+        return found
 
     def _temporary(self, path: str) -> None:
         self._send({"is": "made", "path": path})
@@ -182,9 +250,15 @@ class Standby:
         self._forked_again()
         self._sock.close()
         self._pages = [page]
-        sys.meta_path.insert(0, Listener(page, [*self._first, *sys.path]))
+        listener = Listener(page, [*self._first, *sys.path, *self._last])
+        sys.meta_path.insert(0, listener)
         assert self._guard is not None
-        born(streams, asked["env"], self._launcher, self._guard.effects.identifiers.seed_anew)
+        here = self._environment()
+        for name in self._direct:
+            os.unsetenv(name)
+        born(streams, asked["env"], self._launcher, here, self._applied, self._counted)
+        self._guard.effects.identifiers.seed_anew()
+        listener.expect(self._applied)
         show_as(asked["command"], asked["env"])
         return True
 
@@ -233,7 +307,8 @@ class Standby:
 def worker(fd: int, own: Collection[str]) -> Callable[[], Callable[[], object]]:
     """Be the standby on that socket; returns, in each worker, what gives its program."""
     os.environ.pop(ROOM, None)
+    given = dict(os.environ)
     os.environ.update(WHILE_PRELOADING)
     sock = socket.socket(fileno=fd)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-    return Standby(sock, own).serve()
+    return Standby(sock, own, given).serve()

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .ranks import put
+
 # Set for the standby while it preloads. numexpr too starts its threads when it is imported.
 WHILE_PRELOADING = {
     "OPENBLAS_NUM_THREADS": "1",
@@ -33,12 +35,22 @@ def without_preloading(here: Mapping[str, str], env: Mapping[str, str]) -> dict[
     return {**{name: value for name, value in here.items() if name not in own}, **given}
 
 
-def restore_thread_counts(env: Mapping[str, str]) -> None:
-    """Give numexpr and each loaded OpenBLAS the threads that a cold start would have."""
+def restore_thread_counts(
+    env: Mapping[str, str],
+    applied: Mapping[str, str | None],
+    counted: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Give numexpr and each loaded OpenBLAS the threads that a cold start would have.
+
+    `env` is the worker's environment; `applied` is what its program will change in it, and
+    `counted` what of that it has changed when the library at that path is loaded.
+    """
     numexpr: Any = getattr(sys.modules.get("numexpr"), "utils", None)
     if hasattr(numexpr, "_init_num_threads"):
+        put(os.environ, applied)
         numexpr._init_num_threads()
-    for path in _loaded_openblas():
+        put(os.environ, {name: env.get(name) for name in applied})
+    for path in loaded_openblas():
         try:
             library = ctypes.CDLL(path)
         except OSError:
@@ -48,7 +60,7 @@ def restore_thread_counts(env: Mapping[str, str]) -> None:
             processors = getattr(library, name.format("get_num_procs"), None)
             if threads is not None and processors is not None:
                 most = processors()
-                threads(min(_asked(env) or most, most))
+                threads(min(_asked({**env, **counted.get(path, {})}) or most, most))
                 break
 
 
@@ -60,7 +72,8 @@ def _asked(env: Mapping[str, str]) -> int:
     return 0
 
 
-def _loaded_openblas() -> Iterator[str]:
+def loaded_openblas() -> Iterator[str]:
+    """The paths of the libraries."""
     try:
         with open("/proc/self/maps") as maps:  # noqa: PTH123
             lines = maps.readlines()

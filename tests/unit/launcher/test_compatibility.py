@@ -10,12 +10,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import elasticjob
 from elasticjob_agent import launcher
-from elasticjob_agent.zipapp_build import MAIN, build_zipapp
+from elasticjob_agent.zipapp_build import MAIN, build_zipapp, lean
 from tests.unit.disk import room
 
 SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
@@ -123,6 +124,23 @@ def test_the_zip_file_is_the_same_whenever_it_is_built(tmp_path: Path) -> None:
     with zipfile.ZipFile(first) as archive:
         modules = {f"elasticjob_launcher/{path.name}" for path in SOURCES}
         assert set(archive.namelist()) == modules | {"__main__.py"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_packed_source_is_the_same_program_line_by_line(path: Path) -> None:
+    source = path.read_bytes()
+    packed = lean(source)
+    assert packed.count(b"\n") == source.count(b"\n")
+    trees = [ast.parse(text) for text in (source, packed)]
+    node: Any
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", 0), str):
+                node.value.value = ""
+            if hasattr(node, "col_offset"):
+                node.col_offset = node.end_col_offset = 0
+    first, second = (ast.dump(tree, include_attributes=True) for tree in trees)
+    assert first == second
 
 
 def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticjob_agent.launcher.imports import Reading, Source, Wanted, module_files, read
 
 
@@ -62,13 +64,13 @@ import no_such_module
     assert found[2] == Wanted("torch", ("distributed", "optim"))
 
 
-def test_the_users_own_files_are_followed_and_never_wanted(tmp_path: Path) -> None:
+def test_the_users_own_files_are_followed_in_order_and_never_wanted(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("models/__init__.py", "import numpy\n")
     project.write("models/net.py", "from . import parts\nfrom ..other import x\n")
     project.write("models/parts.py", "import torch\nfrom .net import again\n")
     assert project.modules("from models import net\nfrom yaml import load\n") == [
-        "yaml", "numpy", "torch",
+        "numpy", "torch", "yaml",
     ]  # fmt: skip
 
 
@@ -121,3 +123,75 @@ def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     assert read([Source(str(tmp_path / "none.py"))], project.search, project.installed) == Reading(
         (), frozenset()
     )
+
+
+CHANGES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
+    "assigned": ("os.environ['A'] = '1'", [("A", "1")]),
+    "assigned by another name": (
+        "from os import environ as there\nhere = os.environ\nthere['A'] = '1'\nhere['B'] = '2'",
+        [("A", "1"), ("B", "2")],
+    ),
+    "default": ("os.environ.setdefault('A', '1')\nos.environ.setdefault('B', '1')", [("B", "1")]),
+    "several": ("os.environ.update({'B': '1'}, C='2')", [("B", "1"), ("C", "2")]),
+    "merged": ("os.environ |= {'B': '1'}", [("B", "1")]),
+    "put": ("os.putenv('B', '1')", [("B", "1")]),
+    "removed": ("del os.environ['A']\nos.environ.pop('B', None)", [("A", None), ("B", None)]),
+    "computed": ("N = 2\nos.environ['B'] = str(N) + os.environ['A']", [("B", "2given")]),
+    "for several": (
+        "for each in ('B', 'C'):\n    os.environ[each] = '1'",
+        [("B", "1"), ("C", "1")],
+    ),
+    "if it is not there": (
+        "if 'B' not in os.environ:\n    os.environ['B'] = '1'\n"
+        "if not os.environ.get('A'):\n    os.environ['A'] = '1'",
+        [("B", "1")],
+    ),
+    "in a function": (
+        "def inner(n):\n    os.environ['B'] = n\ndef outer():\n    inner('1')\nouter()",
+        [("B", "1")],
+    ),
+    "in a function that is not called": ("def f():\n    os.environ['B'] = '1'", []),
+    "if it is the program": (
+        "if __name__ == '__main__':\n    os.environ['B'] = '1'\nelse:\n    os.environ['C'] = '1'",
+        [("B", "1")],
+    ),
+    "unknown value": ("os.environ['B'] = str(len(sys.argv))", [("B", "?")]),
+    "unknown condition": ("if len(sys.argv) > 1:\n    os.environ['B'] = '1'", [("B", "?")]),
+    "value of a rank": ("os.environ['B'] = os.environ.get('LOCAL_RANK', '0')", [("B", "?")]),
+    "value that was unknown": (
+        "os.environ['B'] = f()\nos.environ['C'] = os.environ['B']",
+        [("B", "?"), ("C", "?")],
+    ),
+    "reassigned by a function": (
+        "N = '1'\ndef f():\n    global N\n    N = '2'\nf()\nos.environ['B'] = N",
+        [("B", "?")],
+    ),
+    "reassigned, perhaps": ("N = '1'\nif f():\n    N = '2'\nos.environ['B'] = N", [("B", "?")]),
+    "returned before, perhaps": (
+        "def f():\n    if g():\n        return\n    os.environ['B'] = '1'\nf()",
+        [("B", "?")],
+    ),
+    "unknown name": ("os.environ[f()] = '1'", [("", "?")]),
+    "unknown names": ("os.environ.update(found)", [("", "?")]),
+    "a file of variables": ("load_dotenv()", [("", "?")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_the_environment_are_read_in_their_order(tmp_path: Path, name: str) -> None:
+    source, expected = CHANGES[name]
+    project = Project(tmp_path)
+    entry = project.write("train.py", f"import os, sys\n{source}\nimport torch\n")
+    found = read([entry], project.search, project.installed, {"A": "given"})
+    changes = [step for step in found.steps if not isinstance(step, Wanted)]
+    assert [(each.name, each.value if each.known else "?") for each in changes] == expected
+    assert found.steps[-1] == Wanted("torch")
+
+
+def test_changes_of_imported_files_come_where_they_are_imported(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("settings.py", "import os\nos.environ['A'] = '1'\n")
+    entry = project.write("train.py", "import yaml\nimport settings\nimport torch\n")
+    steps = read([entry], project.search, project.installed, {}).steps
+    names = [getattr(step, "module", getattr(step, "name", "")) for step in steps]
+    assert names == ["yaml", "os", "A", "torch"]

@@ -48,6 +48,25 @@ def test_folders_that_are_put_first(
 
 
 @pytest.mark.parametrize(
+    ("source", "folders"),
+    [
+        ("sys.path.append('/a')", ["/a"]),
+        ("sys.path.extend(['/a', '/b'])", ["/a", "/b"]),
+        ("sys.path += ['/a']\nsys.path = sys.path + ['/b']", ["/a", "/b"]),
+        ("sys.path = [*sys.path, '/a']", ["/a"]),
+        ("sys.path.insert(0, '/a')", []),
+    ],
+)
+def test_folders_that_are_appended(source: str, folders: list[str]) -> None:
+    found = put_first(ast.parse(f"import os, sys\n{source}\n"), str(HERE))
+    assert (list(found.last), found.unread, found.unread_last) == (folders, 0, 0)
+
+
+def test_an_appended_folder_that_only_running_would_tell() -> None:
+    assert put_first(ast.parse("sys.path.append(args.code)\n"), str(HERE)).unread_last == 1
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "sys.path.insert(0, args.code)",
