@@ -161,7 +161,8 @@ def test_values_that_vary_between_cold_runs_are_no_difference() -> None:
 def test_a_port_is_of_its_run_and_a_thread_count_is_not() -> None:
     cold, warm = run(), other_run()
     for found, port in ((cold, "4711"), (warm, "5822")):
-        each(lambda one, port=port: one["environment"].update(MASTER_PORT=port, THREADS="2"))(found)
+        for one in found["workers"].values():
+            one["environment"].update(MASTER_PORT=port, THREADS="2")
     assert differences([cold], warm) == []
     each(lambda one: one["environment"].update(THREADS="1"))(warm)
     assert [one.item for one in differences([cold], warm) if one.where == "used"] == ["THREADS"]
