@@ -61,9 +61,9 @@ def result(
     return Result(
         version=version,
         warm=warm["warm"],
-        cold_reasons=[one for one in warm["cold"] if one != "cold: warm start is off"],
+        cold_reasons=[_placed(one, warm["folder"]) for one in warm["cold"]],
         refused=sorted({_placed(one, warm["folder"]) for one in warm["refused"]}),
-        differences=[str(one) for one in found if not one.documented],
+        differences=[_placed(str(one), warm["folder"]) for one in found if not one.documented],
         documented=sorted({one.documented for one in found if one.documented}),
         cold_runs=len(colds),
         cold_seconds=round(colds[0]["seconds"], 1),
@@ -73,8 +73,9 @@ def result(
 
 
 def _placed(text: str, folder: str) -> str:
-    """The text with the paths of any run."""
-    return re.sub(r"tmp[a-z0-9_]{8}", "tmp…", text.replace(folder, "…"))
+    """The text with the paths of any run, on any machine."""
+    text = re.sub(r"/\S*/site-packages/", "site-packages/", text.replace(folder, "…"))
+    return re.sub(r"tmp[a-z0-9_]{8}", "tmp…", text)
 
 
 def trouble_of(cold: Mapping[str, Any]) -> str:
