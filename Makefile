@@ -32,6 +32,12 @@ etcd: install ## the etcd servers of the tests and benchmarks, in the cache
 kubernetes: install ## the Kubernetes programs and helm, for the tests, in the cache: minutes, once
 	@$(PY) -c 'from tests.cluster.programs import programs; programs("kubernetes"); programs("helm")'
 
+.PHONY: corpus-suite corpus
+corpus-suite: install ## the ten packages of the corpus that `make test` runs, in the cache
+	@$(PY) -m tests.corpus.environments small
+corpus: install etcd ## 90 packages, each in a job cold and warm: docs/warm-start-corpus.md; goes on where it was
+	$(PY) -m tests.corpus
+
 .PHONY: lint types imports
 lint: install ## ruff
 	$(PY) -m ruff check .
@@ -59,7 +65,7 @@ check: lint types imports generated ## lint, types, unit tests, 1,000 simulated 
 	SIM_SEEDS=1000 $(PY) -m pytest -n $(JOBS) tests/unit tests/sim
 
 .PHONY: test
-test: lint types imports generated etcd kubernetes ## everything, with 10,000 schedules, real servers, a real cluster
+test: lint types imports generated etcd kubernetes corpus-suite ## everything, with 10,000 schedules, real servers, a real cluster
 	SIM_SEEDS=10000 $(PY) -m scripts.twice -n $(JOBS) tests/unit tests/sim tests/integration
 	@$(MAKE) e2e
 

@@ -160,7 +160,10 @@ class Identifiers:
         drawn = _Drawn(self._began, getpid() if self._numbered else 0)
         for name in new:
             for value in _values(sys.modules[name], name):
-                what = drawn.is_one(value)
+                try:
+                    what = drawn.is_one(value)
+                except (ArithmeticError, ValueError, OSError):  # too large, or too early
+                    continue
                 if what:
                     return [f"keeps {what} (module {name})"]
         return []

@@ -1,0 +1,160 @@
+"""`python -m tests.corpus [NAME ...]`: run packages of the corpus and write the page of results.
+
+Without names, every package that has no result yet: a run that was interrupted goes on. Runs are
+kept in `build/corpus`, results in `tests/corpus/measured.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import signal
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from scripts.environment import ROOT
+from tests.corpus.compare import differences
+from tests.corpus.environments import cache, environment
+from tests.corpus.job import run_job
+from tests.corpus.manifest import LISTS, Package, packages, pins
+from tests.corpus.results import Result, page, result, trouble_of
+from tests.integration.etcd_server import EtcdServer
+
+MEASURED = Path(__file__).with_name("measured.json")
+PAGE = ROOT / "docs" / "warm-start-corpus.md"
+RUNS = ROOT / "build" / "corpus"
+MOST_COLD_RUNS = 2
+_KEEPING = threading.Lock()
+
+
+def measured() -> dict[str, Result]:
+    """The results so far."""
+    kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    return {name: Result(**one) for name, one in kept.items()}
+
+
+def version(package: Package) -> str:
+    """The version it is pinned to in its environment."""
+    return pins(ROOT / "constraints.txt", LISTS / f"{package.environment}.txt")[package.pip]
+
+
+class Corpus:
+    """Runs packages; cold runs of the same script are kept and taken again."""
+
+    def __init__(self, etcd: EtcdServer) -> None:
+        self._interpreters: dict[str, Path] = {}
+        self._etcd = etcd
+
+    def measure(self, package: Package) -> Result:
+        """Compare a warm run with one cold run, and where they differ with a second one too."""
+        colds = [self.cold(package, 1)]
+        warm = self._run(package, warm=True)
+        self._path(package, "warm").write_text(json.dumps(warm))
+        found = differences(colds, warm)
+        while any(not one.documented for one in found) and len(colds) < MOST_COLD_RUNS:
+            if trouble_of(colds[0]):
+                break
+            colds.append(self.cold(package, len(colds) + 1))
+            found = differences(colds, warm)
+        return result(version(package), colds, warm, found)
+
+    def cold(self, package: Package, number: int) -> dict[str, Any]:
+        """The cold run of that number, run unless it was."""
+        path = self._path(package, f"cold-{number}")
+        if path.exists():
+            kept: dict[str, Any] = json.loads(path.read_text())
+            return kept
+        run = self._run(package, warm=False)
+        path.write_text(json.dumps(run))
+        return run
+
+    def _run(self, package: Package, warm: bool) -> dict[str, Any]:
+        name = package.environment
+        if name not in self._interpreters:
+            self._interpreters[name] = environment(cache(), name) / "bin" / "python"
+        return run_job(package, self._interpreters[name], self._etcd, warm).as_json()
+
+    def _path(self, package: Package, kind: str) -> Path:
+        RUNS.mkdir(parents=True, exist_ok=True)
+        probe = Path(__file__).with_name("probe.py").read_text()
+        # Inherited by all: a shell's background jobs have some of them.
+        ignored = [one.name for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN]
+        text = f"{probe}{package.script()}{version(package)}{ignored}"
+        key = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return RUNS / f"{package.name}-{key}-{kind}.json"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.corpus", description=__doc__)
+    parser.add_argument("names", nargs="*", help="packages to run, also such that have a result")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no package after that")
+    parser.add_argument("--at-once", type=int, default=2, help="how many packages run at a time")
+    parser.add_argument("--cold-only", action="store_true", help="run and keep cold runs alone")
+    parser.add_argument("--page", action="store_true", help="write the page again, run nothing")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what was asked for; 1 if a package shows an undocumented difference."""
+    asked = _arguments()
+    results = measured()
+    known = packages()
+    if asked.page:
+        PAGE.write_text(page(known, results))
+        return 0
+    unknown = set(asked.names) - {one.name for one in known}
+    if unknown:
+        sys.exit(f"not in the manifest: {', '.join(sorted(unknown))}")
+    todo = [
+        one
+        for one in known
+        if one.name in asked.names
+        or (not asked.names and (asked.cold_only or one.name not in results))
+    ]
+    end = time.monotonic() + asked.seconds
+    with tempfile.TemporaryDirectory(prefix="corpus-etcd-") as folder:
+        etcd = EtcdServer(Path(folder)).start()
+        try:
+            corpus = Corpus(etcd)
+
+            def run(package: Package) -> bool:
+                if time.monotonic() > end:
+                    return True
+                if asked.cold_only:
+                    trouble = trouble_of(corpus.cold(package, 1))
+                    print(f"{package.name}: {trouble or 'ran cold'}", flush=True)
+                    return not trouble
+                one = corpus.measure(package)
+                _keep(package, one)
+                _tell(package, one)
+                return not (one.differences or one.trouble)
+
+            with ThreadPoolExecutor(asked.at_once) as pool:
+                return 0 if all(list(pool.map(run, todo))) else 1
+        finally:
+            etcd.close()
+
+
+def _keep(package: Package, one: Result) -> None:
+    with _KEEPING:
+        results = {**measured(), package.name: one}
+        kept = {name: each.as_json() for name, each in sorted(results.items())}
+        MEASURED.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        PAGE.write_text(page(packages(), results))
+
+
+def _tell(package: Package, one: Result) -> None:
+    verdict = one.trouble or f"{len(one.differences)} undocumented differences"
+    print(f"{package.name} {one.version}: {verdict}", flush=True)
+    for text in (*one.cold_reasons, *one.refused, *one.differences):
+        print(f"    {text[:500]}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,325 @@
+"""Comparison of cold and warm runs. No I/O.
+
+What varies between cold runs is no difference: a count must lie in the range of the cold workers, a
+value be one of theirs. What is drawn (random numbers, identifiers) must differ in each worker where
+it does in cold runs, and be the same where it is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+
+_PAGE = "/dev/zero (deleted)"
+"""How /proc names a page of memory that is shared with other processes and has no file."""
+STAGES = ("imported", "used", "used again")
+_COUNTED = (
+    "descriptors", "shared maps", "threads", "Python threads", "children",
+    "warning filters", "logging",
+)  # fmt: skip
+_MAPPED = ("environment", "environment in C", "signal handlers", "settings")
+_LISTED = ("thread pools", "signal mask", "sys.path", "sys.meta_path", "sys.path_hooks")
+_NUMBERS = ("at exit", "finalizers")
+# Properties that docs/warm-start.md tells of: the aspect, what the item matches, the property.
+DOCUMENTED = (
+    ("unseeded", "^hash of a text$", "hash seed"),
+    ("identifiers", "^process number", "process number"),
+    ("identifiers", r"\._fs_token_$", "addresses"),  # fsspec's key of an object, by its thread
+    ("environment", "^TORCHELASTIC_USE_AGENT_STORE$", "store"),
+    ("output", "^in the standby's log: ", "import output"),
+)
+
+_PATTERNS = (
+    (r"0x[0-9a-fA-F]+", "ADDRESS"),
+    (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
+    (r"tmp[a-z0-9_]{8}", "TMP"),
+    (r"\bsem\.\w{4,}", "sem.TMP"),
+    (r"\b(pymp|psm|mp)[-_][a-z0-9_]{8}\b", "TMP"),
+    (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),
+)  # fmt: skip
+_PER_RUN = re.compile(r"^(MASTER_|TORCHELASTIC_|ELASTICJOB_)|RANK$")
+"""Variables with numbers that are others in each run, round or worker."""
+_UNSTEADY = 2
+"""A count that varies between cold workers may be so many times their most in a warm one."""
+_NUMBER = r"\d+(\.\d+)*"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One aspect in which the warm run is not like the cold ones; `documented` names a property."""
+
+    aspect: str
+    where: str
+    item: str
+    cold: str
+    warm: str
+    documented: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.aspect}{where}: {self.item}: cold {self.cold}, warm {self.warm}"
+
+
+def differences(colds: Sequence[Record], warm: Record) -> list[Difference]:
+    """Return all differences of a warm run from one cold run or more of the same package."""
+    found = [
+        *_ends(colds, warm),
+        *_files(colds, warm),
+        *_output(colds, warm),
+        *_drawn(colds, warm),
+        *_identifiers(colds, warm),
+    ]
+    for stage in STAGES:
+        found += _stage(stage, colds, warm)
+    return list(dict.fromkeys(_with_property(one) for one in found))
+
+
+def exact(text: str, folder: str = "") -> str:
+    """Return the text without what no two runs share: addresses, temporary names, identifiers."""
+    if folder:
+        text = text.replace(folder, "JOB")
+    for pattern, word in _PATTERNS:
+        text = re.sub(pattern, word, text)
+    return text
+
+
+def normalised(text: str, folder: str = "") -> str:
+    """Return the text without those and without numbers."""
+    return re.sub(_NUMBER, "N", exact(text, folder))
+
+
+def _with_property(one: Difference) -> Difference:
+    for aspect, pattern, name in DOCUMENTED:
+        if one.aspect == aspect and re.search(pattern, one.item):
+            return Difference(one.aspect, one.where, one.item, one.cold, one.warm, name)
+    return one
+
+
+# --- the run
+
+
+def _ends(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    if warm["exits"] not in [cold["exits"] for cold in colds]:
+        yield Difference("exit", "", "agents", str(colds[0]["exits"]), str(warm["exits"]))
+    here = sorted(warm["workers"])
+    if here not in [sorted(cold["workers"]) for cold in colds]:
+        missing = sorted(set(colds[0]["workers"]) - set(here))
+        more = sorted(set(here) - set(colds[0]["workers"]))
+        yield Difference(
+            "exit", "", "what workers did", ", ".join(missing) or "-", ", ".join(more) or "-"
+        )
+    counts = [_counted(cold["processes"], cold["folder"]) for cold in colds]
+    yield from _outside("processes left", "", counts, [_counted(warm["processes"], warm["folder"])])
+
+
+def _files(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    for moment in sorted(warm["files"]):
+        counts = [_counted(cold["files"].get(moment, ()), cold["folder"]) for cold in colds]
+        here = [_counted(warm["files"][moment], warm["folder"])]
+        told: list[str] = []
+        for one in _outside("files", moment, counts, here):
+            if not one.item.startswith(tuple(told)):  # what is in such a folder goes without saying
+                yield one
+            if one.item.endswith("/"):
+                told.append(one.item)
+
+
+def _output(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    there = set().union(*(_lines(cold) for cold in colds))
+    always = set.intersection(*(_lines(cold) for cold in colds))
+    here = _lines(warm)
+    standbys = {normalised(line.strip(), warm["folder"]) for line in warm["standby"].splitlines()}
+    for line in sorted(always - here):
+        item = f"in the standby's log: {line}" if line in standbys else line
+        yield Difference("output", "", item, "there", "missing")
+    for line in sorted(here - there):
+        yield Difference("output", "", line, "missing", "there")
+
+
+def _lines(run: Record) -> set[str]:
+    """Lines of all workers; those of a stack differ in the frames below the program's."""
+    found = set()
+    for text in run["output"].values():
+        for line in text.replace("\r", "\n").splitlines():
+            if line.strip():
+                found.add(normalised(line.strip(), run["folder"]))
+    return found
+
+
+# --- the workers at a stage
+
+
+def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    there = [one for cold in colds for one in _records(cold, stage)]
+    here = _records(warm, stage)
+    if not there or not here:
+        return
+    if stage == "imported":  # what is imported by the use may have been loaded before it, see docs
+        there += [one for cold in colds for one in _records(cold, "used")]
+    for aspect in _COUNTED:
+        counts = [_counted(one[aspect], folder) for one, folder in there]
+        yield from _outside(
+            aspect, stage, counts, [_counted(_plain(one[aspect]), folder) for one, folder in here]
+        )
+    for aspect in _MAPPED:
+        yield from _mapped(aspect, stage, there, here)
+    for aspect in _LISTED:
+        values = [(_plain(one[aspect]), folder) for one, folder in there]
+        ours = [(_plain(one[aspect]), folder) for one, folder in here]
+        yield from _unlike(aspect, stage, "all of it", values, ours)
+    for aspect in _NUMBERS:
+        numbers = [one[aspect] for one, _ in there]
+        for one, _ in here:
+            if not min(numbers) <= one[aspect] <= max(numbers):
+                yield Difference(aspect, stage, "count", _range(numbers), str(one[aspect]))
+
+
+def _records(run: Record, stage: str) -> list[tuple[Record, str]]:
+    return [
+        (record, run["folder"])
+        for name, record in sorted(run["workers"].items())
+        if name.split("-", 2)[2] == stage
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A list without the import listener and its page, which are documented, in every worker."""
+    found = [one for one in value if not str(one).endswith(".Listener")]
+    if _PAGE in found:
+        found.remove(_PAGE)
+    return found
+
+
+def _mapped(
+    aspect: str,
+    stage: str,
+    there: Sequence[tuple[Record, str]],
+    here: Sequence[tuple[Record, str]],
+) -> Iterator[Difference]:
+    names = {name for one, _ in (*there, *here) for name in one[aspect]}
+    kind = "environment" if aspect == "environment in C" else aspect
+    for name in sorted(names):
+        values = [(one[aspect].get(name), folder) for one, folder in there]
+        ours = [(one[aspect].get(name), folder) for one, folder in here]
+        yield from _unlike(kind, stage, name, values, ours, bool(_PER_RUN.search(name)))
+
+
+def _unlike(
+    aspect: str,
+    where: str,
+    item: str,
+    there: Sequence[tuple[Any, str]],
+    here: Sequence[tuple[Any, str]],
+    varies: bool = False,
+) -> Iterator[Difference]:
+    """Values here that none there is like. Where those vary their numbers do not count."""
+    varies = varies or len({_text(value, exact, folder) for value, folder in there}) > 1
+    form = normalised if varies else exact
+    values = {_text(value, form, folder) for value, folder in there}
+    for text in sorted({_text(value, form, folder) for value, folder in here} - values):
+        yield Difference(aspect, where, item, " or ".join(sorted(values)), text)
+
+
+def _text(value: Any, form: Callable[[str, str], str], folder: str) -> str:
+    return form(value if isinstance(value, str) else json.dumps(value), folder)
+
+
+def _counted(items: Iterable[str], folder: str) -> Counter[str]:
+    return Counter(normalised(item, folder) for item in items)
+
+
+def _outside(
+    aspect: str, where: str, there: Sequence[Counter[str]], here: Sequence[Counter[str]]
+) -> Iterator[Difference]:
+    """Items whose count here is none that is to be expected of those there."""
+    for item in sorted(set().union(*there, *here)):
+        numbers = [count[item] for count in there]
+        low, high = min(numbers), max(numbers)
+        if low < high:  # a matter of time, such as the threads of a pool
+            low, high = min(low, 1), high * _UNSTEADY
+        wrong = {count[item] for count in here if not low <= count[item] <= high}
+        for number in sorted(wrong):
+            yield Difference(aspect, where, item, _range(numbers), str(number))
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+# --- what is drawn
+
+
+def _drawn(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    there = [one for cold in colds for one, _ in _records(cold, "imported")]
+    here = [one for one, _ in _records(warm, "imported")]
+    for aspect in ("unseeded", "seeded"):
+        for name in sorted({name for one in there for name in one[aspect]}):
+            yield from _pattern(
+                aspect, name, [one[aspect].get(name) for one in there],
+                [one[aspect].get(name) for one in here],
+            )  # fmt: skip
+
+
+def _pattern(
+    aspect: str, name: str, cold: Sequence[Any], warm: Sequence[Any]
+) -> Iterator[Difference]:
+    """A value that is another in each cold worker, or the same in all, must be so here."""
+    if None in cold or None in warm or not warm:
+        return  # the library was not loaded everywhere
+    if len(set(cold)) == len(cold) > 1:
+        if len(set(warm)) < len(warm):
+            yield Difference(
+                aspect,
+                "",
+                name,
+                "differs in each worker",
+                f"{len(set(warm))} of {len(warm)} values",
+            )
+    elif len(set(cold)) == 1 and set(warm) != set(cold):
+        yield Difference(aspect, "", name, str(cold[0]), " or ".join(sorted(map(str, set(warm)))))
+
+
+def _identifiers(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
+    """Values that modules keep."""
+    there = [one for cold in colds for one in _records(cold, "imported")]
+    here = _records(warm, "imported")
+    if not there or not here:
+        return
+    names = set.intersection(*(set(one["globals"]) for one, _ in there))
+    for name in sorted(names):
+        values = [one["globals"][name] for one, _ in there]
+        ours = [(one["globals"][name], folder) for one, folder in here if name in one["globals"]]
+        plain = {normalised(one["globals"][name], folder) for one, folder in there}
+        if not ours or _is_address(values):
+            continue
+        if len(set(values)) == len(values):
+            raw = [value for value, _ in ours]
+            if len(set(raw)) < len(raw):
+                kind = _kind(values, [one["pid"] for one, _ in there])
+                yield Difference(
+                    "identifiers", "", f"{kind}{name}", "differs in each worker",
+                    f"{len(set(raw))} of {len(raw)} values",
+                )  # fmt: skip
+        elif len(set(values)) == 1:
+            for value in sorted({normalised(value, folder) for value, folder in ours} - plain):
+                yield Difference("identifiers", "", name, " or ".join(sorted(plain)), value)
+
+
+def _kind(values: Sequence[str], pids: Sequence[int]) -> str:
+    if all(str(pid) in value for value, pid in zip(values, pids, strict=True)):
+        return "process number "
+    if all(re.fullmatch(r"1[6-9]\d{8}(\d{3})*(\.\d+)?", value) for value in values):
+        return "time of import "
+    return ""
+
+
+def _is_address(values: Sequence[str]) -> bool:
+    """Of an object in memory: `id`, a ctypes pointer. It tells nobody anything."""
+    return all(re.fullmatch(r"\d{15}", value) or "0x" in value for value in values)

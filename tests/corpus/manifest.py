@@ -1,0 +1,77 @@
+"""The packages of the corpus, and the script that uses one."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTS = Path(__file__).parent / "environments"
+MANIFEST = Path(__file__).parent / "manifest.toml"
+
+SCRIPT = """\
+import corpus_probe
+{imports}
+
+corpus_probe.imported()
+
+
+def use(folder):
+{use}
+
+
+if __name__ == "__main__":
+    corpus_probe.run(use)
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One package: what a script imports of it and does with it."""
+
+    name: str
+    pip: str
+    imports: str
+    use: str
+    suite: bool
+    environment: str = "large"
+
+    def script(self) -> str:
+        """The training script's source. Its imports are plain, as a reader of it expects them."""
+        body = self.use.strip() or "pass"
+        return SCRIPT.format(imports=self.imports.strip(), use=textwrap.indent(body, "    "))
+
+    @property
+    def root(self) -> str:
+        """The module whose refusal is this package's own."""
+        found = re.search(r"(?:from|import)\s+(\w+)", self.imports)
+        assert found, self.imports
+        return found[1]
+
+
+def packages() -> list[Package]:
+    """Every package, the most used ones first."""
+    return [
+        Package(
+            one["name"],
+            one.get("pip", one["name"]).lower(),
+            one.get("imports", f"import {one['name']}"),
+            one.get("use", ""),
+            one.get("suite", False),
+            one.get("environment", "large"),
+        )
+        for one in tomllib.loads(MANIFEST.read_text())["package"]
+    ]
+
+
+def pins(*files: Path) -> dict[str, str]:
+    """The pinned version of each package, by its lower-case name; a later file wins."""
+    found = {}
+    for file in files:
+        for line in file.read_text().splitlines():
+            name, equals, version = line.partition("==")
+            if equals and not name.startswith("#"):
+                found[name.lower()] = version
+    return found

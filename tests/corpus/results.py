@@ -1,0 +1,132 @@
+"""Results of the corpus: one verdict for each package, and the page that shows them. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tests.corpus.compare import Difference
+from tests.corpus.job import NODES, ROUNDS
+from tests.corpus.manifest import Package
+
+MOST_SHOWN = 3
+MOST_LETTERS = 160
+
+HEAD = """\
+# Packages that were compared, cold and warm
+
+`make corpus` runs a job for each of these packages without warm start and with it, at the versions
+in `tests/corpus/environments/large.txt`: two nodes, two workers a node, two rounds. All workers
+import the package and use it a little; in the first round one of them fails then, in the second one
+worker of each node ends before the other uses the package again. Compared are exit codes, files and
+folders made and left, processes left, descriptors, threads, children, sizes of thread pools, the
+environment (also as C code sees it), random numbers with and without a seed, values that modules
+keep (identifiers, generators), signal handlers, `sys.path`, import hooks, warning filters, logging,
+functions called at exit, and output. What varies between two cold runs counts as no difference.
+
+The properties in [warm-start.md](warm-start.md#what-is-different-in-a-forked-worker) hold for all
+packages and are not listed here. "Left to the worker" are the modules that the guard does not
+preload: each worker imports them itself.
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one package's runs; `differences` are those that no document tells of."""
+
+    version: str
+    warm: int
+    cold_reasons: list[str]
+    refused: list[str]
+    differences: list[str]
+    documented: list[str]
+    cold_runs: int
+    cold_seconds: float
+    warm_seconds: float
+    trouble: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def result(
+    version: str,
+    colds: Sequence[Mapping[str, Any]],
+    warm: Mapping[str, Any],
+    found: Sequence[Difference],
+) -> Result:
+    """Summarise the runs and their differences."""
+    return Result(
+        version=version,
+        warm=warm["warm"],
+        cold_reasons=[_placed(one, warm["folder"]) for one in warm["cold"]],
+        refused=sorted({_placed(one, warm["folder"]) for one in warm["refused"]}),
+        differences=[_placed(str(one), warm["folder"]) for one in found if not one.documented],
+        documented=sorted({one.documented for one in found if one.documented}),
+        cold_runs=len(colds),
+        cold_seconds=round(colds[0]["seconds"], 1),
+        warm_seconds=round(warm["seconds"], 1),
+        trouble=trouble_of(colds[0]),
+    )
+
+
+def _placed(text: str, folder: str) -> str:
+    """The text with the paths of any run, on any machine."""
+    text = re.sub(r"/\S*/site-packages/", "site-packages/", text.replace(folder, "…"))
+    return re.sub(r"tmp[a-z0-9_]{8}", "tmp…", text)
+
+
+def trouble_of(cold: Mapping[str, Any]) -> str:
+    """Why a cold run is nothing to compare with; empty when it went as it should."""
+    if cold["trouble"]:
+        return str(cold["trouble"]).splitlines()[0]
+    return "" if not any(cold["exits"]) else f"agents exit with {cold['exits']}"
+
+
+def page(known: Sequence[Package], results: Mapping[str, Result]) -> str:
+    """Return the document: a row for each package that was run, and the names of the others."""
+    rows = [
+        "| package | version | warm node starts | left to the worker | undocumented differences |",
+        "|---|---|---|---|---|",
+    ]
+    there = [(one.name, results[one.name]) for one in known if one.name in results]
+    rows += [_row(name, one) for name, one in there]
+    same = sum(1 for _, one in there if one.warm and not one.differences and not one.trouble)
+    left = [one.name for one in known if one.name not in results]
+    count = (
+        f"{len(there)} packages were run; {same} started warm and show no undocumented difference."
+    )
+    text = f"{HEAD}\n{count}\n\n"
+    text += "\n".join(rows) + "\n"
+    if left:
+        text += f"\nNot run yet: {', '.join(left)}.\n"
+    return text
+
+
+def _row(name: str, one: Result) -> str:
+    if one.trouble:
+        return f"| {name} | {one.version} | | | its cold run fails: {_cell(one.trouble)} |"
+    starts = f"{one.warm} of {NODES * ROUNDS}"
+    if one.cold_reasons:
+        starts += f" ({_cell('; '.join(one.cold_reasons))})"
+    told = _first(one.differences) or "none"
+    return f"| {name} | {one.version} | {starts} | {_refused(one.refused)} | {told} |"
+
+
+def _refused(refused: Sequence[str]) -> str:
+    """The reasons; those that only follow from others last."""
+    follows = "which is not preloaded"
+    return _first(sorted(refused, key=lambda one: (follows in one, one))) or "nothing"
+
+
+def _first(texts: Sequence[str]) -> str:
+    shown = [_cell(text) for text in texts[:MOST_SHOWN]]
+    more = len(texts) - len(shown)
+    return "<br>".join(shown) + (f"<br>and {more} more" if more else "")
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS - 1]}…"

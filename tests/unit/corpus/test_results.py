@@ -1,0 +1,110 @@
+"""The manifest, the verdicts on packages, and the page that shows them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+import pytest
+
+from tests.corpus.__main__ import PAGE, measured, version
+from tests.corpus.compare import Difference
+from tests.corpus.manifest import LISTS, Package, packages, pins
+from tests.corpus.results import page, result, trouble_of
+from tests.unit.test_repository import ROOT
+
+MOST_SMALL = 40
+NAMED = {
+    "wandb", "mlflow", "tensorboard", "clearml", "comet_ml", "transformers", "datasets",
+    "tokenizers", "accelerate", "lightning", "deepspeed", "torchvision", "torchaudio", "timm",
+    "pandas", "pyarrow", "polars", "scikit-learn", "scipy", "xgboost", "lightgbm", "numba",
+    "matplotlib", "pillow", "opencv-python-headless", "hydra-core", "omegaconf", "ray", "dask",
+    "boto3", "fsspec", "s3fs", "zarr", "h5py", "einops", "sentencepiece", "peft", "trl",
+    "bitsandbytes", "psutil", "grpcio", "protobuf",
+}  # fmt: skip
+
+
+def run(**changed: Any) -> dict[str, Any]:
+    empty = {"trouble": "", "exits": [0, 0], "seconds": 2.04, "warm": 0, "cold": [], "refused": []}
+    empty["folder"] = "/tmp/corpus-a"
+    return {**empty, **changed}
+
+
+def test_there_are_sixty_packages_and_ten_in_the_suite() -> None:
+    names = [one.name for one in packages()]
+    assert len(names) == len(set(names))
+    assert len(names) >= 60
+    assert not NAMED - set(names)
+    suite = {one.name for one in packages() if one.suite}
+    assert len(suite) == 10
+    assert "wandb" in suite
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda one: one.name)
+def test_every_package_is_pinned_and_its_script_a_program(package: Package) -> None:
+    assert version(package)
+    if package.suite:
+        assert package.pip in pins(ROOT / "constraints.txt", LISTS / "small.txt")
+    ast.parse(package.script())
+    assert package.imports.strip() in package.script()
+
+
+def test_the_lists_bring_no_cuda_and_one_version_each() -> None:
+    for file in LISTS.glob("*.txt"):
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+        assert lines == sorted(set(lines))
+        assert all(re.fullmatch(r"[a-z0-9-]+==\S+", line) for line in lines), lines
+        assert not any(re.match(r"(cuda|triton|torch=|nvidia-(?!ml-py))", line) for line in lines)
+    assert len(pins(LISTS / "small.txt")) <= MOST_SMALL
+    small, large = pins(LISTS / "small.txt"), pins(LISTS / "large.txt")
+    assert {name: large.get(name, "") for name in small} == small
+
+
+def test_documented_differences_are_no_verdict() -> None:
+    found = [
+        Difference("unseeded", "", "hash of a text", "differs", "1 value", "hash seed"),
+        Difference("threads", "used", "pool", "1", "0"),
+    ]
+    warm = run(warm=3, cold=["cold: it hung"], refused=["a: it starts threads"])
+    one = result("1.2", [run()], warm, found)
+    assert one.differences == ["threads (used): pool: cold 1, warm 0"]
+    assert (one.documented, one.cold_seconds) == (["hash seed"], 2.0)
+    package = Package("a", "a", "import a", "", False)
+    row = (
+        "| a | 1.2 | 3 of 4 (cold: it hung) | a: it starts threads | threads (used): pool: cold 1,"
+    )
+    assert row in page([package], {"a": one})
+    assert "1 packages were run; 0 started warm and show no" in page([package], {"a": one})
+
+
+def test_a_cold_run_that_fails_is_no_comparison() -> None:
+    assert trouble_of(run()) == ""
+    assert trouble_of(run(exits=[0, 1])) == "agents exit with [0, 1]"
+    failed = run(trouble="waited in vain\nlog")
+    assert trouble_of(failed) == "waited in vain"
+    one = result("1.2", [failed], run(), [])
+    package = Package("a", "a", "import a", "", False)
+    assert "| a | 1.2 | | | its cold run fails: waited in vain |" in page([package], {"a": one})
+
+
+def test_what_was_not_run_is_said() -> None:
+    assert "Not run yet: a.\n" in page([Package("a", "a", "import a", "", False)], {})
+
+
+def test_the_page_is_made_from_what_was_measured() -> None:
+    """After a change of either: python -m tests.corpus --page."""
+    assert PAGE.read_text() == page(packages(), measured())
+
+
+def test_what_was_measured_has_the_pinned_versions() -> None:
+    known = {one.name: version(one) for one in packages()}
+    assert {name: one.version for name, one in measured().items()} == {
+        name: known[name] for name in measured()
+    }
+
+
+def test_the_lists_are_named_as_the_makefile_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "tests.corpus.environments small" in makefile
+    assert re.search(r"^corpus: .*etcd", makefile, re.MULTILINE)

@@ -1,0 +1,39 @@
+"""What an import draws, as the standby finds it in the modules that were loaded."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from elasticjob_agent.launcher.identifiers import Identifiers
+
+
+def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
+    """What is said of a package that keeps this value."""
+    module = ModuleType("some_pkg")
+    identifiers = Identifiers()
+    identifiers.begin()
+    monkeypatch.setitem(sys.modules, "some_pkg", module)
+    module.value = value() if callable(value) else value  # type: ignore[attr-defined]
+    return identifiers.found({})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [datetime.datetime.min, datetime.datetime.max, 10**400, float("inf"), float("nan"), -1],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_value_that_no_clock_shows_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    assert found(monkeypatch, value) == []
+
+
+@pytest.mark.parametrize("clock", [time.time, time.monotonic, time.time_ns, datetime.datetime.now])
+def test_a_clocks_value_is_found(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
+    assert found(monkeypatch, clock) == ["keeps the time of its import (module some_pkg)"]
