@@ -144,12 +144,16 @@ class Agent:
             self._attendant.observed(state, event)
             if self._rendezvous is None and state.hello is not None:
                 self._rendezvous = self._enter(state.hello.probe_port)
+                self._crews.heed(self._live_until)
                 await stack.enter_async_context(self._rendezvous)
                 pumps.append(tasks.create_task(self._hear_rendezvous(self._rendezvous)))
             for command in commands:
                 if isinstance(command, Exit):
                     return command.ending
                 await self._do(command, state)
+
+    def _live_until(self) -> float | None:
+        return None if self._rendezvous is None else self._rendezvous.live_until
 
     async def _next(self, at: float | None) -> Event:
         if at is None:

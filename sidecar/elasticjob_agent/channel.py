@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,11 @@ from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES, WireError, decode,
 
 SEND_TIMEOUT_SECONDS = 10.0
 HELLO_TIMEOUT_SECONDS = 10.0
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.5
+MAX_LIVE_SECONDS = 86400.0
+
+LiveUntil = Callable[[], float | None]
+"""Until when workers may live, on the monotonic clock; None where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +52,25 @@ class Attach:
 class Channel:
     """One connection, attached. `events` ends when it closes; `HandsGone` only if it is final."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        live_until: LiveUntil = lambda: None,
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._live_until = live_until
         self._beating: asyncio.TimerHandle | None = None
 
     @staticmethod
     async def attached(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attach: Attach
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        attach: Attach,
+        live_until: LiveUntil = lambda: None,
     ) -> Channel:
-        channel = Channel(reader, writer)
+        channel = Channel(reader, writer, live_until)
         await channel.send(
             {
                 "type": "attach",
@@ -64,6 +78,7 @@ class Channel:
                 "session": attach.session,
                 "job_key": attach.job_key.hex(),
                 "orphan_seconds": attach.orphan_seconds,
+                "deadlines": True,
             }
         )
         return channel
@@ -92,12 +107,20 @@ class Channel:
             self._writer.close()
 
     def _beat(self) -> None:
-        """Tell the launcher that this agent's loop turns, now and every second."""
+        """Tell the launcher that this agent's loop turns, and until when the workers may live."""
         if self._writer.is_closing():
             return
         if self._writer.transport.get_write_buffer_size() == 0:  # it takes what it is told
-            self._writer.write(encode({"type": "beat"}))
+            self._writer.write(encode({"type": "beat", **self._permission()}))
         self._beating = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
+
+    def _permission(self) -> dict[str, float]:
+        """How long the workers may live from now on; the launcher holds that without us."""
+        live_until, now = self._live_until(), time.monotonic()
+        if live_until is None:
+            return {}
+        seconds = min(max(0.0, live_until - now), MAX_LIVE_SECONDS)
+        return {"at": now, "live_seconds": seconds}
 
     async def prepare(self, command: PrepareWorkers) -> None:
         await self.send(
@@ -129,6 +152,7 @@ class Channel:
                 "round": command.round,
                 "workers": workers,
                 "max_log_bytes": command.max_log_bytes,
+                **self._permission(),
             }
         )
 
@@ -202,6 +226,7 @@ def event(message: dict[str, Any]) -> HandsEvent:
 
 def _hello(message: dict[str, Any]) -> Hello:
     running = message["running"]
+    live_seconds = message.get("live_seconds")
     return Hello(
         argv=tuple(message["argv"]),
         pid=int(message["pid"]),
@@ -214,6 +239,7 @@ def _hello(message: dict[str, Any]) -> Hello:
         env_names=frozenset(message["env_names"]),
         warms=bool(message.get("warms", False)),
         save_signal=int(message.get("save_signal", 0)),
+        live_until=None if live_seconds is None else time.monotonic() + float(live_seconds),
     )
 
 

@@ -67,6 +67,10 @@ class Crews:
         finally:
             self._files.close()
 
+    def heed(self, live_until: Callable[[], float | None]) -> None:
+        """Let workers live no longer than that, whatever becomes of this process."""
+        self._hands.heed(live_until)
+
     # -- orders ---------------------------------------------------------------------
 
     async def prepare(self, hello: Hello) -> None:

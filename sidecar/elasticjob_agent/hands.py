@@ -6,7 +6,7 @@ Two implementations: `local.LocalHands` (below the agent's own process) and `pod
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -89,7 +89,8 @@ class Hello:
     still run, by local rank; `exits` are all exits of the round started last (running or not), so
     an agent that comes back learns what it missed. `env_names` are the variables that the base
     environment sets. `warms`: it knows `prepare`. `save_signal`: what
-    asks workers for a checkpoint, where the user named a signal; 0 for none.
+    asks workers for a checkpoint, where the user named a signal; 0 for none. `live_until`: the
+    deadline that the workers have, on the monotonic clock; None where they have none.
     """
 
     argv: tuple[str, ...]
@@ -103,6 +104,7 @@ class Hello:
     env_names: frozenset[str] = frozenset()
     warms: bool = False
     save_signal: int = 0
+    live_until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,14 @@ HandsEvent: TypeAlias = (
 
 class Hands(Protocol):
     """Starts, signals and stops workers; its methods raise `HandsError` when it cannot be told."""
+
+    def heed(self, live_until: Callable[[], float | None]) -> None:
+        """Let workers live no longer than `live_until` says, on the monotonic clock.
+
+        The hands hold the last deadline by themselves when this process hangs or is gone.
+        None is no deadline.
+        """
+        ...
 
     def events(self) -> AsyncIterator[HandsEvent]:
         """Everything that happens, `Hello` first.

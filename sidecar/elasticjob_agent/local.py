@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
-from elasticjob_agent.channel import Attach, Channel
+from elasticjob_agent.channel import Attach, Channel, LiveUntil
 from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, PrepareWorkers, StartWorkers
 from elasticjob_agent.launcher import settings
 from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES
@@ -62,6 +62,7 @@ class LocalHands:
         self._process: Launched | None = None
         self._channel: Channel | None = None
         self._released = False
+        self._live_until: LiveUntil = lambda: None
 
     async def events(self) -> AsyncIterator[HandsEvent]:
         channel = self._channel = await self._launched()
@@ -72,6 +73,9 @@ class LocalHands:
         self._channel = None
         if not self._released:
             yield HandsGone(f"the launcher below this agent ended: {await self._ending()}")
+
+    def heed(self, live_until: LiveUntil) -> None:
+        self._live_until = live_until
 
     async def prepare(self, command: PrepareWorkers) -> None:
         await self._running().prepare(command)
@@ -101,7 +105,7 @@ class LocalHands:
     async def _launched(self) -> Channel:
         self._process, ours = await self._begun()
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
-        return await Channel.attached(reader, writer, self._attach)
+        return await Channel.attached(reader, writer, self._attach, lambda: self._live_until())
 
     async def _begun(self) -> tuple[Launched, socket.socket]:
         """The launcher's process, and our end of the connection to it."""

@@ -23,7 +23,6 @@ from elasticjob_agent.settings import (
     visible_devices,
     warm_start_of,
 )
-from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.core.typed import echoed
@@ -73,11 +72,14 @@ class PlainAgent:
 
     @property
     def hung_agent_seconds(self) -> float:
-        """How long the workers may live while this agent hangs: others count on it."""
+        """How long the workers may live while this agent hangs, at most.
+
+        Over etcd v3 they have a deadline besides, which ends with the agent's evidence.
+        """
         settings = self.settings
         if settings.backend is not Backend.ETCD or settings.bounds is None:
             return settings.orphan_seconds
-        return hung_agent_seconds(settings.bounds.keep_alive_seconds)
+        return max(settings.orphan_seconds, settings.bounds.keep_alive_seconds)
 
 
 def plain_agent(options: Options) -> PlainAgent:

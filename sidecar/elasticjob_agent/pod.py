@@ -6,7 +6,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 
-from elasticjob_agent.channel import Attach, Channel, streams
+from elasticjob_agent.channel import Attach, Channel, LiveUntil, streams
 from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, PrepareWorkers, StartWorkers
 
 __all__ = ["Attach", "LauncherHands"]
@@ -29,6 +29,7 @@ class LauncherHands:
         self._attach = attach
         self._channel: Channel | None = None
         self._released = False
+        self._live_until: LiveUntil = lambda: None
 
     async def events(self) -> AsyncIterator[HandsEvent]:
         channel: Channel | None = await self._first_connection()
@@ -41,6 +42,9 @@ class LauncherHands:
                 return
             channel = await self._next_connection()
         yield HandsGone(f"the launcher at {self._socket_path} is gone")
+
+    def heed(self, live_until: LiveUntil) -> None:
+        self._live_until = live_until
 
     async def prepare(self, command: PrepareWorkers) -> None:
         await self._connected().prepare(command)
@@ -98,7 +102,9 @@ class LauncherHands:
     async def _attached(self) -> Channel:
         reader, writer = await streams(self._socket_path)
         try:
-            channel = await Channel.attached(reader, writer, self._attach)
+            channel = await Channel.attached(
+                reader, writer, self._attach, lambda: self._live_until()
+            )
         except HandsError:
             writer.close()
             raise

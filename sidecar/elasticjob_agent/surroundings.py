@@ -64,6 +64,11 @@ class Rendezvous(Protocol):
         ...
 
     @property
+    def live_until(self) -> float | None:
+        """Until when workers may live by what is known now, on the monotonic clock."""
+        ...
+
+    @property
     def registered(self) -> bool:
         """Whether our key stands in etcd, as far as we know."""
         ...

@@ -222,6 +222,12 @@ asyncio.run(main())
 """
 
 
+def vouching(hands: Any, seconds: float) -> Any:
+    """Hands whose workers may live for `seconds` from each beat of the agent on."""
+    hands.heed(lambda: time.monotonic() + seconds)
+    return hands
+
+
 class AgentProcess:
     """A small agent in a process of its own, to be killed: starts round 1, then does nothing."""
 
@@ -237,9 +243,17 @@ class AgentProcess:
         self.worker_pids = [int(pid) for pid in self.process.stdout.readline().split()]
 
     @staticmethod
-    def of(launcher: LauncherProcess, *commands: tuple[str, ...], orphan_seconds: float = 30.0):
+    def of(
+        launcher: LauncherProcess,
+        *commands: tuple[str, ...],
+        orphan_seconds: float = 30.0,
+        live_seconds: float | None = None,
+    ):
         attach = f"Attach('pod-0', 's0', {JOB_KEY!r}, {orphan_seconds})"
-        return AgentProcess(f"LauncherHands({launcher.socket!r}, {attach})", *commands)
+        hands = f"LauncherHands({launcher.socket!r}, {attach})"
+        if live_seconds is not None:
+            hands = f"vouching({hands}, {live_seconds})"
+        return AgentProcess(hands, *commands)
 
     def kill(self) -> None:
         assert self.process.stdout is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elasticjob_rendezvous.core.absence import hung_agent_seconds
 from elasticjob_rendezvous.core.events import Close
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
@@ -68,8 +67,6 @@ class Faults:
         if pod.frozen:
             return  # the launcher thaws with it, unaware: two faults in one
         pod.kill_agent()
-        if any(not self.world.network.joined(pod.id, other.id) for other in self.world.alive()):
-            self._nobody_can_stop(pod, down_seconds)
         self.world.at(down_seconds, pod.start_agent)
 
     def fail(self, pod: Pod, _: float) -> None:
@@ -124,7 +121,10 @@ class Faults:
 
     def _thaw(self, pod: Pod) -> None:
         self.world.truth.trouble()
-        pod.frozen = False
+        if pod.frozen:
+            pod.frozen = False
+            pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
+            self.world.running.look_again(pod.excused_until)
         self._resumed(pod)
 
     def stop_agent(self, pod: Pod, seconds: float) -> None:
@@ -133,18 +133,9 @@ class Faults:
         if pod.agent is not None:
             pod.agent.pause()
             pod.agent.resumes_at = self.world.now + seconds
-            if not self.world.plan.launcher:
-                seconds_alone = hung_agent_seconds(self.world.plan.bounds.keep_alive_seconds)
-                self.world.at(seconds_alone, pod.agent_hangs, pod.agent, pod.agent.paused_at)
-            if self.world.truth.robbed:
-                pod.excused_until = pod.agent.resumes_at + RESUME_GRACE_SECONDS
-            elif any(not self.world.network.joined(pod.id, o.id) for o in self.world.alive()):
-                self._nobody_can_stop(pod, seconds)
             self.world.at(seconds, self._resumed, pod)
 
     def _resumed(self, pod: Pod) -> None:
-        pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
-        self.world.running.look_again(pod.excused_until)
         self.world.note("fault", "goes on", pod.name)
         if pod.agent is not None:
             pod.agent.resume()
@@ -191,19 +182,10 @@ class Faults:
 
     def _cut_peers(self, pods: list[Pod], seconds: float) -> None:
         self.world.truth.trouble()
-        for pod in self.world.alive():
-            if pod.takes_over or (pod.agent is not None and pod.agent.paused):
-                self._nobody_can_stop(pod, seconds)
         ids = [pod.id for pod in pods]
         self.world.network.isolate(ids)
         self.world.gangs.network_changed()
         self.world.at(seconds, self._heal_peers, ids)
-
-    def _nobody_can_stop(self, pod: Pod, seconds: float) -> None:
-        """Workers without their agent, of which nobody knows or whom nobody reaches: only
-        their launcher's patience ends them, or their next agent's lease."""
-        patience = max(seconds, self.world.plan.orphan_seconds)
-        pod.excused_until = max(pod.excused_until, self.world.now + patience + 7.0)
 
     def _heal_peers(self, ids: list[str]) -> None:
         self.world.truth.trouble()
@@ -242,12 +224,6 @@ class Faults:
         world.truth.robbed = True
         for pod in world.alive():
             pod.excused_until = max(pod.excused_until, world.now + self._lease_seconds())
-            if pod.agent is not None and pod.agent.paused:
-                # Nobody knows of its workers any more, and it can't look after them itself.
-                resumed = pod.agent.resumes_at + RESUME_GRACE_SECONDS
-                pod.excused_until = max(pod.excused_until, resumed)
-            elif pod.takes_over:
-                self._nobody_can_stop(pod, 0.0)
             if pod.agent is not None and world.rng.random() < 0.5:
                 pod.agent.wire.watches.break_all("connection lost")
         world.running.look_again(world.now + self._lease_seconds())

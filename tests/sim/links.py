@@ -106,7 +106,28 @@ class Switchboard:
         wait = 2.0 * world.network.delay()
         if verdict is Verdict.UNKNOWN:
             wait += 1.0 + world.rng.random()
-        world.at(wait, agent.deliver, Probed(effect.member, effect.session, verdict))
+        answer = Probed(effect.member, effect.session, verdict, self._live_seconds(effect, verdict))
+        world.at(wait, agent.deliver, answer)
+        if effect.live_until and verdict is Verdict.WORKERS_ALIVE:
+            world.at(2.0 * world.network.delay(), self._permit, agent, effect, world.now)
+
+    def _live_seconds(self, effect: Probe, verdict: Verdict) -> float | None:
+        """What the answer says of the workers' deadline."""
+        pod = self.world.pods_by_address.get(effect.address)
+        if pod is None or verdict not in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
+            return None
+        if not effect.launcher_port and pod.agent is not None:  # it answers for them
+            return max(0.0, pod.agent.engine.live_until - pod.agent.clock())
+        return None if pod.live_until is None else max(0.0, pod.live_until - self.world.now)
+
+    def _permit(self, agent: Agent, effect: Probe, asked_at: float) -> None:
+        """The second line of a probe, whose seconds count from the answer to the first."""
+        pod = self.world.pods_by_address[effect.address]
+        if agent.exited or agent.paused or not self.world.network.joined(agent.pod.id, pod.id):
+            return
+        left = effect.live_until - agent.clock()
+        if left > 0.0:
+            self.world.at(self.world.network.delay(), pod.permit, effect.round, asked_at + left)
 
     def _verdict(self, agent: Agent, effect: Probe) -> Verdict:
         pod = self.world.pods_by_address.get(effect.address)
@@ -202,7 +223,8 @@ class Switchboard:
     def _word(self, here: End, connection: Connection) -> Event:
         target = connection.target
         if here is connection.server:
-            return LinkHeard(target.member, target.session, here.agent.serves, here.got)
+            vouched = max(0.0, here.agent.engine.vouched_until - here.agent.clock())
+            return LinkHeard(target.member, target.session, here.agent.serves, here.got, vouched)
         return PeerHeard(here.agent.pod.id, connection.session, here.got)
 
     def _passes(self, one: Agent, other: Agent) -> bool:

@@ -6,6 +6,7 @@ processes, outlive the agent, and die with the pod.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tests.sim.script import Script
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+BEAT_SECONDS = 0.5
 ALIVE = frozenset({Workers.STARTING, Workers.RUNNING, Workers.STOPPING})
 
 
@@ -33,6 +35,7 @@ class Pod:
         phase, round, failure, done: of the workers, as in `local.Local`.
         hung: its workers wait for ever in a broken collective.
         frozen_until: until when freezing excuses workers that should have stopped.
+        live_until: the deadline of the workers, as their launcher knows it; None before any.
     """
 
     def __init__(self, world: World, identity: Identity) -> None:
@@ -43,6 +46,9 @@ class Pod:
         self.alive = True
         self.powered = True
         self.frozen = False
+        self.live_until: float | None = None
+        self.agent_heard = 0.0
+        self._watched = False
         self.ready = False
         self.leaving = ""
         self.agent: Agent | None = None
@@ -67,6 +73,7 @@ class Pod:
         self._stop_token = 0
         self._killing = False
         self._given_up = 0
+        self._found_deadline: float | None = None
 
     @property
     def workers_alive(self) -> bool:
@@ -94,6 +101,7 @@ class Pod:
             passed=self.script.told,
             saved=self.script.saved,
             completed=self.script.completed,
+            live_until=self._found_deadline,
         )
 
     def changed(self) -> None:
@@ -126,8 +134,12 @@ class Pod:
         self.agents += 1
         self._given_up = 0
         self.agent_since = self.world.now
+        found = self.live_until if self.workers_alive else None
+        self._found_deadline = None if found is None else found + self.clock_offset
         self.agent = self.world.new_agent(self)
         self.agent.start()
+        self.agent_heard = self.world.now
+        self.world.at(BEAT_SECONDS * self.world.rng.random(), self._beat, self.agent)
 
     def kill_agent(self) -> None:
         """The agent dies alone; without one for long the launcher ends the workers."""
@@ -141,9 +153,46 @@ class Pod:
         if self.alive and self.agent is None and self.agents == agents and self.workers_alive:
             self._workers_gone(None)
 
-    def agent_hangs(self, agent: Agent, since: float) -> None:
-        """Nobody but the launcher below the agent could end the workers: it does."""
-        if agent is self.agent and agent.paused and agent.paused_at == since:
+    def _beat(self, agent: Agent) -> None:
+        """The agent tells its launcher until when the workers may live."""
+        if agent is not self.agent or agent.exited:
+            return
+        if not agent.paused and not self.frozen:
+            self.hear(agent)
+        self.world.at(BEAT_SECONDS, self._beat, agent)
+
+    def hear(self, agent: Agent) -> None:
+        """The launcher hears until when the workers may live."""
+        self.agent_heard = self.world.now
+        self._move_deadline(agent.engine.live_until - self.clock_offset)
+
+    def permit(self, number: int, until: float) -> None:
+        """A coordinator that keeps this member's lease lets workers without an agent live."""
+        gone = self.agent is None or self.agent.silent
+        if gone and self.alive and not self.frozen and number == self.round:
+            latest = self.agent_heard + self.world.plan.orphan_seconds
+            self._move_deadline(min(until, latest))
+
+    def _move_deadline(self, at: float) -> None:
+        if self.live_until is None or at > self.live_until:
+            self.live_until = at
+        self._watch_deadline()
+
+    def _watch_deadline(self) -> None:
+        if not self._watched and self.live_until is not None and self.live_until < math.inf:
+            self._watched = True
+            self.world.at(max(0.0, self.live_until - self.world.now), self._look_at_deadline)
+
+    def _look_at_deadline(self) -> None:
+        self._watched = False
+        assert self.live_until is not None
+        if self.frozen and self.alive:
+            self._watched = True
+            self.world.at(0.01, self._look_at_deadline)
+        elif self.world.now + 1e-6 < self.live_until:
+            self._watch_deadline()
+        elif self.workers_alive:
+            self.world.note(self.name, "deadline", self.round)
             self._stop(kill=True, grace=0.0)
 
     def told_absent(self, newest: int) -> None:
@@ -230,6 +279,8 @@ class Pod:
         self.checkpoint_step = -1
         self.script = Script(self)
         self.phase = Workers.STARTING
+        assert self.agent is not None
+        self.hear(self.agent)
         self._stop_token += 1
         self.world.running.starts(self, roster)
         delay = self.world.plan.start_seconds * (0.2 + self.world.rng.random())

@@ -333,7 +333,7 @@ def deadline_from_the_answer() -> Iterator[EngineFactory]:
 @bug("partition")
 def runs_past_its_lease() -> Iterator[EngineFactory]:
     """A member that is cut off trains on for as long as it likes."""
-    with patch.object(Safety, "may_run", lambda *_: True):
+    with patch.object(Safety, "live_until", lambda *_: 1e9):
         yield Engine
 
 

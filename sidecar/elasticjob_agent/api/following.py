@@ -115,6 +115,11 @@ class HandlerRendezvous:
             await self._changed.wait()
 
     @property
+    def live_until(self) -> float | None:
+        """No deadline: such a rendezvous has no lease that says when others may begin."""
+        return None
+
+    @property
     def registered(self) -> bool:
         """Whether we seek or have a place."""
         return self._state.phase not in (Phase.OUT, Phase.DEPARTING, Phase.OVER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,6 +62,9 @@ class MethodHands:
             yield said
             if isinstance(said, HandsGone):
                 return
+
+    def heed(self, live_until: Callable[[], float | None]) -> None:
+        """Methods of a subclass take no deadline."""
 
     async def prepare(self, command: PrepareWorkers) -> None:
         """Not asked for: this hello does not offer it."""

@@ -38,6 +38,7 @@ def local_facts(state: State) -> Local:
         saved=training is not None and saved(training),
         completed=training is not None and completed(training),
         cold=_cold(state),
+        live_until=None if state.hello is None else state.hello.live_until,
     )
 
 

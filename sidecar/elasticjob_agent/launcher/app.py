@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from .attendance import SILENT_SECONDS, Attendance
 from .children import kill_descendants, open_pidfd
 from .connection import Connection
+from .deadline import Deadline
 from .loop import Loop, Timer
 from .output import Output
-from .probe import ProbeServer, answer, newer_round
+from .probe import ProbeServer, answer, newer_round, permission
 from .requests import Attach, Beat, Prepare, Release, Signal, Start, Stop, request
 from .server import AgentServer
 from .settings import Settings, worker_environment
@@ -64,6 +65,7 @@ class Launcher:
         self._agent: Connection | None = None
         self._attendance = Attendance()
         self._orphan_timer: Timer | None = None
+        self._deadline = Deadline(self._loop, self._not_vouched_for)
         self._signalled: int | None = None
         self._ending = False
         self._exit_code: int | None = None
@@ -94,7 +96,9 @@ class Launcher:
         self._follow_lifeline()
         if self._settings.probe_port is not None:
             address, port = self._settings.probe_address, self._settings.probe_port
-            self._probe = ProbeServer(self._loop, address, port, self._probed, self._output.say)
+            self._probe = ProbeServer(
+                self._loop, address, port, self._probed, self._permitted, self._output.say
+            )
         self._listen()
         self._loop.run()
         return self._finish()
@@ -151,6 +155,7 @@ class Launcher:
             attach = attach._replace(orphan_seconds=self._settings.orphan_seconds)
         self._attach = attach
         self._attendance.attached(attach.session)
+        self._deadline.attached(attach.deadlines)
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         connection.send(self._hello())
@@ -174,11 +179,13 @@ class Launcher:
             "warms": True,
             "hears_beats": True,
             "save_signal": self._settings.save_signal,
+            "live_seconds": self._deadline.live_seconds,
         }
 
     def _obey(self, asked: Request) -> None:
         if isinstance(asked, Beat):
             self._attendance.heard()
+            self._deadline.heard(asked.at, asked.live_seconds)
             self._watch_over_orphans()
         elif isinstance(asked, Prepare):
             if self._standby is not None and not self._ending:
@@ -200,7 +207,9 @@ class Launcher:
             message = "the launcher is ending"
             self._tell({"type": "start_refused", "round": asked.round, "message": message})
         elif self._attendance.may_start(asked.round) or self._workers.running_round is not None:
+            self._deadline.heard(asked.beat.at, asked.beat.live_seconds)
             self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
+            self._deadline.watch()
         else:  # no failure: others have begun anew without us, or will now
             self._output.say(f"round {asked.round} is not started: its agent had hung meanwhile")
             self._tell({"type": "stopped", "round": asked.round})
@@ -234,6 +243,25 @@ class Launcher:
             )
             self._workers.stop_unasked(running)
 
+    def _not_vouched_for(self) -> None:
+        """Nobody proved in time that no newer round runs: others may begin one now."""
+        running = self._workers.running_round
+        if running is not None:
+            self._output.say(
+                f"no proof in time that round {running} is still the newest: killing its workers"
+            )
+            self._workers.stop_unasked(running)
+
+    def _permitted(self, said: dict[str, Any], nonce: str, asked_at: float) -> None:
+        """A coordinator keeps our member's lease; without an agent that lets the workers live."""
+        given = permission(said, self._attach.job_key, nonce)
+        if given is None or self._attendance.present:
+            return
+        number, live_seconds = given
+        if number == self._workers.running_round:
+            orphan_seconds = self._attach.orphan_seconds or 0.0
+            self._deadline.permitted(asked_at, live_seconds, orphan_seconds)
+
     # --- events
 
     def _standby_settled(self, ready: bool, reason: str) -> None:
@@ -263,7 +291,7 @@ class Launcher:
             self._output.say(message)
             self._tell({"type": "log_trouble", "message": message})
 
-    def _probed(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _probed(self, question: dict[str, Any], nonce: str) -> dict[str, Any]:
         running = self._workers.running_round
         newest = newer_round(question, self._attach.job_key)
         present = self._attendance.present
@@ -271,13 +299,18 @@ class Launcher:
             self._attendance.told_absent(newest, running is not None)
             if running is not None and running < newest:
                 self._workers.stop_unasked(running)
-        body = {
+        body: dict[str, Any] = {
             "member": self._attach.member,
             "session": self._attach.session,
             "round": self._workers.running_round,
             "workers": len(self._workers.running_pids),
             "agent_attached": present,
         }
+        live_seconds = self._deadline.live_seconds
+        if running is not None and live_seconds is not None:
+            body["live_seconds"] = round(live_seconds + 0.0005, 3)
+        if nonce:
+            body["nonce"] = nonce
         return answer(question, self._attach.job_key, body)
 
     # --- the end

@@ -3,6 +3,10 @@
 A prober sends one JSON line, {"nonce": hex}, and gets one line back, signed with the job's key so
 that no stranger at this address can speak for the member. With a signed "round" beside the nonce
 it also tells the newest round it knows of: a launcher that has lost its agent ends older workers.
+
+A coordinator that keeps the lease of a member without an agent asks with "extends": true, gets a
+nonce of ours in the answer, and sends a second line: {"round", "live_seconds", "hmac"}, signed over
+that nonce. So a permission counts from our answer, and none counts twice.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,19 +59,39 @@ def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> di
     return {**body, "hmac": signature(job_key, nonce, body)}
 
 
+def permission(said: dict[str, Any], job_key: bytes, nonce: str) -> tuple[int, float] | None:
+    """The round whose workers may live, and for how long, if `said` is signed over our nonce."""
+    number, seconds, given = (said.get(name) for name in ("round", "live_seconds", "hmac"))
+    if not isinstance(number, int) or isinstance(number, bool) or not job_key:
+        return None
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+        return None
+    if not isinstance(given, str) or not given.isascii():
+        return None
+    body = {"round": number, "live_seconds": seconds}
+    signed = hmac.compare_digest(given, signature(job_key, nonce, body))
+    return (number, float(seconds)) if signed else None
+
+
 class ProbeServer:
-    """Answers probes on a TCP port; `port` is the one it got."""
+    """Answers probes on a TCP port; `port` is the one it got.
+
+    `answer_to` gets a question and the nonce to put into the answer, empty where none is wanted.
+    `permitted` gets what a prober says to that nonce, the nonce, and when it was given out.
+    """
 
     def __init__(
         self,
         loop: Loop,
         address: str,
         port: int,
-        answer_to: Callable[[dict[str, Any]], dict[str, Any]],
+        answer_to: Callable[[dict[str, Any], str], dict[str, Any]],
+        permitted: Callable[[dict[str, Any], str, float], object],
         say: Callable[[str], object],
     ) -> None:
         self._loop = loop
         self._answer_to = answer_to
+        self._permitted = permitted
         self._open = 0
         listening = _listening_socket(address, port)
         self.port: int = listening.getsockname()[1]
@@ -83,8 +109,18 @@ class ProbeServer:
         too_late = self._loop.call_later(QUESTION_SECONDS, connection.close)
 
         def on_message(question: dict[str, Any]) -> None:
-            connection.send(self._answer_to(question))
-            connection.close_when_sent()
+            nonce = secrets.token_hex(16) if question.get("extends") is True else ""
+            asked_at = time.monotonic()
+            connection.send(self._answer_to(question, nonce))
+            if not nonce:
+                connection.close_when_sent()
+                return
+
+            def on_permission(said: dict[str, Any]) -> None:
+                self._permitted(said, nonce, asked_at)
+                connection.close_when_sent()
+
+            connection.on_message = on_permission
 
         def on_closed() -> None:
             self._open -= 1

@@ -16,16 +16,26 @@ if TYPE_CHECKING:
 
 
 class Attach(NamedTuple):
-    """Who the agent is; `orphan_seconds` None keeps the launcher's own setting."""
+    """Who the agent is; `orphan_seconds` None keeps the launcher's own setting.
+
+    `deadlines`: it tells until when workers may live.
+    """
 
     member: str
     session: str
     job_key: bytes
     orphan_seconds: float | None
+    deadlines: bool = False
 
 
 class Beat(NamedTuple):
-    """The agent lives; said every second."""
+    """The agent lives, and lets the workers live for `live_seconds` from `at` on, on its clock.
+
+    An older agent tells neither; one of a rendezvous without leases tells no `live_seconds`.
+    """
+
+    at: float | None = None
+    live_seconds: float | None = None
 
 
 class Prepare(NamedTuple):
@@ -54,11 +64,12 @@ class Prepare(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Each worker: local_rank, argv, env, log_dir, prefix, unlogged, silent."""
+    """Each worker: local_rank, argv, env, log_dir, prefix, unlogged, silent. `beat`: see there."""
 
     round: int
     workers: list[dict[str, Any]]
     max_log_bytes: int
+    beat: Beat = Beat()
 
 
 class Stop(NamedTuple):
@@ -85,7 +96,7 @@ def request(message: dict[str, Any]) -> Request:
     if kind == "attach":
         return _attach(message)
     if kind == "beat":
-        return Beat()
+        return _beat(message)
     if kind == "prepare":
         return _prepare(message)
     if kind == "start":
@@ -108,7 +119,17 @@ def _attach(message: dict[str, Any]) -> Attach:
         job_key = bytes.fromhex(_text(message, "job_key"))
     except ValueError as error:
         raise WireError("job_key must be hex digits") from error
-    return Attach(_text(message, "member"), _text(message, "session"), job_key, orphan_seconds)
+    member, session = _text(message, "member"), _text(message, "session")
+    deadlines = bool(message.get("deadlines", False))
+    return Attach(member, session, job_key, orphan_seconds, deadlines)
+
+
+def _beat(message: dict[str, Any]) -> Beat:
+    at, seconds = (
+        _seconds(message, name) if message.get(name) is not None else None
+        for name in ("at", "live_seconds")
+    )
+    return Beat(at, seconds)
 
 
 def _start(message: dict[str, Any]) -> Start:
@@ -119,6 +140,7 @@ def _start(message: dict[str, Any]) -> Start:
         _int(message, "round"),
         [_worker(worker) for worker in workers],
         _int(message, "max_log_bytes"),
+        _beat(message),
     )
 
 

@@ -9,11 +9,15 @@ silence than it could survive itself, is taken for a yes.
 
 from __future__ import annotations
 
-import math
-
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import Verdict
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, MISSED_SECONDS, Peers
+from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
+from elasticjob_rendezvous.core.peers import (
+    LINK_SILENCE_SECONDS,
+    RELAY_SECONDS,
+    TRUST_SECONDS,
+    Peers,
+)
 from elasticjob_rendezvous.core.records import Member, MemberState
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
@@ -21,26 +25,15 @@ from elasticjob_rendezvous.core.view import View
 
 TOOK_OVER = "took over"
 ASK_SOON_SECONDS = 0.001
-KILL_SECONDS = 1.0
-"""How long a member that must stop its workers at once may take for it."""
-LAPSE_SECONDS = 0.3
-"""The same where its lease ended, of which it knows beforehand, by its own clock."""
-RENEWED_SHARE = 2 / 3
-"""Of a lease, what is left at least while its agent lives: a third is over when it is renewed."""
+KILL_SECONDS = 0.5
+"""The fixed allowance between the deadline of workers and their certain end."""
+OBEY_SECONDS = 1.0
+"""How long an agent may take to obey a round that it was told."""
 
 
 def patience_seconds(bounds: Bounds) -> float:
     """How long a member may live on the proof of links alone, and a little more."""
-    return max(bounds.keep_alive_seconds, LINK_SILENCE_SECONDS + KILL_SECONDS)
-
-
-def hung_agent_seconds(keep_alive_seconds: float) -> float:
-    """How long workers may live without a word of their agent where others can ask nobody else.
-
-    Where no launcher answers probes, the one below the agent must see to it by itself that they
-    have ended when the others count on that. That is about when the agent's lease ends.
-    """
-    return max(LINK_SILENCE_SECONDS, keep_alive_seconds - 0.5)
+    return max(bounds.keep_alive_seconds, TRUST_SECONDS + KILL_SECONDS)
 
 
 def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
@@ -98,25 +91,45 @@ def has_stopped(
     match peers.inquire(seat, timers.now):
         case Verdict.GONE:
             return True
-        case Verdict.WORKERS_ALIVE | Verdict.BOTH_ALIVE:
+        case Verdict.WORKERS_ALIVE:
+            told = peers.inquiries.live_until(seat.id)
+            if told is not None:
+                latest = max(told, peers.granted.get(seat.id, told))
+                return timers.passed(latest + KILL_SECONDS)
+            return timers.passed(max(since, opened) + peers.orphan_seconds)
+        case Verdict.BOTH_ALIVE:
             return timers.passed(max(since, opened) + peers.orphan_seconds)
         case Verdict.AGENT_ALIVE:
-            return timers.passed(max(since + patience_seconds(bounds), opened + KILL_SECONDS))
+            return timers.passed(max(since + patience_seconds(bounds), opened + OBEY_SECONDS))
         case Verdict.UNKNOWN:
-            heard = peers.heard_at(seat.id)
-            alone = not seat.launcher_port
-            lease_seconds = bounds.keep_alive_seconds
-            if alone and heard is not None and heard + MISSED_SECONDS < since - lease_seconds:
-                heard = None  # it renewed its lease after that: the link went before its agent
-            if heard is None:
-                renewed = lease_seconds * RENEWED_SHARE
-                heard = since - min(renewed if alone else math.inf, LINK_SILENCE_SECONDS)
-            trust = hung_agent_seconds(bounds.keep_alive_seconds) if alone else LINK_SILENCE_SECONDS
-            fenced = view.round is not None and seat.id in view.round.record.fenced
-            lapsed = since + (bounds.keep_alive_seconds if fenced else LAPSE_SECONDS)
-            return timers.passed(max(heard + trust + KILL_SECONDS, lapsed))
+            latest = _latest_deadline(seat, since, view, bounds, peers, timers)
+            return timers.passed(latest + KILL_SECONDS)
     _wake_to_ask(seat, peers, timers)
     return False
+
+
+def _latest_deadline(
+    seat: Seat, since: float, view: View, bounds: Bounds, peers: Peers, timers: Timers
+) -> float:
+    """Return the latest moment to which anybody can have let a silent member's workers live.
+
+    Its launcher ends them at a deadline, which only evidence moves: the member's lease, which
+    has ended, or not yet in its own eyes where its key was deleted; its link, from when we heard
+    of it last; permissions of our own; or what it answered last. Of a member whose link was never
+    ours the evidence came through the coordinator before us.
+    """
+    fenced = view.round is not None and seat.id in view.round.record.fenced
+    latest = [since + bounds.keep_alive_seconds if fenced else since]
+    latest += [at for at in (peers.inquiries.live_until(seat.id),) if at is not None]
+    latest += [peers.granted[seat.id]] if seat.id in peers.granted else []
+    heard, took_over = peers.heard_at(seat.id), timers.known(TOOK_OVER)
+    latest += [] if heard is None else [heard + TRUST_SECONDS]
+    if took_over is not None and (heard is None or heard < took_over):
+        leader = max(peers.led, key=lambda id: peers.led[id], default="")
+        if leader != seat.id:
+            led = peers.led.get(leader, took_over)
+            latest += [took_over + HANDOVER_SECONDS, led + TRUST_SECONDS + RELAY_SECONDS]
+    return max(latest)
 
 
 def _wake_to_ask(seat: Seat, peers: Peers, timers: Timers) -> None:

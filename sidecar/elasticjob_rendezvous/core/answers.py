@@ -31,6 +31,8 @@ def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRe
             if lease == our.lease.id:
                 our.lease.keep(deadline)
                 our.safety.store_answers(our.now)
+            elif our.coordinator.active and our.safety.backed(our.now):
+                our.effects += our.coordinator.peers.kept(lease, deadline, our.view, our.now)
         case LeaseGone(lease):
             if lease == our.lease.id:
                 our.safety.store_answers(our.now)

@@ -93,7 +93,8 @@ class Probe:
     """Ask a member's launcher (or agent) whether it lives; answered by `Probed`.
 
     `round` is the newest number that is known: a launcher that has lost its agent
-    ends the workers of an older one.
+    ends the workers of an older one. Those of this round it may let live until `live_until`,
+    on our clock: so long is the lease of their member kept. 0 gives no permission.
     """
 
     member: str
@@ -102,6 +103,7 @@ class Probe:
     agent_port: int
     launcher_port: int
     round: int = 0
+    live_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

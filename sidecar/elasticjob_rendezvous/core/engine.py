@@ -28,7 +28,7 @@ from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.requesting import next_request
 from elasticjob_rendezvous.core.tending import tend
 from elasticjob_rendezvous.core.view import View
-from elasticjob_rendezvous.core.vouching import may_go_on
+from elasticjob_rendezvous.core.vouching import live_until, may_go_on, vouched_until
 
 
 class Engine:
@@ -67,6 +67,16 @@ class Engine:
     @property
     def session(self) -> str:
         return self._our.session
+
+    @property
+    def live_until(self) -> float:
+        """Until when workers may live by what is known now, on the clock of `step`."""
+        return live_until(self._our)
+
+    @property
+    def vouched_until(self) -> float:
+        """Until when linked members may rely on the round that they are told, on that clock."""
+        return vouched_until(self._our)
 
     def step(self, event: Event, clock: Clock) -> list[Effect]:
         """Take one event in; returns what is to be done, in order."""

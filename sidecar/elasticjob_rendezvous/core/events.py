@@ -135,12 +135,15 @@ class LinkHeard:
     """The coordinator's agent spoke on our link: it knows of `round`.
 
     `sent`: when we sent the newest word of ours that it had heard by then, as `PeerHeard` says.
+    `vouched_seconds`: how long its own evidence lasted when it spoke; None: an agent too old to
+    tell.
     """
 
     member: str
     session: str
     round: int
     sent: float | None = field(default=None, compare=False)
+    vouched_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +220,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Probed:
+    """The answer to a `Probe`.
+
+    `live_seconds`: how long the workers may live without a new permission, as they were told;
+    None where no worker runs, or where nobody gave them a deadline.
+    """
+
     member: str
     session: str
     verdict: Verdict
+    live_seconds: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.effects import Effect, Probe
-from elasticjob_rendezvous.core.events import Verdict
+from elasticjob_rendezvous.core.events import Probed, Verdict
 from elasticjob_rendezvous.core.records import Member, RoundState
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.view import View
@@ -30,7 +30,8 @@ class _Inquiry:
     """One member that is asked; `verdict` is its last answer, `answered` when it gave one.
 
     `until`: how long to ask though no round waits for the answer. `suspicion`: the member
-    had a key when it began, so a word of its agent ends it.
+    had a key when it began, so a word of its agent ends it. `live_until`: the deadline of its
+    workers, by the last answer that told one.
     """
 
     probe: Probe
@@ -40,6 +41,7 @@ class _Inquiry:
     asked: bool = False
     verdict: Verdict | None = None
     answered: float | None = None
+    live_until: float | None = None
 
 
 @dataclass(slots=True)
@@ -77,12 +79,20 @@ class Inquiries:
         inquiry = self._open.get(member)
         return None if inquiry is None or inquiry.asked else inquiry.next_probe
 
-    def answered(self, member: str, verdict: Verdict, now: float) -> None:
+    def live_until(self, member: str) -> float | None:
+        """The deadline of a member's workers, as far as an answer told it."""
         inquiry = self._open.get(member)
+        return None if inquiry is None else inquiry.live_until
+
+    def answered(self, event: Probed, now: float) -> None:
+        inquiry = self._open.get(event.member)
         if inquiry is None:
             return
+        verdict = event.verdict
         if verdict is not Verdict.UNKNOWN:
             inquiry.answered = now
+            if event.live_seconds is not None:
+                inquiry.live_until = now + event.live_seconds
         elif inquiry.answered is not None and now - inquiry.answered < LONGEST_PROBE_SECONDS:
             return  # of a probe from before that answer
         inquiry.verdict = verdict

@@ -41,13 +41,16 @@ def take(our: Membership, event: Event) -> None:
     """Any event of the protocol."""
     match event:
         case Started():
-            # Workers taken over from an earlier agent get one lease's time.
+            # Workers taken over from an earlier agent get one lease's time, or what their
+            # launcher says that is left of theirs.
             our.started_at = our.now
             our.safety.backed_until = our.now + our.config.keep_alive_seconds
         case Tick():
             pass
         case LocalChanged(local):
             our.crew.tell(local)
+            if local.live_until is not None and not our.sessions:
+                our.safety.backed_until = min(our.safety.backed_until, local.live_until)
         case Close(outcome):
             our.close = outcome
         case Granted() | KeptAlive() | LeaseGone() | StoreRefused():
@@ -124,4 +127,4 @@ def _take_peer(our: Membership, event: PeerUp | PeerHeard | PeerQuiet | PeerDown
             if active:
                 our.effects += peers.probed(event, our.view, our.now, our.config.orphan_seconds)
             else:
-                peers.inquiries.answered(event.member, event.verdict, our.now)
+                peers.inquiries.answered(event, our.now)

@@ -7,6 +7,7 @@ the link breaks the coordinator is probed; its key is deleted only on proof.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -129,6 +130,8 @@ class Leadership:
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
             proven = proven_at(event.sent, now)
+            if event.vouched_seconds is not None:  # its own evidence ends then
+                proven = min(proven, proven + event.vouched_seconds - TRUST_SECONDS)
             self.heard = (max(proven, self.heard[0]) if self.heard else proven, event.round)
 
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
@@ -184,15 +187,16 @@ class Leadership:
 
     # -- what the link proves -------------------------------------------------------
 
-    def vouches(self, round: int, now: float) -> bool:
-        """Whether the coordinator was heard lately and knows of no newer round."""
+    def vouched_until(self, round: int) -> float:
+        """Return until when what the coordinator told proves that there is no newer round."""
         if self.tells_newer(round):
-            return False
+            return -math.inf
         at, number, until = self.rest
-        evidence = [(at, number)] if now < until else []
+        evidence = [(min(at + TRUST_SECONDS, until), number)]
         if self.heard is not None:
-            evidence.append(self.heard)
-        return any(now - at < TRUST_SECONDS and 0 < number <= round for at, number in evidence)
+            evidence.append((self.heard[0] + TRUST_SECONDS, self.heard[1]))
+        ends = (end for end, number in evidence if 0 < number <= round)
+        return max(ends, default=-math.inf)
 
     def tells_newer(self, round: int) -> bool:
         return self.heard is not None and self.heard[1] > round

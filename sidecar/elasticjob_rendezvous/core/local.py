@@ -33,6 +33,8 @@ class Local:
         step: the last step that they told, told here now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
         busy_ms: see `records.Member`.
+        live_until: the deadline that workers had which this agent found, by the machine's
+            monotonic clock; None where there were none, or their launcher has no deadline.
         saves, passed, saved, completed, cold: see `records.Member`.
     """
 
@@ -54,3 +56,4 @@ class Local:
     saved: bool = False
     completed: bool = False
     cold: str | None = None
+    live_until: float | None = None

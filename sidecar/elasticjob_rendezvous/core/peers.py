@@ -8,10 +8,10 @@ nothing and leaves the verdict to the lease.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elasticjob_rendezvous.core.alarm import Alarm
-from elasticjob_rendezvous.core.effects import Effect, KeepAlive, Note
+from elasticjob_rendezvous.core.effects import Effect, KeepAlive, Note, Probe
 from elasticjob_rendezvous.core.events import (
     PeerDown,
     PeerHeard,
@@ -37,6 +37,9 @@ LINK_SILENCE_SECONDS = 3.0
 TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
 """How long both sides of a link may rely on what is proven of it. The other side counts four
 seconds from when it heard us last, which is no earlier: what is left is to notice, and to kill."""
+RELAY_SECONDS = 1.0
+"""What a coordinator without a lease knows of its gang counts for this much longer at the end of
+another link of its: two beats."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
 """Longer than the other side of the same link may trust it."""
 
@@ -45,12 +48,16 @@ Session = tuple[str, str]
 
 @dataclass(slots=True)
 class _Orphan:
-    """Workers without an agent; `told` is the newest round number their launcher knows of."""
+    """Workers without an agent; `told` is the newest round number their launcher knows of.
+
+    `kept_until`: until when their member's lease certainly holds, on which its key was seen.
+    """
 
     record: Member
     until: float
     next_probe: float
     told: int
+    kept_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -69,6 +76,7 @@ class Peers:
         led: former coordinators -> when our own link to them was last heard.
         inquiries: members that fell silent, or have no key while their workers may still run.
         inquiry_seconds: how long a silent member is asked that has its key.
+        granted: member -> until when at latest we let workers live that have no agent.
         forsaken: sessions whose agent did not come back in time: their launchers end the
             workers, so they are lost, though nothing proves yet that those have stopped.
         symptoms: when the first sign of trouble with a member was seen.
@@ -88,6 +96,7 @@ class Peers:
     proven: dict[str, float] = field(default_factory=dict)
     led: dict[str, float] = field(default_factory=dict)
     inquiries: Inquiries = field(default_factory=Inquiries)
+    granted: dict[str, float] = field(default_factory=dict)
     forsaken: set[Session] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
@@ -163,7 +172,7 @@ class Peers:
 
     def probed(self, event: Probed, view: View, now: float, orphan_seconds: float) -> list[Effect]:
         session = (event.member, event.session)
-        self.inquiries.answered(event.member, event.verdict, now)
+        self.inquiries.answered(event, now)
         if event.verdict in (Verdict.GONE, Verdict.UNKNOWN):
             self.orphans.pop(session, None)
         if event.verdict is Verdict.GONE:
@@ -198,6 +207,32 @@ class Peers:
         self.orphans[session] = _Orphan(member, now + orphan_seconds, now + every, number)
         note = Note(f"{member.name} lost its agent; its workers train on", warning=True)
         return [KeepAlive(member.lease), note]
+
+    def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
+        """A lease that we keep for workers without an agent holds: so long they may live.
+
+        No newer round begins while their member's key is there. It hangs on that lease.
+        """
+        for (id, _), orphan in self.orphans.items():
+            member = view.member(id)
+            if orphan.record.lease != lease or member is None or member.record.lease != lease:
+                continue
+            first = not orphan.kept_until
+            orphan.kept_until = max(orphan.kept_until, deadline)
+            return [self._permission(orphan, view, now)] if first else []
+        return []
+
+    def _permission(self, orphan: _Orphan, view: View, now: float) -> Probe:
+        """The question to a launcher whose workers may live as long as their member's lease."""
+        asked = probe(orphan.record, _number(view))
+        member = view.member(orphan.record.id)
+        if member is None or member.record.lease != orphan.record.lease:
+            return asked
+        until = min(orphan.kept_until, orphan.until)
+        if until <= now:
+            return asked
+        self.granted[orphan.record.id] = max(until, self.granted.get(orphan.record.id, until))
+        return replace(asked, live_until=until)
 
     def tend(
         self, view: View, own: str, now: float, keep_every: float
@@ -281,7 +316,7 @@ class Peers:
                 orphan.told = number
                 orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
                 alarm.set(orphan.next_probe)
-                effects.append(probe(orphan.record, number))
+                effects.append(self._permission(orphan, view, now))
                 if member is not None:
                     effects.append(KeepAlive(orphan.record.lease))
         return effects

@@ -1,4 +1,4 @@
-"""Whether workers may go on when our lease may have run out. Pure.
+"""Until when workers may live, by the evidence that no newer round runs. No I/O.
 
 Past its lease a member needs the link of a coordinator that knows of no newer round,
 and a coordinator the links of the whole gang; a member without either needs the proof
@@ -8,6 +8,7 @@ node that is cut off stops before anybody can replace it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -49,39 +50,35 @@ class Safety:
             self.forgotten_at = now
         self.store_refused_at = None
 
-    def may_run(
+    def live_until(
         self,
         round: int,
         roster: Roster | None,
         done: Collection[str],
         leadership: Leadership,
         peers: Peers,
-        now: float,
-    ) -> bool:
-        """Judge workers of `round`, seated by `roster` if that is known."""
-        if leadership.vouches(round, now):
-            return True
-        if self._gang_is_whole(roster, done, leadership.me, peers, now):
-            return True
-        if leadership.tells_newer(round):
-            return False
-        at = self.forgotten_at
-        return at is not None and now - at < REGISTER_AGAIN_SECONDS
+    ) -> float:
+        """Return the deadline of workers of `round`, seated by `roster` if that is known.
 
-    def _gang_is_whole(
-        self,
-        roster: Roster | None,
-        done: Collection[str],
-        me: str,
-        peers: Peers,
-        now: float,
-    ) -> bool:
+        A lease that vouches for us is not looked at here.
+        """
+        gang = self.whole_until(roster, done, leadership.me, peers)
+        deadline = max(leadership.vouched_until(round), gang)
+        if leadership.tells_newer(round) or self.forgotten_at is None:
+            return deadline
+        return max(deadline, self.forgotten_at + REGISTER_AGAIN_SECONDS)
+
+    def whole_until(
+        self, roster: Roster | None, done: Collection[str], me: str, peers: Peers
+    ) -> float:
+        """Return until when the links to the whole gang, or etcd's absence, prove anything."""
         seated = {seat.id for seat in roster.seats} if roster else set()
         others = seated - {me} - set(done)
         if not others:
-            return self._etcd_is_down(now)
+            at = self.store_refused_at
+            return -math.inf if at is None else at + LINK_SILENCE_SECONDS
         heard = peers.evidence(others)
-        return heard is not None and now - heard < TRUST_SECONDS
+        return -math.inf if heard is None else heard + TRUST_SECONDS
 
     def _etcd_is_down(self, now: float) -> bool:
         at = self.store_refused_at

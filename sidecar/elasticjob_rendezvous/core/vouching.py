@@ -1,47 +1,76 @@
-"""Whether our workers may go on, and what others may rely on that link to us. Pure.
+"""Deadlines derived from our evidence: of our workers, and of what our links tell others. No I/O.
 
 The evidence and its rules are `safety`'s.
 """
 
 from __future__ import annotations
 
+import math
+
 from elasticjob_rendezvous.core.effects import Serve
 from elasticjob_rendezvous.core.membership import Membership
+from elasticjob_rendezvous.core.peers import RELAY_SECONDS
+from elasticjob_rendezvous.core.records import RoundState
+from elasticjob_rendezvous.core.roster import Roster
 
-ASK_AGAIN_SECONDS = 0.25
+
+def live_until(our: Membership) -> float:
+    """Return until when our workers may live, unless there is new evidence by then.
+
+    Their launcher gets this deadline and holds it without us: an agent that hangs or dies renews
+    nothing. A closed job has no newer round.
+    """
+    if our.round_is(RoundState.CLOSED):
+        return math.inf
+    return max(our.safety.backed_until, _proven_until(our, our.local.round))
+
+
+def vouched_until(our: Membership) -> float:
+    """Return until when the members linked to us may rely on the number that we tell them.
+
+    What a coordinator knows of its gang passes through one more link: that takes two beats more.
+    """
+    number = our.current.number if our.current is not None else 0
+    gang = our.safety.whole_until(
+        _roster(our, number),
+        our.view.dones.get(number, {}),
+        our.leadership.me,
+        our.coordinator.peers,
+    )
+    return max(our.safety.backed_until, _proven_until(our, number), gang + RELAY_SECONDS)
 
 
 def may_go_on(our: Membership) -> bool:
-    """Whether workers may go on; asks to be called again while that is uncertain."""
+    """Return whether workers may go on; asks to be called again when that may end."""
     if our.crew.idle:
         return True
-    if our.safety.backed(our.now):
-        our.alarm.set(our.safety.backed_until)
-        return True
-    our.alarm.set(our.now + ASK_AGAIN_SECONDS)
-    return _gang_proves_safe(our, our.local.round)
+    deadline = max(our.safety.backed_until, _proven_until(our, our.local.round))
+    return not our.alarm.passed(deadline, our.now)
 
 
 def vouch(our: Membership) -> None:
-    """Tell those who link to us which round we know of, for as long as we can tell.
+    """Tell the members linked to us which round we know of, as long as we have evidence.
 
     Past our lease without the whole gang we must assume that there is a newer one.
     """
     if our.current is None or not (our.coordinator.active or our.served >= 0):
         return
     number = our.current.number
-    if not our.safety.backed(our.now) and not _gang_proves_safe(our, number):
+    deadline = max(our.safety.backed_until, _proven_until(our, number))
+    if our.alarm.passed(deadline, our.now):
         number += 1
     if number != our.served:
         our.served = number
         our.effects.append(Serve(number))
 
 
-def _gang_proves_safe(our: Membership, number: int) -> bool:
-    """Whether links, or etcd's own absence, prove that no newer round than this runs."""
-    roster = our.rounds.roster
-    if roster is not None and roster.number != number:
-        roster = None
+def _proven_until(our: Membership, number: int) -> float:
+    """Return until when links, or etcd's own absence, prove that no newer round runs."""
     done = our.view.dones.get(number, {})
     peers = our.coordinator.peers
-    return our.safety.may_run(number, roster, done, our.leadership, peers, our.now)
+    return our.safety.live_until(number, _roster(our, number), done, our.leadership, peers)
+
+
+def _roster(our: Membership, number: int) -> Roster | None:
+    roster = our.rounds.roster
+    return roster if roster is not None and roster.number == number else None

@@ -68,6 +68,8 @@ class RendezvousMember:
             lambda event: self._post(event),
             settings.bind_address,
             self._workers,
+            lambda: self.live_until,
+            lambda: None if self._engine is None else self._engine.vouched_until,
         )
         async with contextlib.AsyncExitStack() as stack:
             port = await server.start()
@@ -163,6 +165,11 @@ class RendezvousMember:
         if engine is None:
             return False
         return engine.session in engine.view.sessions.get(engine.config.identity.id, {})
+
+    @property
+    def live_until(self) -> float | None:
+        """Until when workers may live by what is known now, on the monotonic clock."""
+        return None if self._engine is None else self._engine.live_until
 
     @property
     def coordinates(self) -> bool:

@@ -133,7 +133,8 @@ async def _listen(
         quiet = False
         number, proven = message.get("round"), count.proven(message)
         if isinstance(number, int):
-            post(LinkHeard(link.member, link.session, number, proven))
+            vouched = wire.told_seconds(message, "vouched_seconds")
+            post(LinkHeard(link.member, link.session, number, proven, vouched))
         others = wire.leaving_told(message)
         if others != told:
             told = others
@@ -147,28 +148,50 @@ async def ask(probe: Probe, job_key: bytes) -> Probed:
     """
     for _ in range(ASK_AGAIN_TIMES):
         try:
-            return Probed(probe.member, probe.session, await _ask_once(probe, job_key))
+            verdict, live_seconds = await _ask_once(probe, job_key)
+            return Probed(probe.member, probe.session, verdict, live_seconds)
         except (EOFError, ConnectionResetError, BrokenPipeError):
             await asyncio.sleep(ASK_AGAIN_SECONDS)
     return Probed(probe.member, probe.session, Verdict.UNKNOWN)
 
 
-async def _ask_once(probe: Probe, job_key: bytes) -> Verdict:
+async def _ask_once(probe: Probe, job_key: bytes) -> tuple[Verdict, float | None]:
+    """Return what the answer says of the member, and of its workers' deadline."""
     port = probe.launcher_port or probe.agent_port
     try:
         async with _connection(probe.address, port) as (reader, writer):
             question = wire.nonce()
             body: wire.Message = {"round": probe.round}
             asked = {"nonce": question, "hmac": wire.sign(job_key, question, body), **body}
+            if probe.live_until:
+                asked["extends"] = True
             writer.write(wire.line(asked))
             answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
-        return _judge(probe, job_key, question, answer)
+            verdict = _judge(probe, job_key, question, answer)
+            if verdict is Verdict.WORKERS_ALIVE:
+                await _permit(probe, job_key, answer, writer)
+        known = verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE)
+        return verdict, wire.told_seconds(answer, "live_seconds") if known else None
     except ConnectionRefusedError:
-        return Verdict.GONE
+        return Verdict.GONE, None
     except (ConnectionResetError, BrokenPipeError):
         raise
     except (OSError, TimeoutError, wire.BadPeer):
-        return Verdict.UNKNOWN
+        return Verdict.UNKNOWN, None
+
+
+async def _permit(
+    probe: Probe, job_key: bytes, answer: wire.Message, writer: asyncio.StreamWriter
+) -> None:
+    """Let the workers that answered live until `probe.live_until`, where that is given."""
+    question = answer.get("nonce")
+    left = wire.seconds(probe.live_until - asyncio.get_running_loop().time())
+    if not isinstance(question, str) or not left or answer.get("round") != probe.round:
+        return
+    body: wire.Message = {"round": probe.round, "live_seconds": left}
+    writer.write(wire.line({**body, "hmac": wire.sign(job_key, question, body)}))
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        await writer.drain()
 
 
 def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) -> Verdict:

@@ -31,6 +31,8 @@ class PeerServer:
     `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet`, `PeerDown` and `LeavesTold`. `serve` sets
     the round number told on every link, `tell` who leaves. `workers` tells how many workers run
     here, or one where that is not counted: a prober that has no launcher to ask asks us.
+    `live_until` is until when they may live, `vouched_until` until when members may rely on the
+    number that they are told, both on the loop's clock.
     """
 
     def __init__(
@@ -40,12 +42,16 @@ class PeerServer:
         post: Callable[[Event], None],
         bind_address: str,
         workers: Callable[[], int],
+        live_until: Callable[[], float | None] = lambda: None,
+        vouched_until: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._member = member
         self._job_key = job_key
         self._post = post
         self._bind_address = bind_address
         self._workers = workers
+        self._live_until = live_until
+        self._vouched_until = vouched_until
         self._listener: socket.socket | None = None
         self._links: dict[tuple[str, str], tuple[asyncio.StreamWriter, wire.Count]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +105,9 @@ class PeerServer:
 
     def _say(self, writer: asyncio.StreamWriter, count: wire.Count, now: float) -> None:
         line = {**count.line(now), "round": self._round, **self._leaving}
+        vouched_until = self._vouched_until()
+        if vouched_until is not None:
+            line["vouched_seconds"] = wire.seconds(vouched_until - now)
         writer.write(wire.line(line))
 
     def _accept(self, listener: socket.socket) -> None:
@@ -162,6 +171,9 @@ class PeerServer:
             "workers": self._workers(),
             "nonce": mine,
         }
+        live_until = self._live_until()
+        if live_until is not None:
+            body["live_seconds"] = wire.seconds(live_until - asked_at)
         body["hmac"] = wire.sign(self._job_key, question, body)
         writer.write(wire.line(body))
         link = hello.get("link")

@@ -11,6 +11,13 @@ name, proves the key in a second line, and then both sides send heartbeats:
     coordinator  {"count": 4, "heard": 3, "round": 7}    when that changes, and every half second
     member       {"count": 4, "heard": 4}                every half second
 
+A launcher's and an agent's answer says in `"live_seconds"` how long the workers may live without a
+new permission. A prober that can give one says `"extends": true`, gets a nonce, and sends a second
+line: {"round": 7, "live_seconds": s, "hmac"}, signed over that nonce. Its seconds count from the
+launcher's answer, so a line that is late or sent again permits nothing more.
+
+`"vouched_seconds"` in a coordinator's line is how long its own evidence lasts.
+
 Each side counts its lines from 1, and says the count of the newest one that it has heard of the
 other (0: what linked it). So whoever reads that knows since when it surely was heard itself.
 Both say in `"leaving": {<member's id>: [<its agent>, "why"]}` who leaves, as long as they know of
@@ -23,6 +30,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
 import secrets
 from collections import deque
 from typing import Any
@@ -37,6 +45,7 @@ LAST_LOOK_SECONDS = 0.05
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
+MAX_SECONDS = 86400.0
 MAX_REASON_CHARACTERS = 100
 REMEMBERED_LINES = 64
 """More than are under way: a link that is not heard for six of them is given up."""
@@ -47,6 +56,19 @@ Leaving = tuple[Farewell, ...]
 
 class BadPeer(Exception):
     """The other side does not speak this protocol or does not hold the job's key."""
+
+
+def seconds(value: float) -> float:
+    """Seconds as they are sent: rounded down, within what is worth telling."""
+    return math.floor(min(max(value, 0.0), MAX_SECONDS) * 1000) / 1000
+
+
+def told_seconds(message: Message, name: str) -> float | None:
+    """Seconds that a message tells; None where it does not."""
+    value = message.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= MAX_SECONDS else None
 
 
 def nonce() -> str:

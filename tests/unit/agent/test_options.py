@@ -262,11 +262,11 @@ def test_the_v2_api() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "lease", "seconds"), [("etcd", 5, 4.5), ("etcd", 2, 3.0), ("c10d", 5, 30.0)]
+    ("backend", "lease", "seconds"), [("etcd", 5, 30.0), ("etcd", 60, 60.0), ("c10d", 60, 30.0)]
 )
-def test_a_hung_agent_loses_its_workers_about_when_its_lease_ends(
+def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
     backend: str, lease: int, seconds: float
 ) -> None:
-    """With other backends nobody counts on it."""
+    """Over etcd v3 the launcher has a deadline besides, from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert plain_agent(options).hung_agent_seconds == seconds

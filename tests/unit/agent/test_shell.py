@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -66,6 +66,9 @@ class Hands:
             if isinstance(event, HandsGone):
                 return
 
+    def heed(self, live_until: Callable[[], float | None]) -> None:
+        self.live_until = live_until
+
     async def prepare(self, command: PrepareWorkers) -> None:
         raise AssertionError("this hello does not offer it")
 
@@ -104,6 +107,7 @@ class Rendezvous:
         self.says.put_nowait(fault or Idle("registering"))
         self.left = False
         self.registered = True
+        self.live_until: float | None = None
 
     async def __aenter__(self) -> Self:
         return self

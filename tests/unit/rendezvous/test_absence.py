@@ -12,7 +12,12 @@ from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.effects import Probe
 from elasticjob_rendezvous.core.events import PeerDown, PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
+from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
+from elasticjob_rendezvous.core.peers import (
+    RELAY_SECONDS,
+    TRUST_SECONDS,
+    Peers,
+)
 from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundState
 from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.timers import Timers
@@ -50,8 +55,10 @@ class Absent:
         self.peers.up(PeerUp(B, "s1"), self.job.now - ago)
         return self
 
-    def answers(self, verdict: Verdict, session: str = "s1") -> Absent:
-        answer = Probed(B, session, verdict)
+    def answers(
+        self, verdict: Verdict, session: str = "s1", live_seconds: float | None = None
+    ) -> Absent:
+        answer = Probed(B, session, verdict, live_seconds)
         self.peers.probed(answer, self.job.view(), self.job.now, ORPHAN_SECONDS)
         return self
 
@@ -241,7 +248,7 @@ def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> Non
         (WORKERS, {}, ORPHAN_SECONDS),
         (BOTH, {}, ORPHAN_SECONDS),
         (AGENT, {}, LEASE),
-        (AGENT, {"keep_alive_seconds": 2.0}, LINK_SILENCE_SECONDS + absence.KILL_SECONDS),
+        (AGENT, {"keep_alive_seconds": 2.0}, TRUST_SECONDS + absence.KILL_SECONDS),
         (AGENT, {"keep_alive_seconds": 20.0}, 20.0),
         (UNKNOWN, {}, absence.KILL_SECONDS),
     ],
@@ -281,7 +288,7 @@ def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> No
     [
         (GONE, 0.0),
         (UNKNOWN, 0.0),
-        (AGENT, absence.KILL_SECONDS),
+        (AGENT, absence.OBEY_SECONDS),
         (BOTH, ORPHAN_SECONDS),
         (WORKERS, ORPHAN_SECONDS),
     ],
@@ -323,7 +330,7 @@ def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_
     absent = Absent().heard(60.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
-    assert not absent.stopped(absence.LAPSE_SECONDS - 0.1)
+    assert not absent.stopped(absence.KILL_SECONDS - 0.1)
     assert absent.stopped(0.1)
 
 
@@ -336,38 +343,58 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
     assert absent.stopped(0.1)
 
 
-@pytest.mark.parametrize(("lease", "after"), [(2.0, 4.0), (5.0, 5.5), (60.0, 60.5)])
-def test_where_nobody_but_a_hung_agent_could_be_asked_its_launcher_has_time_to_notice(
-    lease: float, after: float
+@pytest.mark.parametrize("lease", [2.0, 5.0, 60.0])
+@pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (60.0, absence.KILL_SECONDS)])
+def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
+    lease: float, ago: float, after: float
 ) -> None:
-    """It has no port: it is the agent's own child, and ends the workers by itself."""
+    """It has no port: it is the agent's own child."""
     absent = Absent(keep_alive_seconds=lease)
     roster = absent.job.roster(1)
     alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
     absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
-    absent.heard()
+    absent.heard(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after - 0.1)
     assert absent.stopped(0.1)
 
 
-@pytest.mark.parametrize("linked_before", [False, True])
-@pytest.mark.parametrize("keep_alive", [2.0, 3.0, 4.0])
-def test_a_hung_agent_without_a_link_may_have_lived_until_it_was_to_renew_its_lease(
-    keep_alive: float, linked_before: bool
-) -> None:
-    absent = Absent(keep_alive_seconds=keep_alive)
-    if linked_before:  # with an earlier session perhaps, or to an earlier coordinator
-        absent.heard(ago=keep_alive + 1.5)
-    roster = absent.job.roster(1)
-    alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
-    absent.job.put(KEYS.roster(1), replace(roster, seats=alone))
+@pytest.mark.parametrize("last", [WORKERS, UNKNOWN])
+def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict) -> None:
+    absent = Absent()
+    assert not absent.stopped()
+    absent.answers(WORKERS, live_seconds=9.0)
+    absent.job.later(5.0)
+    absent.answers(last, live_seconds=4.0 if last is WORKERS else None)
+    assert not absent.stopped(4.0 + absence.KILL_SECONDS - 0.1)
+    assert absent.stopped(0.1)
+
+
+def test_what_we_permitted_ourselves_is_waited_for() -> None:
+    absent = Absent()
+    absent.peers.granted[B] = absent.job.now + 3.0
     assert not absent.stopped()
     absent.answers(UNKNOWN)
-    noticed = absence.hung_agent_seconds(keep_alive) - keep_alive * 2 / 3
-    assert not absent.stopped(noticed + absence.KILL_SECONDS - 0.01)
-    assert absent.stopped(0.02)
+    assert not absent.stopped(3.0 + absence.KILL_SECONDS - 0.1)
+    assert absent.stopped(0.1)
+
+
+@pytest.mark.parametrize(
+    ("led_ago", "after"),
+    [(0.0, TRUST_SECONDS + RELAY_SECONDS), (5.0, HANDOVER_SECONDS), (None, 4.5)],
+)
+def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_us(
+    led_ago: float | None, after: float
+) -> None:
+    """What that one knew is as old as its link to us, and one more link makes it older."""
+    absent = Absent().took_over()
+    if led_ago is not None:
+        absent.peers.led_by(identity("c"), absent.job.now - led_ago)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(after + absence.KILL_SECONDS - 0.1)
+    assert absent.stopped(0.1)
 
 
 def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> None:
@@ -376,7 +403,7 @@ def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> No
     absent.job.round(2, previous=1, fenced=(B,))
     assert not absent.stopped()
     absent.answers(UNKNOWN)
-    assert not absent.stopped(LEASE - 0.1)
+    assert not absent.stopped(LEASE + absence.KILL_SECONDS - 0.1)
     assert absent.stopped(0.1)
 
 
@@ -427,7 +454,12 @@ def recovering(**bounds: Any) -> Job:
 
 @pytest.mark.parametrize(
     ("verdict", "seconds"),
-    [(UNKNOWN, 1.0), (AGENT, LEASE), (BOTH, ORPHAN_SECONDS), (WORKERS, ORPHAN_SECONDS)],
+    [
+        (UNKNOWN, absence.KILL_SECONDS),
+        (AGENT, LEASE),
+        (BOTH, ORPHAN_SECONDS),
+        (WORKERS, ORPHAN_SECONDS),
+    ],
 )
 def test_no_round_is_frozen_before_the_absent_have_stopped(
     verdict: Verdict, seconds: float
@@ -500,7 +532,7 @@ def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> No
     assert job.act().cause.kind is CauseKind.LOSS
     job.change("a", state=WAITING).idle()
     job.later(0.002).answers("b", AGENT).idle()
-    job.later(absence.KILL_SECONDS - 0.01).idle()
+    job.later(absence.OBEY_SECONDS - 0.01).idle()
     assert job.later(0.01).act().ids == ids("a")
 
 
@@ -524,7 +556,7 @@ def test_a_link_that_broke_is_not_believed_to_have_stopped() -> None:
     job.coordinator.peers.up(PeerUp(identity("z"), "s1"), job.now)
     job.coordinator.peers.down(PeerDown(identity("z"), "s1"), job.view(), job.now)
     job.idle().answers("z", UNKNOWN)
-    job.later(LINK_SILENCE_SECONDS + absence.KILL_SECONDS - 0.1).idle()
+    job.later(TRUST_SECONDS + absence.KILL_SECONDS - 0.1).idle()
     assert job.later(0.1).act().ids == ids("ab")
 
 
@@ -540,7 +572,7 @@ def test_a_fenced_member_is_asked_like_any_other() -> None:
     job.change("b", state=RUNNING).answers("z", GONE).idle().later(15)
     job.act()
     assert job.names() == {"a"}
-    job.idle().answers("b", UNKNOWN).later(LEASE - 0.1).idle()
+    job.idle().answers("b", UNKNOWN).later(LEASE + 0.4).idle()
     assert job.later(0.1).act().ids == ids("a")
 
 

@@ -524,8 +524,11 @@ def test_a_coordinator_whose_agent_died_is_replaced_on_proof(verdict: Verdict) -
     assert b.engine.coordinator.peers.orphans
     assert b.engine.view.round is not None
     assert b.engine.view.round.record.state is RoundState.FINAL
+    [permission] = b.made(Probe)[1:]
+    assert permission.session == a.engine.session + "~"
+    assert permission.live_until > b.now + b.engine.lease.ttl_seconds / 2, "its lease was kept"
     b.later(1.1)
-    assert [probe.session for probe in b.made(Probe)][1:] == [a.engine.session + "~"]
+    assert b.made(Probe)[-1].session == a.engine.session + "~"
 
 
 def test_when_the_coordinator_goes_the_other_takes_over() -> None:

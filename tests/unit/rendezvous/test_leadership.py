@@ -225,10 +225,10 @@ def test_a_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
 
 def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     leadership = follower(Job("a", "b"))
-    assert not leadership.vouches(3, 50.0)
+    assert leadership.vouched_until(3) <= 50.0
     leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
-    assert leadership.vouches(3, 50.0)
-    assert not leadership.vouches(2, 50.0)
+    assert leadership.vouched_until(3) > 50.0
+    assert leadership.vouched_until(2) <= 50.0
     assert leadership.tells_newer(2)
     assert not leadership.tells_newer(3)
 
@@ -237,8 +237,8 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
     """Where only we hear the other, it counts us as silent, and begins anew without us."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
-    assert leadership.vouches(3, 48.0 + TRUST_SECONDS - 0.1)
-    assert not leadership.vouches(3, 48.0 + TRUST_SECONDS)
+    assert leadership.vouched_until(3) > 48.0 + TRUST_SECONDS - 0.1
+    assert leadership.vouched_until(3) <= 48.0 + TRUST_SECONDS
 
 
 def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
@@ -247,33 +247,33 @@ def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=49.0), 50.0)
     assert leadership.unlink(51.0) == [Unlink()]
-    assert leadership.vouches(3, 51.0 + HANDOVER_SECONDS - 0.1)
-    assert not leadership.vouches(3, 51.0 + HANDOVER_SECONDS)
-    assert not leadership.vouches(2, 51.1)
+    assert leadership.vouched_until(3) > 51.0 + HANDOVER_SECONDS - 0.1
+    assert leadership.vouched_until(3) <= 51.0 + HANDOVER_SECONDS
+    assert leadership.vouched_until(2) <= 51.1
 
 
 def test_nor_longer_than_it_would_have_by_itself() -> None:
     leadership = follower(Job("a", "b", "c"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
     leadership.unlink(49.9 + TRUST_SECONDS)
-    assert not leadership.vouches(3, 50.0 + TRUST_SECONDS)
+    assert leadership.vouched_until(3) <= 50.0 + TRUST_SECONDS
 
 
 def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
     leadership = follower(Job("a", "b"))
     leadership.link_up(LinkUp(A, "s1"), 50.0)
-    assert not leadership.vouches(3, 50.0)
+    assert leadership.vouched_until(3) <= 50.0
     leadership.link_heard(LinkHeard(A, "s1", 0), 50.0)
-    assert not leadership.vouches(3, 50.0)
+    assert leadership.vouched_until(3) <= 50.0
 
 
 def test_a_silent_a_broken_or_a_foreign_link_vouches_for_nothing() -> None:
     job = Job("a", "b")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3), 50.0)
-    assert leadership.vouches(3, 50.0 + LINK_SILENCE_SECONDS - 0.1)
-    assert not leadership.vouches(3, 50.0 + LINK_SILENCE_SECONDS)
+    assert leadership.vouched_until(3) > 50.0 + LINK_SILENCE_SECONDS - 0.1
+    assert leadership.vouched_until(3) <= 50.0 + LINK_SILENCE_SECONDS
     leadership.link_down(down(), job.view())
-    assert not leadership.vouches(3, 50.1)
+    assert leadership.vouched_until(3) <= 50.1
     leadership.link_heard(LinkHeard(A, "s0", 3), 50.0)
-    assert not leadership.vouches(3, 50.1)
+    assert leadership.vouched_until(3) <= 50.1

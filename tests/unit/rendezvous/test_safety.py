@@ -8,7 +8,7 @@ from elasticjob_rendezvous.core.absence import KILL_SECONDS, patience_seconds
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.events import LinkHeard, PeerDown, PeerHeard
 from elasticjob_rendezvous.core.leadership import Leadership
-from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, Peers
+from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, TRUST_SECONDS, Peers
 from elasticjob_rendezvous.core.roster import Roster, seal
 from elasticjob_rendezvous.core.safety import REGISTER_AGAIN_SECONDS, Safety
 from elasticjob_rendezvous.core.view import View
@@ -44,7 +44,8 @@ class Cut:
         return self
 
     def runs(self, at: float = NOW, done: frozenset[str] = frozenset()) -> bool:
-        return self.safety.may_run(ROUND, self.roster, done, self.leadership, self.peers, at)
+        until = self.safety.live_until(ROUND, self.roster, done, self.leadership, self.peers)
+        return at < until
 
 
 def test_without_evidence_nothing_runs() -> None:
@@ -130,7 +131,7 @@ def test_whom_etcd_forgot_has_a_moment_to_register_again() -> None:
 def test_that_moment_ends_before_anybody_takes_the_silent_for_stopped() -> None:
     shortest = patience_seconds(Bounds(1, 4, keep_alive_seconds=2.0))
     assert shortest > REGISTER_AGAIN_SECONDS
-    assert shortest >= LINK_SILENCE_SECONDS + KILL_SECONDS
+    assert shortest >= TRUST_SECONDS + KILL_SECONDS
 
 
 def test_a_newer_round_ends_it_at_once() -> None:
