@@ -150,7 +150,7 @@ def line(over: str, key: bytes = JOB_KEY, **changed: Any) -> bytes:
 
 
 def test_what_nobody_signed_for_now_permits_nothing(start_launcher: StartLauncher) -> None:
-    """Signed with another key, for another round, or once before; late lines count from the answer."""
+    """Signed with another key, for another round, or once before."""
 
     async def scenario() -> None:
         launcher = start_launcher()

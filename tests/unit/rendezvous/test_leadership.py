@@ -241,6 +241,20 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
     assert leadership.vouched_until(3) <= 48.0 + TRUST_SECONDS
 
 
+@pytest.mark.parametrize(
+    ("vouched", "seconds"), [(1.2, 1.2), (0.0, 0.0), (60.0, TRUST_SECONDS), (None, TRUST_SECONDS)]
+)
+def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
+    vouched: float | None, seconds: float
+) -> None:
+    """It may hang before that ends, and could say no more. An older one does not tell."""
+    leadership = follower(Job("a", "b"))
+    leadership.link_heard(LinkHeard(A, "s1", 3, 49.0, vouched), 50.0)
+    assert leadership.vouched_until(3) == pytest.approx(49.0 + seconds)
+    leadership.link_heard(LinkHeard(A, "s1", 3, 49.5, 0.1), 50.5)
+    assert leadership.vouched_until(3) == pytest.approx(max(49.0 + seconds, 49.6))
+
+
 def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
     """After an outage of etcd another coordinates, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")

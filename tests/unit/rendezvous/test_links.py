@@ -149,6 +149,40 @@ def test_both_ends_know_of_a_link_and_hear_each_other() -> None:
     run(scenario())
 
 
+def test_a_link_tells_how_long_the_coordinators_own_evidence_lasts() -> None:
+    async def scenario() -> None:
+        here, there = Heard(), Heard()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20.0
+        server = PeerServer("id-a", KEY, here.post, HOST, lambda: 1, vouched_until=lambda: until)
+        port = await server.start()
+        async with link_to(port, there):
+            await there.until(LinkHeard("id-a", "s1", 0))
+        await server.stop()
+        [heard] = [event for event in there.all if isinstance(event, LinkHeard)][:1]
+        assert heard.vouched_seconds is not None
+        assert 10.0 < heard.vouched_seconds <= 20.0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, True), (0, False)])
+def test_an_agent_that_is_asked_tells_the_deadline_of_its_workers(workers: int, told: bool) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 20.0
+        server = PeerServer(
+            "id-a", KEY, Heard().post, HOST, lambda: workers, live_until=lambda: until
+        )
+        port = await server.start()
+        answer = await dial.ask(Probe("id-a", "s1", HOST, port, 0), KEY)
+        await server.stop()
+        assert (answer.live_seconds is not None) is told
+        assert answer.live_seconds is None or 10.0 < answer.live_seconds <= 20.0
+
+    run(scenario())
+
+
 def test_a_new_link_is_told_the_round_at_once() -> None:
     async def scenario() -> None:
         here, there = Heard(), Heard()

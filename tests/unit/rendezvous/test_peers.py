@@ -493,3 +493,20 @@ def test_proof_of_an_end_outlives_the_key_that_was_not_seen_yet() -> None:
     job.gone("b")
     probed(peers, job, Verdict.GONE)
     assert (B, "s1") in peers.gone
+
+
+def test_workers_without_an_agent_may_live_as_long_as_their_members_lease() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=1.0)
+    assert peers.kept(78, 9.0, job.view(), 1.0) == [], "somebody else's lease"
+    [permission] = peers.kept(77, 9.0, job.view(), 1.0)
+    assert permission == replace(PROBE_B, live_until=9.0)
+    assert peers.granted == {B: 9.0}
+    assert tended(peers, job, 2.0) == [KeepAlive(77)], "the answer brings the next permission"
+    assert replace(PROBE_B, live_until=9.0) in tended(peers, job, 3.0), "there was no answer"
+    [longest] = peers.kept(77, 1000.0, job.view(), 3.5)
+    assert isinstance(longest, Probe)
+    assert longest.live_until == 1.0 + ORPHAN_SECONDS, "no longer than an agent may be away"
+    job.gone("b")
+    assert peers.kept(77, 1000.0, job.view(), 4.0) == [], "no key hangs on it"
+    assert not any(isinstance(e, Probe) and e.live_until for e in tended(peers, job, 6.0))
