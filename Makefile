@@ -87,6 +87,12 @@ cluster-down: install ## remove the cluster and whatever it left on this machine
 images: install ## the operator's, sidecar's and trainers' images, also in the cluster if it runs
 	@$(PY) -m tests.cluster images
 
+.PHONY: partitions
+RUNS ?= 200
+SEED ?= 1
+partitions: etcd ## real network partitions, as root: RUNS of them from SEED on; logs in build/partitions
+	$(PY) -m tests.partitions --runs $(RUNS) --seed $(SEED)
+
 .PHONY: bench bench-rendezvous bench-recovery bench-interop bench-crowd bench-overhead bench-pods soak soak-cluster
 bench: bench-rendezvous bench-recovery bench-crowd bench-overhead bench-interop ## every benchmark
 bench-rendezvous: etcd ## N processes to their ranks, ours and torch's: build/bench/rendezvous.json
