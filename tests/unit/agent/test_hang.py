@@ -29,6 +29,15 @@ Current thread 0x00007f11f5c5a740 (most recent call first):
 Extension modules: numpy._core, torch._C (total: 2)
 """
 WAITING = BUSY.replace("numpy/lib/npyio", "torch/distributed/distributed_c10d")
+# Its peer was asked first, its collective broke, and torch was just writing down the traceback.
+ENDING = """\
+Fatal Python error: Aborted
+
+Current thread 0x00007f11f5c5a740 (most recent call first):
+  File "/usr/lib/python3.11/traceback.py", line 125 in print_exception
+  File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 1928 in \
+_distributed_excepthook
+"""
 
 
 def at_step(number: int, at: float, **more: Any) -> tuple[Event, float]:
@@ -125,6 +134,11 @@ def test_one_whose_collective_broke_first_did_not_hang() -> None:
     echo = failure(lost + BUSY, lost + BUSY)
     assert echo.kind is FailureClass.PEER_ABORT
     assert echo.message == raised
+
+
+def test_one_that_was_writing_down_that_its_collective_broke_did_not_hang() -> None:
+    assert (failure(ENDING, BUSY).kind, failure(ENDING, BUSY).local_rank) == (FailureClass.HANG, 1)
+    assert failure(ENDING, ENDING).kind is FailureClass.COLLECTIVE_TIMEOUT
 
 
 def test_one_that_could_not_say_where_it_stood() -> None:
