@@ -261,7 +261,8 @@ def _store(was: Condition | None, now: Condition) -> Iterator[Happening]:
     if now.status is ConditionStatus.TRUE:
         yield Happening(EventType.WARNING, now.reason, now.message)
     elif was is not None and was.status is ConditionStatus.TRUE and now.message:
-        yield _normal("RendezvousAvailable", now.message)
+        occasion = f"{now.last_transition_time:{_STAMP}}"  # two may have lasted equally long
+        yield _normal("RendezvousAvailable", now.message, occasion)
 
 
 def _blocked(condition: Condition) -> bool:
