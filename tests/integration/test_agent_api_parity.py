@@ -93,7 +93,7 @@ def spec(of: Any, **options: Any) -> Any:
 def believed(of: Any, answers: list[Any], **options: Any) -> Any:
     """An agent whose `_monitor_workers` gives these answers, then whether it was shut down."""
 
-    class Believed(of.SimpleElasticAgent):  # type: ignore[misc]
+    class Believed(of.SimpleElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
             return {0: 100}
 
@@ -269,11 +269,11 @@ def test_barrier_of_today_by_name_and_by_place(of: Any) -> None:
 
 def test_barrier_of_old_has_the_rank_before_the_size() -> None:
     store = HashStore()
-    ranks = [
-        lambda rank=rank: stores.barrier(store, rank, 2, key_prefix="a", barrier_timeout=5)
-        for rank in range(2)
-    ]
-    assert at_once(ranks) == [None, None]
+
+    def arrive(rank: int) -> Callable[[], Any]:
+        return lambda: stores.barrier(store, rank, 2, key_prefix="a", barrier_timeout=5)
+
+    assert at_once([arrive(0), arrive(1)]) == [None, None]
     stores.barrier(store, 0, 1, "b", 5)
     stores.barrier(store, rank=0, world_size=1, key_prefix="c", barrier_timeout=5)
     assert store.check([f"{prefix}/last_member" for prefix in "abc"])
