@@ -28,6 +28,7 @@ from elasticjob_agent.api.spec import (
     Std,
     WorkerSpec,
     WorkerState,
+    logs_specs_of,
     streams_of,
 )
 from elasticjob_agent.api.uninterruptible import Sleepers, StuckWorkers, timeout_of
@@ -83,7 +84,10 @@ class LocalElasticAgent(HandsElasticAgent):
             known = ", ".join(START_METHODS)
             raise ValueError(f"start_method must be one of {known}, not {echoed(start_method)}")
         self._start_method = start_method
-        self._logs_specs = logs_specs or DefaultLogsSpecs(redirects=spec.redirects, tee=spec.tee)
+        if logs_specs is None:  # torch's own spec has neither
+            redirects, tee = (getattr(spec, name, Std.NONE) for name in ("redirects", "tee"))
+            logs_specs = DefaultLogsSpecs(redirects=redirects, tee=tee)
+        self._logs_specs = logs_specs_of(logs_specs)
         self._log_line_prefix_template = log_line_prefix_template
         self._scratch: ScratchFolder | None = None
         self._call_folder: CallFolder | None = None
