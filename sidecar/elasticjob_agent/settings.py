@@ -168,6 +168,11 @@ def signals_to_handle() -> str:
     return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 
 
+def uninterruptible_seconds() -> str:
+    """How long a worker may be in uninterruptible sleep, unchecked."""
+    return os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")
+
+
 def visible_devices() -> str | None:
     """CUDA_VISIBLE_DEVICES, which narrows the GPUs that `auto` counts."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -51,6 +51,56 @@ def spec(entrypoint: Any, *args: Any, **options: Any) -> WorkerSpec:
     )
 
 
+SLEEPS = """#!{python}
+import ctypes, time
+ctypes.CDLL(None).vfork()  # the parent is in uninterruptible sleep until the child ends
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["argument", "variable", "steps"])
+def test_worker_stuck_in_the_kernel_ends_the_run_without_a_restart(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "sleeps"
+    script.write_text(SLEEPS.format(python=sys.executable))
+    script.chmod(0o755)
+    monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.3")
+    seconds = 0.3 if way == "argument" else None
+    agent = LocalElasticAgent(
+        spec(str(script), local_world_size=1),
+        DefaultLogsSpecs(str(tmp_path)),
+        uninterruptible_state_timeout=seconds,
+    )
+    group = agent.get_worker_group()
+    if way == "steps":
+        agent._initialize_workers(group)
+        until(lambda: agent._monitor_workers(group).state == "UNHEALTHY", "the worker to be stuck")
+        agent._shutdown(timeout=0)
+    else:
+        result = agent.run()
+        assert (result.state, group.state) == (WorkerState.UNHEALTHY, WorkerState.FAILED)
+        assert not result.is_failed()
+        assert group.round == 1
+    assert agent._remaining_restarts == 0
+    assert not Path(f"/proc/{group.workers[0].id}").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "expected"),
+    [(None, "", 0), (None, "5", 5), (None, "soon", 0), (None, "-1", 0), (3, "5", 3), (-3, "5", 0)],
+)
+def test_time_in_the_kernel_is_read_as_in_torch(
+    given: float | None, variable: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
+
+    monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", variable)
+    agent = LocalElasticAgent(spec("true"), uninterruptible_state_timeout=given)
+    assert agent._sleepers.timeout_seconds == expected
+    assert torchs._resolve_uninterruptible_state_timeout(given) == expected
+
+
 @METHODS
 def test_a_function_gives_its_values(
     method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

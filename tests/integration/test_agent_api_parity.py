@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from torch.distributed import HashStore
 from torch.distributed.elastic import rendezvous as torch_rendezvous
 from torch.distributed.elastic.agent.server import api as torch_agent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs as TorchLogs
 from torch.distributed.elastic.multiprocessing import SignalException as TorchSignal
 from torch.distributed.elastic.multiprocessing import Std as TorchStd
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure as TorchFailure
@@ -93,7 +95,7 @@ def spec(of: Any, **options: Any) -> Any:
 def believed(of: Any, answers: list[Any], **options: Any) -> Any:
     """An agent whose `_monitor_workers` gives these answers, then whether it was shut down."""
 
-    class Believed(of.SimpleElasticAgent):  # type: ignore[misc]
+    class Believed(of.SimpleElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
             return {0: 100}
 
@@ -269,11 +271,11 @@ def test_barrier_of_today_by_name_and_by_place(of: Any) -> None:
 
 def test_barrier_of_old_has_the_rank_before_the_size() -> None:
     store = HashStore()
-    ranks = [
-        lambda rank=rank: stores.barrier(store, rank, 2, key_prefix="a", barrier_timeout=5)
-        for rank in range(2)
-    ]
-    assert at_once(ranks) == [None, None]
+
+    def arrive(rank: int) -> Callable[[], Any]:
+        return lambda: stores.barrier(store, rank, 2, key_prefix="a", barrier_timeout=5)
+
+    assert at_once([arrive(0), arrive(1)]) == [None, None]
     stores.barrier(store, 0, 1, "b", 5)
     stores.barrier(store, rank=0, world_size=1, key_prefix="c", barrier_timeout=5)
     assert store.check([f"{prefix}/last_member" for prefix in "abc"])
@@ -352,3 +354,55 @@ def test_handler_of_old_says_where_through_the_store() -> None:
     agent = believed(our_agent, [], rdzv_handler=Handler(answer), master_port=29412)
     agent._rendezvous(agent.get_worker_group())
     assert agent.get_worker_group().master_port == 29412
+
+
+def test_signal_during_the_exit_barrier_is_raised() -> None:
+    for of in (torch_agent, our_agent):
+        agent = believed(of, [])
+        group = agent.get_worker_group()
+        agent._rendezvous(group)
+        agent._store = group.store = SimpleNamespace(
+            timeout=timedelta(seconds=1), set_timeout=print, add=lambda *_: 2, wait=_told_to_end
+        )
+        with pytest.raises(TorchSignal):
+            agent._exit_barrier()
+
+
+def _told_to_end(*_: Any) -> None:
+    raise TorchSignal("told to end", sigval=signal.SIGTERM)
+
+
+def test_torchs_own_specs_are_taken(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "says"
+    script.write_text("#!/bin/sh\necho out; echo err >&2\n")
+    script.chmod(0o755)
+    logs = tmp_path / "logs"
+    agent = our_agent.LocalElasticAgent(
+        spec(torch_agent, entrypoint=str(script)),
+        TorchLogs(str(logs), redirects=TorchStd.ERR, tee=TorchStd.OUT),
+    )
+    assert agent.run().state == torch_agent.WorkerState.SUCCEEDED
+    (kept,) = logs.rglob("stderr.log")
+    assert kept.read_text() == "err\n"
+    assert capfd.readouterr().out == "[trainer0]:out\n"
+    bare = our_agent.LocalElasticAgent(spec(torch_agent, entrypoint=str(script)))
+    assert not bare.run().is_failed()
+
+
+BAD_PARAMETERS = [("", 1, 1), (None, 1, 1), ("c10d", 0, 1), ("c10d", -1, 1), ("c10d", 2, 1)]
+
+
+@pytest.mark.parametrize("of", PARAMETERS)
+@pytest.mark.parametrize(("backend", "low", "high"), BAD_PARAMETERS)
+def test_bad_parameters_are_value_errors(of: Any, backend: Any, low: int, high: int) -> None:
+    with pytest.raises(ValueError, match=r"backend|nodes"):
+        of(backend, "host", "run", low, high)
+
+
+@pytest.mark.parametrize("of", AGENTS)
+def test_unknown_worker_of_a_result_is_a_value_error(of: Any) -> None:
+    agent = believed(of, [])
+    (worker,) = agent.get_worker_group().workers
+    with pytest.raises(ValueError, match="-1"):
+        agent._get_worker_state(worker, of.RunResult(of.WorkerState.SUCCEEDED, {5: None}))
+    assert agent._get_worker_state(worker, of.RunResult(of.WorkerState.FAILED)) == "TERMINATED"

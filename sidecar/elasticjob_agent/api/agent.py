@@ -312,7 +312,9 @@ class SimpleElasticAgent(Placing, ElasticAgent):
                 TERMINAL_STATE_SYNC_ID,
                 self._exit_barrier_timeout,
             )
-        except Exception:
+        except Exception as error:
+            if getattr(error, "sigval", None) is not None:  # a SignalException, ours or torch's
+                raise
             waited = time.monotonic() - began
             log.exception("gave up waiting for the other agents after %.1f s", waited)
 

@@ -46,6 +46,10 @@ class HandsElasticAgent(SimpleElasticAgent):
     def _make_hands(self) -> Hands:
         """New hands."""
 
+    def _is_stuck(self) -> bool:
+        """Whether a worker cannot go on, nor be started anew here."""
+        return False
+
     def _hands(self) -> Hands:
         own = any(getattr(type(self), s) is not getattr(HandsElasticAgent, s) for s in STEPS)
         return super()._hands() if own else self._make_hands()
@@ -94,7 +98,7 @@ class HandsElasticAgent(SimpleElasticAgent):
         if failures:
             return RunResult(WorkerState.FAILED, {}, failures)
         if len(exits) < len(worker_group.workers):
-            return RunResult(WorkerState.HEALTHY)
+            return RunResult(WorkerState.UNHEALTHY if self._is_stuck() else WorkerState.HEALTHY)
         return RunResult(WorkerState.SUCCEEDED, self._return_values(worker_group.round))
 
     def _shutdown(

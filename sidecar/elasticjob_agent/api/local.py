@@ -5,10 +5,13 @@ A function runs as a program that calls it, or, with `fork`, in a fork of this p
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import signal
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from string import Template
@@ -18,8 +21,19 @@ from elasticjob_agent.api.agent import EXIT_BARRIER_SECONDS
 from elasticjob_agent.api.forked import ForkedHands
 from elasticjob_agent.api.handed import HandsElasticAgent
 from elasticjob_agent.api.node import SHUTDOWN_SECONDS, Node
-from elasticjob_agent.api.spec import DefaultLogsSpecs, Std, WorkerSpec, WorkerState, streams_of
+from elasticjob_agent.api.spec import (
+    DEFAULT_ROLE,
+    DefaultLogsSpecs,
+    RunResult,
+    Std,
+    WorkerSpec,
+    WorkerState,
+    logs_specs_of,
+    streams_of,
+)
+from elasticjob_agent.api.uninterruptible import Sleepers, StuckWorkers, timeout_of
 from elasticjob_agent.call import Call, CallFolder, with_local_rank
+from elasticjob_agent.core.model import Ending
 from elasticjob_agent.hands import Hands, StartWorkers, WorkerStart
 from elasticjob_agent.local import LocalHands
 from elasticjob_agent.scratch import ScratchFolder
@@ -27,6 +41,10 @@ from elasticjob_agent.settings import LogSettings, visible_devices
 from elasticjob_agent.surroundings import NodeSettings
 from elasticjob_rendezvous.core.typed import echoed
 
+log = logging.getLogger("elasticjob.agent")
+
+LOOK_SECONDS = 1.0
+"""How often it is looked for workers that are stuck in the kernel, at least."""
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
@@ -41,6 +59,10 @@ class LocalElasticAgent(HandsElasticAgent):
         log_line_prefix_template: begins every line on the console; `${role_name}`,
             `${local_rank}` and `${rank}` are filled in. By default `[<role><local rank>]:`
             where output is teed, else nothing.
+        health_check_server: must be None.
+        uninterruptible_state_timeout: seconds that a worker may be in uninterruptible sleep;
+            after it the run ends, UNHEALTHY and without a restart, as in torch. By default what
+            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT says; 0 is for ever.
     """
 
     def __init__(
@@ -51,18 +73,58 @@ class LocalElasticAgent(HandsElasticAgent):
         exit_barrier_timeout: float = EXIT_BARRIER_SECONDS,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = SHUTDOWN_SECONDS,
+        health_check_server: None = None,
+        uninterruptible_state_timeout: float | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        if health_check_server is not None:
+            raise ValueError("health_check_server is not supported: leave it out")
+        self._sleepers = Sleepers(timeout_of(uninterruptible_state_timeout))
         if start_method not in START_METHODS:
             known = ", ".join(START_METHODS)
             raise ValueError(f"start_method must be one of {known}, not {echoed(start_method)}")
         self._start_method = start_method
-        self._logs_specs = logs_specs or DefaultLogsSpecs(redirects=spec.redirects, tee=spec.tee)
+        if logs_specs is None:  # torch's own spec has neither
+            redirects, tee = (getattr(spec, name, Std.NONE) for name in ("redirects", "tee"))
+            logs_specs = DefaultLogsSpecs(redirects=redirects, tee=tee)
+        self._logs_specs = logs_specs_of(logs_specs)
         self._log_line_prefix_template = log_line_prefix_template
         self._scratch: ScratchFolder | None = None
         self._call_folder: CallFolder | None = None
         self._settings: Node | None = None
         self._devices(spec.local_world_size - 1)  # too few show here, not in the first round
+
+    # -- workers that are stuck in the kernel -------------------------------------------
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            return super()._invoke_run(role)
+        except StuckWorkers as error:
+            log.error("[%s] %s", self._worker_group.spec.role, error)
+            self._worker_group.state = WorkerState.FAILED
+            return RunResult(WorkerState.UNHEALTHY)
+
+    async def lived(self) -> Ending:
+        if self._sleepers.timeout_seconds <= 0:
+            return await super().lived()
+        life = asyncio.create_task(super().lived())
+        interval_seconds = min(self._worker_group.spec.monitor_interval, LOOK_SECONDS)
+        try:
+            while not life.done():
+                await asyncio.wait([life], timeout=interval_seconds)
+                if not life.done() and self._is_stuck():
+                    raise StuckWorkers("a worker is stuck in the kernel: it is not started again")
+            return life.result()
+        finally:
+            life.cancel()
+            await asyncio.wait([life])
+
+    def _is_stuck(self) -> bool:
+        pids = [worker.id for worker in self._worker_group.workers if isinstance(worker.id, int)]
+        if not self._sleepers.stuck(pids, time.monotonic()):
+            return False
+        self._remaining_restarts = 0  # it holds what a new one on this machine would need
+        return True
 
     # -- for the agent ------------------------------------------------------------------
 

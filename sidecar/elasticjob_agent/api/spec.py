@@ -69,6 +69,15 @@ class DefaultLogsSpecs:
     local_ranks_filter: set[int] | None = None
 
 
+def logs_specs_of(given: Any) -> DefaultLogsSpecs:
+    """What was given, which may be torch's."""
+    if isinstance(given, DefaultLogsSpecs):
+        return given
+    return DefaultLogsSpecs(
+        given.root_log_dir, given._redirects, given._tee, given._local_ranks_filter
+    )
+
+
 class WorkerState(StrEnum):
     """The state of a worker group: its workers change it together.
 
