@@ -111,7 +111,7 @@ def aborts_charged_at_once() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn")
+@bug("partition", seed=25)
 def verdict_without_window() -> Iterator[EngineFactory]:
     """The verdict on an aborted collective comes after a tenth of its time."""
     window = verdicts.window_seconds
@@ -126,7 +126,7 @@ def budget_off_by_one() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn")
+@bug("partition", seed=25)
 def excused_round_not_counted() -> Iterator[EngineFactory]:
     """A failure that a loss excuses is counted nowhere."""
     with patch.object(judging, "counted", lambda counts, _: counts):
@@ -337,7 +337,7 @@ def runs_past_its_lease() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("pause")
+@bug("storm", seed=31)
 def starts_past_its_lease() -> Iterator[EngineFactory]:
     """Workers start without a look at the lease."""
     start = directing._may_start
