@@ -43,7 +43,7 @@ from tests.sim.world import EngineFactory
 # -- the coordinator's rules --------------------------------------------------------
 
 
-@bug("outlived")
+@bug("outlived", seed=104)
 def answering_agents_have_stopped() -> Iterator[EngineFactory]:
     """Workers that are seen to run count as stopped in time, because their agent answers too."""
 
@@ -56,7 +56,7 @@ def answering_agents_have_stopped() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug("partition")
+@bug("partition", seed=121)
 def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
     """A probe that nobody answered is taken for a proof of death."""
 
@@ -69,7 +69,7 @@ def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug("pause")
+@bug("pause", seed=218)
 def old_confirmation_counts() -> Iterator[EngineFactory]:
     """Whoever ever confirmed a frozen round counts as having confirmed this one."""
 
@@ -90,7 +90,7 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn")
+@bug("churn", seed=17)
 def final_beside_old_workers() -> Iterator[EngineFactory]:
     """The next round does not wait until the last one's workers have stopped."""
     take = census.take
@@ -104,14 +104,14 @@ def final_beside_old_workers() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn")
+@bug("churn", seed=289)
 def aborts_charged_at_once() -> Iterator[EngineFactory]:
     """An aborted collective costs a restart without waiting for a loss that explains it."""
     with patch.object(verdicts, "speaks_for_itself", lambda failures: bool(list(failures))):
         yield Engine
 
 
-@bug("churn")
+@bug("partition", seed=25)
 def verdict_without_window() -> Iterator[EngineFactory]:
     """The verdict on an aborted collective comes after a tenth of its time."""
     window = verdicts.window_seconds
@@ -119,35 +119,35 @@ def verdict_without_window() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("churn")
+@bug("churn", seed=273)
 def budget_off_by_one() -> Iterator[EngineFactory]:
     """The job fails with the last restart it was granted."""
     with patch.object(verdicts, "spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts):
         yield Engine
 
 
-@bug("churn")
+@bug("partition", seed=25)
 def excused_round_not_counted() -> Iterator[EngineFactory]:
     """A failure that a loss excuses is counted nowhere."""
     with patch.object(judging, "counted", lambda counts, _: counts):
         yield Engine
 
 
-@bug("crashes")
+@bug("crashes", seed=18)
 def no_back_off() -> Iterator[EngineFactory]:
     """A script that fails at its start is started again at once, for ever."""
     with patch.object(crashes, "pause_seconds", lambda _: 0.0):
         yield Engine
 
 
-@bug("crashes")
+@bug("crashes", seed=50)
 def hope_without_end() -> Iterator[EngineFactory]:
     """A job that fails at one step again and again goes on until its budget is spent."""
     with patch.object(crashes, "is_hopeless", lambda _: False):
         yield Engine
 
 
-@bug("crashes")
+@bug("crashes", seed=18)
 def despair_without_reason() -> Iterator[EngineFactory]:
     """Failures at whatever step count as those at one step."""
     after = crashes.after_failure
@@ -159,7 +159,7 @@ def despair_without_reason() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=78)
 def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
     """Whoever the operator marks is taken for preempted."""
     marked = Bounds.marked
@@ -172,7 +172,7 @@ def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("finishing")
+@bug("finishing", seed=821)
 def done_member_missed() -> Iterator[EngineFactory]:
     """A member that was done and went counts as lost."""
     look = ending.look_at_final
@@ -191,7 +191,7 @@ def done_member_missed() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("finishing")
+@bug("finishing", seed=21)
 def success_at_first_done() -> Iterator[EngineFactory]:
     """The job succeeds with the first member that is done."""
     look = ending.look_at_final
@@ -205,7 +205,7 @@ def success_at_first_done() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("finishing")
+@bug("finishing", seed=53)
 def newcomers_after_done() -> Iterator[EngineFactory]:
     """Newcomers open a round although a member is done already."""
     look = ending.look_at_final
@@ -224,21 +224,21 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=206)
 def surplus_opens_rounds() -> Iterator[EngineFactory]:
     """A member that has no place opens a round all the same."""
     with patch.object(ending, "legal_size", lambda bounds, available: available):
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=94)
 def newcomers_do_not_wait() -> Iterator[EngineFactory]:
     """Newcomers interrupt a round whatever it has saved."""
     with patch.object(ending, "must_wait", lambda *_: False):
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=62)
 def ranks_save_apart() -> Iterator[EngineFactory]:
     """All are to save at a place that the first of them has not passed; others have."""
 
@@ -249,14 +249,14 @@ def ranks_save_apart() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=62)
 def place_without_all_answers() -> Iterator[EngineFactory]:
     """The place is chosen by those who answered first."""
     with patch.object(saving, "_all_answered", lambda gang: any(m.passed >= 0 for m in gang)):
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=62)
 def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
     """A planned end comes at once."""
 
@@ -268,7 +268,7 @@ def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=22)
 def any_checkpoint_will_do() -> Iterator[EngineFactory]:
     """A checkpoint that landed before the newcomers came lets them in."""
 
@@ -280,7 +280,7 @@ def any_checkpoint_will_do() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("scale")
+@bug("scale", seed=30)
 def increment_forgotten() -> Iterator[EngineFactory]:
     """Any size between the least and the most is taken."""
 
@@ -292,7 +292,7 @@ def increment_forgotten() -> Iterator[EngineFactory]:
         yield Engine
 
 
-@bug("quiet")
+@bug("quiet", seed=11)
 def ranks_by_arrival() -> Iterator[EngineFactory]:
     """Ranks follow the order in which members came, not their names."""
     with patch.object(roster, "by_name", lambda members: list(members)[::-1]):
@@ -302,21 +302,21 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 # -- the member's rules -------------------------------------------------------------
 
 
-@bug("hung")
+@bug("hung", seed=422)
 def hung_agent_is_present() -> Iterator[EngineFactory]:
     """A launcher takes an attached agent for one that can still end its workers."""
     with patch.object(Agent, "silent", property(lambda _: False)):
         yield Engine
 
 
-@bug("hung")
+@bug("hung", seed=86)
 def hung_agent_keeps_its_workers() -> Iterator[EngineFactory]:
     """Where nobody can ask it, the launcher below a hung agent lets the workers live on."""
     with patch.object(faults, "hung_agent_seconds", lambda _: 30.0):
         yield Engine
 
 
-@bug("partition")
+@bug("partition", seed=9)
 def deadline_from_the_answer() -> Iterator[EngineFactory]:
     """A lease counts from when the answer came, not from when it was asked for."""
 
@@ -330,14 +330,14 @@ def deadline_from_the_answer() -> Iterator[EngineFactory]:
     yield Planted
 
 
-@bug("partition")
+@bug("partition", seed=89)
 def runs_past_its_lease() -> Iterator[EngineFactory]:
     """A member that is cut off trains on for as long as it likes."""
     with patch.object(Safety, "live_until", lambda *_: 1e9):
         yield Engine
 
 
-@bug("pause")
+@bug("storm", seed=31)
 def starts_past_its_lease() -> Iterator[EngineFactory]:
     """Workers start without a look at the lease."""
     start = directing._may_start

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import schedule
 from tests.sim.planted import BUGS, Bug
 from tests.sim.run import simulate
-from tests.sim.schedule import profile
 
 MOST_SEEDS = 2_000
 
@@ -24,11 +24,12 @@ def test_planted_bug_is_found(bug: Bug, pytestconfig: pytest.Config) -> None:
     key = f"planted-bugs/{bug.name}"
     last = (None if cache is None else cache.get(key, None), bug.seed)
     seeds = range(MOST_SEEDS)
-    for seed in sorted(seeds, key=lambda seed: (seed not in last, profile(seed) != bug.profile)):
+    for seed in sorted(seeds, key=lambda seed: seed not in last):
+        plan = schedule.plan(seed, bug.profile)
         with bug.plant() as engine:
-            violation = simulate(seed, engine).violation
-        if violation is not None and simulate(seed).violation is None:
+            violation = simulate(seed, engine, plan).violation
+        if violation is not None and simulate(seed, plan=plan).violation is None:
             if cache is not None:
                 cache.set(key, seed)
             return
-    pytest.fail(f"{bug.name} was not found in {MOST_SEEDS} seeds")
+    pytest.fail(f"{bug.name} was not found in {MOST_SEEDS} runs of the kind {bug.profile}")

@@ -219,3 +219,9 @@ def test_what_was_said_of_the_cause_stays() -> None:
     assert crashes.explained(Cause(CauseKind.FAILURE), Streak(row=11)).detail.startswith(
         "backing off 60 s after the 11th"
     )
+
+
+@pytest.mark.parametrize(("row", "said"), [(2, "second"), (8, "eighth"), (9, "9th"), (12, "12th")])
+def test_each_failure_in_a_row_has_its_ordinal(row: int, said: str) -> None:
+    detail = crashes.explained(Cause(CauseKind.FAILURE), Streak(row=row)).detail
+    assert detail.endswith(f" s after the {said} failure in a row")

@@ -159,6 +159,8 @@ def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:
         (LATE, [ABORT] * 100, False),
         (USER, [LATE] * 100, False),
         (USER, [SIGNAL] * KEPT_FAILURES, True),
+        (USER, [FailureClass.MASTER_PORT] * KEPT_FAILURES, False),
+        (FailureClass.MASTER_PORT, [USER] * KEPT_FAILURES, True),
     ],
 )
 def test_one_more_of_the_same_adds_nothing(
