@@ -127,6 +127,8 @@ class Agent:
             self._carry_out(effect)
         self._count_spins(now)
         self._schedule_wake()
+        if not self.engine.safety.backed(now) and self.pod.agent is self:
+            self.pod.hear(self)
         directive = self.engine.hand_over()
         world.running.told(self, directive)
         self.pod.follow(directive)
