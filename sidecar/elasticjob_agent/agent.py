@@ -145,6 +145,7 @@ class Agent:
             if self._rendezvous is None and state.hello is not None:
                 self._rendezvous = self._enter(state.hello.probe_port)
                 self._crews.heed(self._live_until)
+                self._rendezvous.on_evidence(self._crews.renew)
                 await stack.enter_async_context(self._rendezvous)
                 pumps.append(tasks.create_task(self._hear_rendezvous(self._rendezvous)))
             for command in commands:

@@ -71,6 +71,10 @@ class Crews:
         """Let workers live no longer than that, whatever becomes of this process."""
         self._hands.heed(live_until)
 
+    def renew(self) -> None:
+        """That may have grown."""
+        self._hands.renew()
+
     # -- orders ---------------------------------------------------------------------
 
     async def prepare(self, hello: Hello) -> None:

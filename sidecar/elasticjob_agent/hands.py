@@ -202,6 +202,10 @@ class Hands(Protocol):
         """
         ...
 
+    def renew(self) -> None:
+        """Look now at what `heed` was given: it may have grown."""
+        ...
+
     def events(self) -> AsyncIterator[HandsEvent]:
         """Everything that happens, `Hello` first.
 

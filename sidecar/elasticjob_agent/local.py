@@ -77,6 +77,10 @@ class LocalHands:
     def heed(self, live_until: LiveUntil) -> None:
         self._live_until = live_until
 
+    def renew(self) -> None:
+        if self._channel is not None:
+            self._channel.renew()
+
     async def prepare(self, command: PrepareWorkers) -> None:
         await self._running().prepare(command)
 

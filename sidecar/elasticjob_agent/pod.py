@@ -46,6 +46,10 @@ class LauncherHands:
     def heed(self, live_until: LiveUntil) -> None:
         self._live_until = live_until
 
+    def renew(self) -> None:
+        if self._channel is not None:
+            self._channel.renew()
+
     async def prepare(self, command: PrepareWorkers) -> None:
         await self._connected().prepare(command)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -66,6 +66,10 @@ class Rendezvous(Protocol):
     @property
     def live_until(self) -> float | None:
         """Until when workers may live by what is known now, on the monotonic clock."""
+        ...
+
+    def on_evidence(self, renewed: Callable[[], None]) -> None:
+        """Have `renewed` called when `live_until` may have grown though no lease was renewed."""
         ...
 
     @property

@@ -126,6 +126,8 @@ class Agent:
             self._carry_out(effect)
         self._count_spins(now)
         self._schedule_wake()
+        if not self.engine.safety.backed(now) and self.pod.agent is self:
+            self.pod.hear(self)
         self.pod.follow(self.engine.hand_over())
 
     def _carry_out(self, effect: Effect) -> None:

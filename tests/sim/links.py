@@ -42,12 +42,14 @@ REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 class End:
     """One side of a link: whether it believes in it, when it heard the other last, what it told.
 
-    `got`: when the other had sent what was heard of it last, by the other's clock.
+    `got`: when the other had sent what was heard of it last, by the other's clock; `got_at` when
+    that was heard.
     """
 
     agent: Agent
     heard: float
     got: float = 0.0
+    got_at: float = 0.0
     told: tuple[Farewell, ...] = ()
     open: bool = True
     quiet: bool = False
@@ -176,8 +178,8 @@ class Switchboard:
     def _connect(self, agent: Agent, server: Agent, target: Link) -> None:
         world = self.world
         connection = Connection(
-            End(agent, world.now, got=server.clock()),
-            End(server, world.now, got=agent.clock()),
+            End(agent, world.now, got=server.clock(), got_at=world.now),
+            End(server, world.now, got=agent.clock(), got_at=world.now),
             target,
             self._sessions[agent],
         )
@@ -213,7 +215,7 @@ class Switchboard:
             return
         there.heard = self.world.now
         if not there.agent.paused:  # else it will have read it only after its next word
-            there.got = here.agent.clock()
+            there.got, there.got_at = here.agent.clock(), self.world.now
         there.quiet = False
         there.agent.deliver(self._word(here, connection))
         if here.agent.tells != here.told:
@@ -223,7 +225,8 @@ class Switchboard:
     def _word(self, here: End, connection: Connection) -> Event:
         target = connection.target
         if here is connection.server:
-            vouched = max(0.0, here.agent.engine.vouched_until - here.agent.clock())
+            heard_at = here.got_at + here.agent.pod.clock_offset
+            vouched = max(0.0, here.agent.engine.vouched_until - heard_at)
             return LinkHeard(target.member, target.session, here.agent.serves, here.got, vouched)
         return PeerHeard(here.agent.pod.id, connection.session, here.got)
 

@@ -119,6 +119,9 @@ class HandlerRendezvous:
         """No deadline: such a rendezvous has no lease that says when others may begin."""
         return None
 
+    def on_evidence(self, renewed: Callable[[], None]) -> None:
+        """There is none."""
+
     @property
     def registered(self) -> bool:
         """Whether we seek or have a place."""

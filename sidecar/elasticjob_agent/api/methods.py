@@ -66,6 +66,9 @@ class MethodHands:
     def heed(self, live_until: Callable[[], float | None]) -> None:
         """Methods of a subclass take no deadline."""
 
+    def renew(self) -> None:
+        """Nor a later one."""
+
     async def prepare(self, command: PrepareWorkers) -> None:
         """Not asked for: this hello does not offer it."""
 

@@ -26,7 +26,8 @@ from elasticjob_rendezvous.core.view import View
 TOOK_OVER = "took over"
 ASK_SOON_SECONDS = 0.001
 KILL_SECONDS = 0.5
-"""The fixed allowance between the deadline of workers and their certain end."""
+"""The fixed allowance for killing: between the deadline of workers, which their launcher knows
+beforehand, and their end."""
 OBEY_SECONDS = 1.0
 """How long an agent may take to obey a round that it was told."""
 

@@ -135,8 +135,8 @@ class LinkHeard:
     """The coordinator's agent spoke on our link: it knows of `round`.
 
     `sent`: when we sent the newest word of ours that it had heard by then, as `PeerHeard` says.
-    `vouched_seconds`: how long its own evidence lasted when it spoke; None: an agent too old to
-    tell.
+    `vouched_seconds`: how long its own evidence lasts, from when it heard that; None: an agent too
+    old to tell.
     """
 
     member: str

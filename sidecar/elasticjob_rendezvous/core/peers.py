@@ -36,7 +36,7 @@ LINK_SILENCE_SECONDS = 3.0
 """A link over which nothing was heard for this long is as good as none."""
 TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
 """How long both sides of a link may rely on what is proven of it. The other side counts four
-seconds from when it heard us last, which is no earlier: what is left is to notice, and to kill."""
+seconds from when it heard us last, which is no earlier: what is left is to kill."""
 RELAY_SECONDS = 1.0
 """What a coordinator without a lease knows of its gang counts for this much longer at the end of
 another link of its: two beats."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
@@ -58,6 +59,7 @@ class RendezvousMember:
         self._news: tuple[bool, Directive] | None = None
         self._run: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
+        self._renewed: Callable[[], None] | None = None
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -171,6 +173,10 @@ class RendezvousMember:
         """Until when workers may live by what is known now, on the monotonic clock."""
         return None if self._engine is None else self._engine.live_until
 
+    def on_evidence(self, renewed: Callable[[], None]) -> None:
+        """Have `renewed` called when `live_until` may have grown though no lease was renewed."""
+        self._renewed = renewed
+
     @property
     def coordinates(self) -> bool:
         """Whether this member coordinates at present."""
@@ -190,6 +196,8 @@ class RendezvousMember:
     def _stepped(self) -> None:
         """Wake those who wait, but only if there is something new for them."""
         assert self._engine is not None
+        if self._renewed is not None and not self._engine.safety.backed(time.monotonic()):
+            self._renewed()
         news = (self._engine.watches.ready, self._engine.directive)
         if news != self._news:
             self._news = news

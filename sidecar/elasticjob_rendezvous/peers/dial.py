@@ -131,7 +131,7 @@ async def _listen(
             continue
         heard = loop.time()
         quiet = False
-        number, proven = message.get("round"), count.proven(message)
+        number, proven = message.get("round"), count.proven(message, heard)
         if isinstance(number, int):
             vouched = wire.told_seconds(message, "vouched_seconds")
             post(LinkHeard(link.member, link.session, number, proven, vouched))

@@ -107,7 +107,7 @@ class PeerServer:
         line = {**count.line(now), "round": self._round, **self._leaving}
         vouched_until = self._vouched_until()
         if vouched_until is not None:
-            line["vouched_seconds"] = wire.seconds(vouched_until - now)
+            line["vouched_seconds"] = wire.seconds(vouched_until - count.heard_at)
         writer.write(wire.line(line))
 
     def _accept(self, listener: socket.socket) -> None:
@@ -208,7 +208,8 @@ class PeerServer:
                 except TimeoutError:
                     self._post(PeerQuiet(member, session))
                     message = await self._last_word(reader)
-                self._post(PeerHeard(member, session, count.proven(message)))
+                now = asyncio.get_running_loop().time()
+                self._post(PeerHeard(member, session, count.proven(message, now)))
                 leaving = wire.leaving_told(message)
                 if leaving != told:
                     told = leaving

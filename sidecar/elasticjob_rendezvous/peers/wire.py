@@ -16,7 +16,8 @@ new permission. A prober that can give one says `"extends": true`, gets a nonce,
 line: {"round": 7, "live_seconds": s, "hmac"}, signed over that nonce. Its seconds count from the
 launcher's answer, so a line that is late or sent again permits nothing more.
 
-`"vouched_seconds"` in a coordinator's line is how long its own evidence lasts.
+`"vouched_seconds"` in a coordinator's line is how long its own evidence lasts, from when it heard
+the line that it names: the other side knows no better when this one was spoken.
 
 Each side counts its lines from 1, and says the count of the newest one that it has heard of the
 other (0: what linked it). So whoever reads that knows since when it surely was heard itself.
@@ -128,6 +129,8 @@ class Count:
 
     def __init__(self, linked_at: float) -> None:
         self.linked_at = linked_at
+        self.heard_at = linked_at
+        """When the newest line of the other was heard."""
         self._proven = linked_at
         self._unheard: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
         self._number = 0
@@ -139,14 +142,15 @@ class Count:
         self._unheard.append((self._number, now))
         return {"count": self._number, "heard": self._heard}
 
-    def proven(self, message: Message) -> float | None:
-        """When we sent what the other had heard of us when it sent `message`.
+    def proven(self, message: Message, now: float | None = None) -> float | None:
+        """When we sent what the other had heard of us when it sent `message`, which came `now`.
 
         None where it does not say.
         """
         count, heard = message.get("count"), message.get("heard")
         if isinstance(count, int):
             self._heard = count
+            self.heard_at = self.heard_at if now is None else now
         if not isinstance(heard, int):
             return None
         while self._unheard and self._unheard[0][0] <= heard:

@@ -69,6 +69,9 @@ class Hands:
     def heed(self, live_until: Callable[[], float | None]) -> None:
         self.live_until = live_until
 
+    def renew(self) -> None:
+        self.renewals = True
+
     async def prepare(self, command: PrepareWorkers) -> None:
         raise AssertionError("this hello does not offer it")
 
@@ -114,6 +117,9 @@ class Rendezvous:
 
     async def __aexit__(self, *_: object) -> None:
         self.left = True
+
+    def on_evidence(self, renewed: Callable[[], None]) -> None:
+        self.renewed = renewed
 
     def tell(self, local: Local) -> None:
         self.told.append(local)
