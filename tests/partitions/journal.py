@@ -11,7 +11,7 @@ _TAIL_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One worker and its first and last write, in seconds of the machine's monotonic clock."""
+    """One worker: its start and its last write, in seconds of the machine's monotonic clock."""
 
     round: int
     rank: int
@@ -26,7 +26,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A worker that wrote after one of a later round had begun to."""
+    """A worker that wrote after one of a later round had been started."""
 
     older: Writer
     newer: Writer

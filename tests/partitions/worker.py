@@ -1,6 +1,8 @@
 """Worker of a partition run: appends the machine's monotonic time to a file of its own.
 
-Standard library alone. Arguments: the folder of the logs, and `stubborn` to ignore SIGTERM.
+The first line is the time at which the process was forked: what its interpreter takes to start must
+not hide a round that began too early. Standard library alone. Arguments: the folder of the logs,
+and `stubborn` to ignore SIGTERM.
 """
 
 import os
@@ -12,6 +14,14 @@ from pathlib import Path
 PERIOD_SECONDS = 0.02
 
 
+def _forked_ns() -> int:
+    """When this process began, on the monotonic clock; the kernel rounds down to a tick."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
+    per_second = os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (ticks + 1) * 10**9 // per_second
+    return time.monotonic_ns() - max(0, age)
+
+
 def main(folder: Path, *options: str) -> None:
     if "stubborn" in options:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -20,10 +30,11 @@ def main(folder: Path, *options: str) -> None:
     finish = folder / "finish"
     path = folder / f"{number}-{rank}-{node}-{os.getpid()}"
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    at = _forked_ns()
     while not finish.exists():
-        # The time is read just before the write: what matters is when a checkpoint could change.
-        os.write(log, f"{time.monotonic_ns()} {number} {rank} {node}\n".encode())
+        os.write(log, f"{at} {number} {rank} {node}\n".encode())
         time.sleep(PERIOD_SECONDS)
+        at = time.monotonic_ns()  # just before the write: when a checkpoint could change
 
 
 if __name__ == "__main__":
