@@ -70,7 +70,7 @@ def test_an_etcd_that_is_full_then_away_is_told_once_each_and_its_end_too(
     found = here.await_condition(KIND, "Available")
     assert found["status"] == "False"
     assert found["message"].startswith("etcd can be used again after ")
-    wait_until(lambda: told(here, "RendezvousAvailable"), "its end as an event", SECONDS)
+    wait_until(lambda: len(told(here, "RendezvousAvailable")) == 1, "its end as an event", SECONDS)
     assert len(told(here, "EtcdRefusesWrites")) == 1
     assert NO_SPACE not in " ".join(here.status()["explanation"])
 

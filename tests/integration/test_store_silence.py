@@ -119,7 +119,7 @@ def guarded(etcd: EtcdServer) -> None:
 
 
 def go_away(
-    silence: Silence, away: Callable[[], None], back: Callable[[], None], why: str = ""
+    silence: Silence, away: Callable[[], None], back: Callable[[], object], why: str = ""
 ) -> None:
     """It is named, and so is its end, while workers train on."""
     silence.forget()
@@ -225,9 +225,8 @@ def test_a_c10d_store_whose_host_is_away_is_named_once_by_every_other_agent(
     held = Ports(1)
     host, port = "127.0.0.1", held.numbers[0]
     held.close()
-    silence = Silence(
-        folder, newest_etcd, 0, "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}"
-    )
+    options = "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{port}"
+    silence = Silence(silences, folder, newest_etcd, 0, *options)
     hosts = [agent for agent in silence.gang.agents if "hosts the c10d store" in agent.output()]
     silence.read = {agent.name: 0 for agent in silence.gang.agents if agent not in hosts}
     hosts[0].signal(signal.SIGSTOP)
