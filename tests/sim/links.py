@@ -110,7 +110,7 @@ class Switchboard:
             wait += 1.0 + world.rng.random()
         answer = Probed(effect.member, effect.session, verdict, self._live_seconds(effect, verdict))
         world.at(wait, agent.deliver, answer)
-        if effect.live_until and verdict is Verdict.WORKERS_ALIVE:
+        if effect.live_until and verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
             world.at(2.0 * world.network.delay(), self._permit, agent, effect, world.now)
 
     def _live_seconds(self, effect: Probe, verdict: Verdict) -> float | None:

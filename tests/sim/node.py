@@ -168,7 +168,7 @@ class Pod:
 
     def permit(self, number: int, until: float) -> None:
         """A coordinator that keeps this member's lease lets workers without an agent live."""
-        gone = self.agent is None or self.agent.silent
+        gone = self.agent is None or self.agent.silent or not self.agent.engine.session
         if gone and self.alive and not self.frozen and number == self.round:
             latest = self.agent_heard + self.world.plan.orphan_seconds
             self._move_deadline(min(until, latest))

@@ -263,9 +263,9 @@ class Launcher:
             self._workers.stop_unasked(running)
 
     def _permitted(self, said: dict[str, Any], nonce: str, asked_at: float) -> None:
-        """A coordinator keeps our member's lease; without an agent that lets the workers live."""
+        """A coordinator keeps our member's lease; the workers live by it until an agent can say."""
         given = permission(said, self._attach.job_key, nonce)
-        if given is None or self._attendance.present:
+        if given is None or (self._attendance.present and self._deadline.told):
             return
         number, live_seconds = given
         if number == self._workers.running_round:

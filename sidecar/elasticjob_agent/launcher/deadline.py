@@ -26,6 +26,8 @@ class Deadline:
         self._timer: Timer | None = None
         self._offset: float | None = None
         self._heard = time.monotonic()
+        self.told = False
+        """Whether the agent that attached last has had evidence of its own."""
         self.at: float | None = None
 
     @property
@@ -36,6 +38,7 @@ class Deadline:
     def attached(self, tells: bool) -> None:
         """An agent attached; one that does not tell deadlines leaves none."""
         self._offset = None
+        self.told = False
         self._heard = time.monotonic()
         if not tells:
             self.at = None
@@ -45,6 +48,7 @@ class Deadline:
         now = self._heard = time.monotonic()
         if live_seconds is None:
             return
+        self.told = self.told or live_seconds > 0
         if at is None:
             self._move(now + live_seconds)
             return

@@ -42,16 +42,14 @@ def take(our: Membership, event: Event) -> None:
     """Any event of the protocol."""
     match event:
         case Started():
-            # Workers taken over from an earlier agent get one lease's time, or what their
-            # launcher says that is left of theirs.
+            # Workers taken over from an earlier agent get one lease's time, where their launcher
+            # does not hold a deadline of theirs.
             our.started_at = our.now
             our.safety.backed_until = our.now + our.config.keep_alive_seconds
         case Tick():
             pass
         case LocalChanged(local):
             our.crew.tell(local)
-            if local.live_until is not None and not our.sessions:
-                our.safety.backed_until = min(our.safety.backed_until, local.live_until)
         case StoreChanged(trouble):
             our.store = trouble
         case Close(outcome):

@@ -22,7 +22,14 @@ def live_until(our: Membership) -> float:
     """
     if our.round_is(RoundState.CLOSED):
         return math.inf
+    if _holds_another(our):
+        return _proven_until(our, our.local.round)
     return max(our.safety.backed_until, _proven_until(our, our.local.round))
+
+
+def _holds_another(our: Membership) -> bool:
+    """Return whether the launcher holds a deadline of workers that we found, and we none yet."""
+    return not our.sessions and our.local.live_until is not None
 
 
 def vouched_until(our: Membership) -> float:
@@ -42,7 +49,7 @@ def vouched_until(our: Membership) -> float:
 
 def may_go_on(our: Membership) -> bool:
     """Return whether workers may go on; asks to be called again when that may end."""
-    if our.crew.idle:
+    if our.crew.idle or _holds_another(our):
         return True
     deadline = max(our.safety.backed_until, _proven_until(our, our.local.round))
     return not our.alarm.passed(deadline, our.now)

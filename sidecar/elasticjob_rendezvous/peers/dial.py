@@ -168,7 +168,7 @@ async def _ask_once(probe: Probe, job_key: bytes) -> tuple[Verdict, float | None
             writer.write(wire.line(asked))
             answer = await wire.read(reader, wire.HANDSHAKE_SECONDS)
             verdict = _judge(probe, job_key, question, answer)
-            if verdict is Verdict.WORKERS_ALIVE:
+            if verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
                 await _permit(probe, job_key, answer, writer)
         known = verdict in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE)
         return verdict, wire.told_seconds(answer, "live_seconds") if known else None
