@@ -42,6 +42,13 @@ class Reading(NamedTuple):
     last: tuple[str, ...] = ()
     steps: tuple[Wanted | Change, ...] = ()
     later: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+
+    @property
+    def surroundings(self) -> tuple[object, ...]:
+        """All but the imports alone: environment and search path, as modules are loaded in them."""
+        changed = any(isinstance(step, Change) for step in self.steps)
+        return (self.steps if changed else (), self.first, self.last, self.unread, self.later)
 
 
 class Source(NamedTuple):
@@ -87,6 +94,7 @@ class _Program:
         self._sets: set[str] = set()
         self._later: set[str] = set()
         self._seen: set[str] = set()
+        self._files: list[str] = []
         self._first: list[str] = []
         self._last: list[str] = []
         self.unread = ""
@@ -102,6 +110,7 @@ class _Program:
             tuple(self._last),
             tuple(dict.fromkeys(self._steps)),
             frozenset(self._later),
+            tuple(self._files),
         )
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
@@ -111,6 +120,7 @@ class _Program:
         tree = _parsed(source.path)
         if tree is None:
             return
+        self._files.append(source.path)
         self._sets.update(variables_set(tree))
         for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
