@@ -158,6 +158,20 @@ def test_importers_of_a_refused_module_are_found_at_once(
     assert "user24_pkg: it imports uuid_pkg, which is not preloaded" in capfd.readouterr().err
 
 
+def test_module_of_ones_own_choice_with_a_lasting_effect_is_left_out(
+    tmp_path: Path, installed: Path
+) -> None:
+    (installed / "odd_pkg.py").write_text("import uuid; value = uuid.uuid4()\n")
+    path = script(tmp_path / "code", f"{LOADED}print(there)\n")
+
+    async def scenario(hands: Warm) -> None:
+        assert (await hands.prepare(sys.executable, path, modules=("odd_pkg", "plain_pkg"))).ready
+        assert (await hands.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    assert said(tmp_path / "logs", 1) == "['plain_pkg']\n"
+
+
 TRACKER = """
 import atexit, os, shutil, tempfile
 folder = tempfile.mkdtemp(prefix="tracked-")

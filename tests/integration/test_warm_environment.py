@@ -199,3 +199,22 @@ def test_an_appended_folder_that_only_running_would_tell_makes_a_cold_start(
         )
 
     warm(tmp_path / "logs", scenario)
+
+
+def test_a_program_that_was_edited_is_read_again(tmp_path: Path, installed: Path) -> None:
+    imports = "import native_pkg\nprint(native_pkg.value['PLAIN'])\n"
+    path = script(tmp_path / "code", imports)
+
+    async def scenario(hands: Warm) -> None:
+        await hands.prepare(sys.executable, path)
+        assert (await hands.outcome(sys.executable, path))[0].warm
+        script(tmp_path / "code", f"{imports}print('edited')\n")
+        assert (await hands.outcome(sys.executable, path))[0].warm
+        script(tmp_path / "code", f"import os\nos.environ['PLAIN'] = '1'\n{imports}")
+        started, _ = await hands.outcome(sys.executable, path)
+        assert started.cold_reason == "the program has changed, in what it sets before its imports"
+        assert (await hands.outcome(sys.executable, path))[0].warm
+
+    warm(tmp_path / "logs", scenario)
+    told = [said(tmp_path / "logs", number) for number in (1, 2, 3, 4)]
+    assert told == ["None\n", "None\nedited\n", "b'1'\n", "b'1'\n"]

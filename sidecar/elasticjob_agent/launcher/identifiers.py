@@ -157,6 +157,8 @@ class Identifiers:
             for name in set(sys.modules) - self._modules
             if name.partition(".")[0] not in TRUSTED and not of_python(name)
         )
+        if not new:
+            return []
         drawn = _Drawn(self._began, getpid() if self._numbered else 0)
         for name in new:
             for value in _values(sys.modules[name], name):

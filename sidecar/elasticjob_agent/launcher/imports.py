@@ -42,6 +42,13 @@ class Reading(NamedTuple):
     last: tuple[str, ...] = ()
     steps: tuple[Wanted | Change, ...] = ()
     later: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+
+    @property
+    def surroundings(self) -> tuple[object, ...]:
+        """All but the imports alone: environment and search path, as modules are loaded in them."""
+        changed = any(isinstance(step, Change) for step in self.steps)
+        return (self.steps if changed else (), self.first, self.last, self.unread, self.later)
 
 
 class Source(NamedTuple):
@@ -66,8 +73,11 @@ def read(
         given: the environment that the program starts with.
     """
     program = _Program(search, installed, Changes(os.environ if given is None else given))
-    for source in entry:
-        program.run(source, source is entry[-1])
+    try:
+        for source in entry:
+            program.run(source, source is entry[-1])
+    except RecursionError:
+        program.unread = program.unread or "your program's files import each other too deeply"
     return program.reading()
 
 
@@ -84,9 +94,10 @@ class _Program:
         self._sets: set[str] = set()
         self._later: set[str] = set()
         self._seen: set[str] = set()
+        self._files: list[str] = []
         self._first: list[str] = []
         self._last: list[str] = []
-        self._unread = ""
+        self.unread = ""
         changes.on_change = self._steps.append
 
     def reading(self) -> Reading:
@@ -95,10 +106,11 @@ class _Program:
             tuple(dict.fromkeys(wanted)),
             frozenset(self._sets),
             tuple(self._first),
-            self._unread,
+            self.unread,
             tuple(self._last),
             tuple(dict.fromkeys(self._steps)),
             frozenset(self._later),
+            tuple(self._files),
         )
 
     def run(self, source: Source, main: bool = False, certain: bool = True) -> None:
@@ -108,6 +120,7 @@ class _Program:
         tree = _parsed(source.path)
         if tree is None:
             return
+        self._files.append(source.path)
         self._sets.update(variables_set(tree))
         for node in nodes(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -128,8 +141,8 @@ class _Program:
         self._first[:0] = [folder for folder in put.folders if folder not in self._first]
         self._last += [folder for folder in put.last if folder not in self._last]
         for line, what in ((put.unread, "puts first on"), (put.unread_last, "appends to")):
-            if line and not self._unread:
-                self._unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
+            if line and not self.unread:
+                self.unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
 
     def _import(self, found: Wanted, certain: bool | None) -> None:
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])

@@ -60,6 +60,8 @@ class Standby:
         self._target: Target | None = None
         self._first: Sequence[str] = ()
         self._last: Sequence[str] = ()
+        self._reading = Reading((), frozenset())
+        self._dates: Sequence[object] = ()
 
     def serve(self) -> Callable[[], Callable[[], object]]:
         """In a worker: what gives that which runs the program."""
@@ -89,7 +91,8 @@ class Standby:
         self._end_if_unfit(hidden(self._own, sys.path[0]))
         self._excluded = frozenset(asked["excluded"])
         guard = Guard((), asked["modules"])
-        reading = read(self._entry(guard), sys.path, guard.installed, self._given)
+        reading = self._reading = self._read(guard)
+        self._dates = _dates(reading.files)
         self._end_if_unfit(reading.unread)
         for folder in reading.first:
             self._end_if_unfit(hidden(self._own, folder))
@@ -134,6 +137,20 @@ class Standby:
             flush=True,
         )
         return ()
+
+    def _read(self, guard: Guard) -> Reading:
+        return read(self._entry(guard), sys.path, guard.installed, self._given)
+
+    def _outdated(self) -> str:
+        """Why what is loaded is not what the program, as it is now, would have loaded."""
+        if _dates(self._reading.files) == self._dates:
+            return ""
+        assert self._guard is not None
+        now = self._read(self._guard)
+        if now.surroundings != self._reading.surroundings:
+            return "the program has changed, in what it sets before its imports"
+        self._reading, self._dates = now, _dates(now.files)
+        return ""
 
     def _entry(self, guard: Guard) -> list[Source]:
         target = self._target
@@ -244,7 +261,7 @@ class Standby:
         """True in the worker. The process between ends at once, so that the launcher adopts."""
         page = Page()
         self._pages.append(page)
-        trouble = unfit_for_fork()
+        trouble = unfit_for_fork() or self._outdated()
         if trouble:
             os.write(streams.tell, f"0 {trouble}".encode())
             return False
@@ -307,6 +324,18 @@ class Standby:
             self._sock.send(json.dumps(message).encode())
         except OSError:
             os._exit(0)
+
+
+def _dates(paths: Sequence[str]) -> list[object]:
+    """What tells that one of these files was written."""
+    found: list[object] = []
+    for path in paths:
+        try:
+            known = os.stat(path)  # noqa: PTH116
+            found.append((known.st_mtime_ns, known.st_size, known.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def worker(fd: int, own: Collection[str]) -> Callable[[], Callable[[], object]]:
