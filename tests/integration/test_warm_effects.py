@@ -228,6 +228,32 @@ def test_seeds_of_packages_stay_and_identifiers_differ(tmp_path: Path, installed
     assert len({line[1] for line in lines}) == len({line[2] for line in lines}) == 5
 
 
+def test_identifiers_of_known_packages_are_drawn_anew(tmp_path: Path, installed: Path) -> None:
+    source = "from uuid import uuid4\nSESSION_ID = uuid4().hex\n"
+    for name in ("transformers", "diffusers"):
+        script(installed, "", f"{name}/__init__.py")
+        script(installed, "", f"{name}/utils/__init__.py")
+    script(installed, source, "transformers/utils/hub.py")
+    script(installed, source, "diffusers/utils/hub_utils.py")
+    program = (
+        "import sys; there = 'transformers.utils.hub' in sys.modules\n"
+        "import transformers.utils.hub as a, diffusers.utils.hub_utils as b\n"
+        "print(there, a.SESSION_ID, b.SESSION_ID)\n"
+    )
+    path = script(tmp_path / "code", program)
+
+    async def scenario(hands: Warm) -> None:
+        assert (await hands.prepare(sys.executable, path)).ready
+        for _ in range(2):
+            assert (await hands.start(sys.executable, path, count=2)).warm
+            await hands.ended(2)
+
+    warm(tmp_path / "logs", scenario)
+    words = [said(tmp_path / "logs", n, rank).split() for n in (1, 2) for rank in (0, 1)]
+    assert {word[0] for word in words} == {"True"}
+    assert len({identifier for word in words for identifier in word[1:]}) == 8
+
+
 def test_standby_that_is_given_up_takes_helpers_and_files_along(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,11 +245,11 @@ class _File(Values):
         for each in node if isinstance(node, list) else [node]:
             if isinstance(each, ast.AST):
                 # Inner calls run first.
-                inner: Any
-                for inner in reversed(list(nodes(each, ast.Lambda))):
+                found: list[ast.AST] = list(nodes(each, ast.Lambda))
+                for inner in reversed(found):
                     if isinstance(inner, ast.Call):
                         self._call(inner, certain)
-                    elif isinstance(inner, getattr(ast, "NamedExpr", ())):
+                    elif isinstance(inner, ast.NamedExpr):
                         self.names.pop(inner.target.id, None)
 
     def _call(self, call: ast.Call, certain: bool) -> None:
@@ -331,10 +331,9 @@ def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> 
 
 def variables_set(tree: ast.AST) -> Iterator[str]:
     """Names of environment variables that are changed anywhere: what is loaded may read them."""
-    node: Any
     for node in nodes(tree):
         if isinstance(node, (ast.Assign, ast.Delete, ast.AugAssign)):
-            for target in getattr(node, "targets", None) or [node.target]:
+            for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
                 if isinstance(target, ast.Subscript) and is_environ(target.value):
                     yield from _texts([getattr(target.slice, "value", target.slice)])
             if isinstance(node, ast.AugAssign) and is_environ(node.target):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from .identifiers import TRUSTED, Identifiers, owner
 from .temporary import remove
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_SHARED = re.compile(r" .w.s \S+ \S+ (\d+) *(.*)")
 _NO_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SPAWNS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _CHANGES = frozenset({"os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr"})
@@ -265,16 +267,14 @@ def _is_channel(link: str) -> bool:
 
 
 def _shared_maps() -> set[str]:
-    """Memory that forks would share and could write to: by its file, or its inode."""
-    found = set()
-    with suppress(OSError), open("/proc/self/maps") as maps:  # noqa: PTH123
-        for line in maps:
-            # 00400000-0040b000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
-            place = line.find(" ") + 1
-            if line[place + 3] == "s" and line[place + 1] == "w":
-                fields = line.split(None, 5)
-                found.add(f"{fields[5].strip() if len(fields) > 5 else ''} {fields[4]}")
-    return found
+    """Memory that forks would share and could write to: by its file and inode."""
+    try:
+        with open("/proc/self/maps") as maps:  # noqa: PTH123
+            text = maps.read()
+    except OSError:
+        return set()
+    # 00400000-0040b000 rw-s 00000000 00:01 1234   /dev/zero (deleted)
+    return {f"{name} {inode}".strip() for inode, name in _SHARED.findall(text)}
 
 
 def _system_v(kind: str) -> set[str]:

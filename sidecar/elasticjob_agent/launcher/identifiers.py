@@ -22,9 +22,11 @@ from typing import Any
 TRUSTED = frozenset(
     {
         "torch", "torchgen", "functorch", "numpy", "sympy", "scipy", "sklearn", "joblib",
-        "matplotlib", "PIL", "h5py",
+        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub", "opentelemetry",
     }
 )  # fmt: skip
+# Identifiers that leave the process are drawn anew in each worker: texts of 32 digits.
+REDRAWN = {"transformers.utils.hub": "SESSION_ID", "diffusers.utils.hub_utils": "SESSION_ID"}
 GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
 _DRAWS = "draws a random seed or identifier (uuid) when it is imported"
@@ -126,6 +128,9 @@ class Identifiers:
         """In a worker: what imports have left unseeded is not to be the same in all of them."""
         for generator in self._unseeded:
             generator.seed()
+        for name, identifier in REDRAWN.items():
+            if hasattr(sys.modules.get(name), identifier):
+                setattr(sys.modules[name], identifier, uuid.uuid4().hex)
 
     # --- calls
 
@@ -152,6 +157,8 @@ class Identifiers:
             for name in set(sys.modules) - self._modules
             if name.partition(".")[0] not in TRUSTED and not of_python(name)
         )
+        if not new:
+            return []
         drawn = _Drawn(self._began, getpid() if self._numbered else 0)
         for name in new:
             for value in _values(sys.modules[name], name):
@@ -182,6 +189,13 @@ class _Drawn:
                 self._texts.add(time.strftime("%m%d%H%M%S", moment))
 
     def is_one(self, value: Any) -> str:
+        """What it is, in words; empty if it may be anything."""
+        try:
+            return self._is_one(value)
+        except (ArithmeticError, ValueError, OSError):  # a date that no clock has
+            return ""
+
+    def _is_one(self, value: Any) -> str:
         kind = type(value)
         if kind is float:
             low, high = self._monotonic
@@ -265,7 +279,7 @@ def owner(unless: str = "") -> str:
     while frame is not None and not _is_ours(frame):
         name = str(frame.f_globals.get("__name__", ""))
         if not of_python(name):
-            return "" if name.partition(".")[0] in TRUSTED else name
+            return "" if name.partition(".")[0] in TRUSTED or name in REDRAWN else name
         if name == unless or frame.f_code.co_name == "<module>":
             return ""
         frame = frame.f_back

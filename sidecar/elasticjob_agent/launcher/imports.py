@@ -66,8 +66,11 @@ def read(
         given: the environment that the program starts with.
     """
     program = _Program(search, installed, Changes(os.environ if given is None else given))
-    for source in entry:
-        program.run(source, source is entry[-1])
+    try:
+        for source in entry:
+            program.run(source, source is entry[-1])
+    except RecursionError:
+        program.unread = program.unread or "your program's files import each other too deeply"
     return program.reading()
 
 
@@ -86,7 +89,7 @@ class _Program:
         self._seen: set[str] = set()
         self._first: list[str] = []
         self._last: list[str] = []
-        self._unread = ""
+        self.unread = ""
         changes.on_change = self._steps.append
 
     def reading(self) -> Reading:
@@ -95,7 +98,7 @@ class _Program:
             tuple(dict.fromkeys(wanted)),
             frozenset(self._sets),
             tuple(self._first),
-            self._unread,
+            self.unread,
             tuple(self._last),
             tuple(dict.fromkeys(self._steps)),
             frozenset(self._later),
@@ -128,8 +131,8 @@ class _Program:
         self._first[:0] = [folder for folder in put.folders if folder not in self._first]
         self._last += [folder for folder in put.last if folder not in self._last]
         for line, what in ((put.unread, "puts first on"), (put.unread_last, "appends to")):
-            if line and not self._unread:
-                self._unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
+            if line and not self.unread:
+                self.unread = f"{path}, line {line}: what it {what} sys.path cannot be read"
 
     def _import(self, found: Wanted, certain: bool | None) -> None:
         spec = _top_spec(found.module, [*self._first, *self._search, *self._last])

@@ -83,15 +83,16 @@ class Guard:
         except BaseException as error:
             self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
         effect = self.effects.found()
-        if effect:
+        trouble = ""
+        if fit and threads() == 1 and wanted.module not in self.refusals:
+            trouble = unfit_for_fork() or poisoned()
+        if trouble:
+            self._refuse(trouble)
+            self._spoilt = True
+        elif effect:
             self._refuse(f"it {effect}")
             for module, reason in self.effects.culprits.items():
                 self.refusals.setdefault(module, reason)
-        elif fit and wanted.module not in self.refusals:
-            trouble = unfit_for_fork() or poisoned()
-            if trouble:
-                self._refuse(trouble)
-                self._spoilt = True
 
     def lets_in(self, name: str) -> bool:
         """Whether the package that this module is in is an installed one."""

@@ -22,7 +22,7 @@ from .birth import Streams, born
 from .changes import Change
 from .fitness import hidden, unfit_for_fork
 from .identifiers import of_python
-from .imports import Source, Wanted, module_files, read
+from .imports import Reading, Source, Wanted, module_files, read
 from .learning import Listener, Page
 from .mainmodule import Target
 from .preload import Guard, is_excluded
@@ -47,7 +47,6 @@ class Standby:
     def __init__(self, sock: socket.socket, own: Collection[str], given: Mapping[str, str]) -> None:
         self._sock = sock
         self._given = given
-        self._unknown: Change | None = None
         self._applied: dict[str, str | None] = {}
         self._direct: set[str] = set()
         self._counted: dict[str, dict[str, str]] = {}
@@ -95,7 +94,8 @@ class Standby:
         for folder in reading.first:
             self._end_if_unfit(hidden(self._own, folder))
         self._first, self._last = reading.first, reading.last
-        chosen = [] if self._set_later(reading.later, asked["modules"]) else asked["modules"]
+        self._end_if_unknown(reading.steps)
+        chosen = self._chosen(reading, asked["modules"])
         steps = [*reading.steps, *(Wanted(name) for name in chosen)]
         wanted: list[Wanted | Change] = [
             each
@@ -108,16 +108,32 @@ class Standby:
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
 
-    def _set_later(self, names: Collection[str], modules: Sequence[str]) -> bool:
-        """Whether modules that nobody is seen to import may be imported after variables are set."""
-        found = sorted(name for name in names if not differs(name))
-        if found and modules:
-            print(  # noqa: T201
-                f"not preloaded: {', '.join(modules)}: your program sets {found[0]} in a function, "
-                "perhaps before it imports them",
-                flush=True,
-            )
-        return bool(found)
+    def _end_if_unknown(self, steps: Sequence[Wanted | Change]) -> None:
+        """Where an installed package is imported after a change that cannot be read."""
+        unknown: Change | None = None
+        for step in steps:
+            if isinstance(step, Change):
+                if not (step.known or differs(step.name)):
+                    unknown = unknown or step
+            elif unknown is not None and not of_python(step.module):
+                self._end_if_unfit(
+                    f"{unknown.where}: it sets {unknown.name or 'variables'} to what cannot be "
+                    f"read, before it imports {step.module}"
+                )
+
+    def _chosen(self, reading: Reading, modules: Sequence[str]) -> Sequence[str]:
+        """Of modules that nobody is seen to import, none that may be imported after a change."""
+        changed = {step.name for step in reading.steps if isinstance(step, Change)}
+        found = [n for n in sorted({*changed, *reading.later}) if not differs(n)]
+        unknown = any(isinstance(step, Change) and not step.known for step in reading.steps)
+        if not modules or not found or not (unknown or reading.later):
+            return modules
+        print(  # noqa: T201
+            f"not preloaded: {', '.join(modules)}: your program may change "
+            f"{found[0] or 'variables'} before it imports them",
+            flush=True,
+        )
+        return ()
 
     def _entry(self, guard: Guard) -> list[Source]:
         target = self._target
@@ -161,7 +177,6 @@ class Standby:
                 if isinstance(each, Change):
                     self._change(each)
                     continue
-                self._end_if_unknown(each)
                 self._tried.add(each.module)
                 if each.module not in sys.modules or each.names:
                     self._send({"is": "importing", "module": each.module})
@@ -178,11 +193,9 @@ class Standby:
 
     def _change(self, change: Change) -> None:
         """Have the environment that the program would have made by now."""
-        if differs(change.name):
-            return  # nobody may read it here
-        if not change.known:
-            self._unknown = self._unknown or change
-        elif change.direct:
+        if differs(change.name) or not change.known:
+            return  # nobody reads it here
+        if change.direct:
             self._direct.add(change.name)
             if change.value is None:
                 os.unsetenv(change.name)
@@ -192,14 +205,6 @@ class Standby:
             self._applied[change.name] = change.value
             if change.name not in WHILE_PRELOADING:
                 put(os.environ, {change.name: change.value})
-
-    def _end_if_unknown(self, wanted: Wanted) -> None:
-        if self._unknown is not None and not of_python(wanted.module):
-            name = self._unknown.name or "variables"
-            self._end_if_unfit(
-                f"{self._unknown.where}: it sets {name} to what cannot be read, before it imports "
-                f"{wanted.module}"
-            )
 
     def _count(self, wanted: Wanted) -> None:
         """Note which variables the program has set when an OpenBLAS was loaded."""
