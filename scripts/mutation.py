@@ -56,7 +56,7 @@ def environment(cache: Path) -> Path:
         if not is_complete(found, wanted):
             shutil.rmtree(found, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", found], check=True)
-            pip = [found / "bin" / "pip", "--disable-pip-version-check", "--no-input"]
+            pip = [str(found / "bin" / "pip"), "--disable-pip-version-check", "--no-input"]
             subprocess.run([*pip, "install", "--quiet", MUTMUT], check=True)
             (site_packages(found) / "dependencies.pth").write_text(f"{site_packages(deps)}\n")
             (found / STAMP).write_text(wanted)

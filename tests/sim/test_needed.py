@@ -13,14 +13,15 @@ from unittest.mock import patch
 
 import pytest
 
-from elasticjob_rendezvous.core import engine, frozen, intake, tending
+from elasticjob_rendezvous.core import frozen, intake, tending
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import decode
 from elasticjob_rendezvous.core.effects import Serve, Write
 from elasticjob_rendezvous.core.engine import Engine
-from elasticjob_rendezvous.core.events import Event, Started, WatchBroken
+from elasticjob_rendezvous.core.events import Changed, LinkHeard, WatchBroken, WatchOpened
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.kv import Put, Txn
+from elasticjob_rendezvous.core.leadership import Leadership
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.records import CauseKind, Round
@@ -98,13 +99,8 @@ def causes(world: World) -> list[CauseKind]:
 
 @contextmanager
 def no_deadline() -> Iterator[EngineFactory]:
-    def planted(our: Membership, event: Event) -> None:
-        take(our, event)
-        if isinstance(event, Started):
-            our.safety.backed_until = our.now + 1e6
-
-    take = engine.take
-    with patch.object(engine, "take", planted):
+    """A launcher that keeps workers as long as their agent says, and none for an agent's death."""
+    with patch.object(Pod, "_watch_deadline", lambda pod: None):
         yield Engine
 
 
@@ -122,6 +118,17 @@ def outlives_its_lease(seed: int, new_engine: EngineFactory) -> bool:
 
 
 # -- the number that is told without a lease ----------------------------------------------
+
+
+def two_rounds_run_under_an_older_coordinator(seed: int, new_engine: EngineFactory) -> bool:
+    """As before, where lines do not tell how long the coordinator's own evidence lasts."""
+
+    def older(leadership: Leadership, event: LinkHeard, now: float) -> None:
+        heard(leadership, replace(event, vouched_seconds=None), now)
+
+    heard = Leadership.link_heard
+    with patch.object(Leadership, "link_heard", older):
+        return two_rounds_run(seed, new_engine)
 
 
 @contextmanager
@@ -151,7 +158,7 @@ def two_rounds_run(seed: int, new_engine: EngineFactory) -> bool:
 
 @contextmanager
 def leader_watch_goes_on() -> Iterator[EngineFactory]:
-    def planted(our: Membership, event: Event) -> None:
+    def planted(our: Membership, event: WatchOpened | Changed | WatchBroken) -> None:
         before, watch = our.doubt, our.watches.leader
         take(our, event)
         if watch is not None and isinstance(event, WatchBroken):
@@ -292,7 +299,10 @@ def late_adoption_costs_a_round(seed: int, new_engine: EngineFactory) -> bool:
 
 RULES = {
     "deadline of found workers": (outlives_its_lease, no_deadline),
-    "a higher number without a lease": (two_rounds_run, the_old_number_is_told),
+    "a higher number without a lease": (
+        two_rounds_run_under_an_older_coordinator,
+        the_old_number_is_told,
+    ),
     "look again after a broken watch": (nobody_succeeds, leader_watch_goes_on),
     "old failures are cleared": (etcd_fills, old_failures_stay),
     "leavers are forgotten at the seal": (loss_is_called_a_leave, leavers_are_remembered),
