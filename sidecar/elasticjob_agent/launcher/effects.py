@@ -29,6 +29,7 @@ _STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask")
 _IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
+TEMPORARY = "temporary file or folder"
 
 
 class Effects:
@@ -148,7 +149,7 @@ class Effects:
 
     def _makes_temporary(self, path: Any) -> None:
         name = _absolute(path)
-        self._make(name, "temporary file or folder")
+        self._make(name, TEMPORARY)
         self.temporary.append(name)
         self._on_temporary(name)
 
@@ -187,9 +188,11 @@ class Effects:
         self._spawned = True
 
     def _make(self, name: str, kind: str) -> None:
-        if not _is_cache(name):
+        """Note what was made; caches of trusted packages have the same names in every process."""
+        maker = owner()
+        if not _is_cache(name) and (maker or kind == TEMPORARY or name in self._made):
             reason = f"makes the {kind} {name} when it is imported"
-            self._made.setdefault(name, (reason, owner()))
+            self._made.setdefault(name, (reason, maker))
 
     def _note(self, key: str, reason: str) -> None:
         if not _is_cache(key):

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from .loop import Loop, Timer
 from .standby import Standby
 
 SERVE_SECONDS = 5.0
+END_SECONDS = 2.0
 MASTER_PORT = "MASTER_PORT"
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
@@ -58,7 +60,8 @@ class Stores:
         if env.get(USE_AGENT_STORE) == "True":
             self._used_pid = pid
         else:
-            self._end(pid)  # rank 0 wants the port for itself
+            self._end(pid)
+            _await_end(pid)  # rank 0 binds the port itself
         self._on_spare(0)
 
     def reaped(self, pid: int) -> None:
@@ -91,3 +94,13 @@ class Stores:
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _await_end(pid: int) -> None:
+    """Wait until a killed child has closed its sockets; it stays to be reaped."""
+    deadline = time.monotonic() + END_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.001)
