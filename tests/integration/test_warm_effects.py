@@ -144,6 +144,17 @@ def test_module_without_a_lasting_effect_is_preloaded(
     assert said_warm(tmp_path / "logs", path) == "['odd_pkg', 'plain_pkg']\n"
 
 
+def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded(
+    tmp_path: Path, installed: Path
+) -> None:
+    """As torch makes the folder of its compiler: of the same name in every process."""
+    cache = tmp_path / "cache"
+    (installed / "fsspec.py").write_text(f"import os; os.makedirs({str(cache)!r}, exist_ok=True)\n")
+    source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
+    assert said_warm(tmp_path / "logs", script(tmp_path / "code", source)) == "True\n"
+    assert cache.is_dir()
+
+
 def test_importers_of_a_refused_module_are_found_at_once(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
