@@ -101,7 +101,7 @@ def test_applying_the_same_manifest_again_changes_nothing(api_server: ApiServer,
 
 def test_the_size_is_read_and_written_through_scale(api_server: ApiServer, path: str) -> None:
     api_server.request("POST", path, elasticjob(maxNodes=8))
-    status = {"nodes": 2, "selector": "elasticjob.dev/job-name=job"}
+    status = {"pods": 2, "selector": "elasticjob.dev/job-name=job"}
     api_server.patch(f"{path}/job/status", {"status": status})
     scale = api_server.patch(f"{path}/job/scale", {"spec": {"replicas": 5}})
     assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")

@@ -228,7 +228,7 @@ def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
     assert runner.stdout is not None
     runner.stdout.close()
     runner.stdout = None
-    assert rig.call("scale", "job", "--nodes", "3").returncode == 0  # it wants to tell of that
+    rig.call("scale", "job", "--nodes", "3")  # told of, unless something else was by then
     assert runner.wait(30) == 130
     assert rig.status()["phase"] == "Suspended"
     rig.nothing_left()

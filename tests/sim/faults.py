@@ -258,6 +258,11 @@ class Faults:
     def _heal_etcd(self, pods: list[Pod]) -> None:
         self.world.truth.trouble()
         self.world.note("fault", "etcd within reach", [pod.name for pod in pods])
+        for pod in self.world.pods:
+            if self.world.running.outlives_etcd(pod):
+                # A round that began over a whole gang is known to it only now.
+                pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
+                self.world.running.look_again(pod.excused_until)
         for pod in pods:
             self.world.network.no_etcd.discard(pod.id)
             if pod.agent is not None:

@@ -35,8 +35,7 @@ from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, Streak
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.safety import Safety
 from elasticjob_rendezvous.core.view import View
-from tests.sim import faults
-from tests.sim.agent import Agent
+from tests.sim.node import Pod
 from tests.sim.planting import Takes, Writes, bug
 from tests.sim.world import EngineFactory
 
@@ -302,17 +301,10 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 # -- the member's rules -------------------------------------------------------------
 
 
-@bug("hung", seed=422)
-def hung_agent_is_present() -> Iterator[EngineFactory]:
-    """A launcher takes an attached agent for one that can still end its workers."""
-    with patch.object(Agent, "silent", property(lambda _: False)):
-        yield Engine
-
-
-@bug("hung", seed=86)
-def hung_agent_keeps_its_workers() -> Iterator[EngineFactory]:
-    """Where nobody can ask it, the launcher below a hung agent lets the workers live on."""
-    with patch.object(faults, "hung_agent_seconds", lambda _: 30.0):
+@bug("partition", seed=26)
+def launcher_ignores_its_deadline() -> Iterator[EngineFactory]:
+    """A launcher lets workers live past the deadline that their agent gave it last."""
+    with patch.object(Pod, "_watch_deadline", lambda _: None):
         yield Engine
 
 

@@ -83,9 +83,9 @@ class Running:
         """Workers that can't know, or can't write: see `Faults` for each excuse."""
         if pod.frozen or self.world.now < pod.excused_until:
             return True
-        return self._outlives_etcd(pod)
+        return self.outlives_etcd(pod)
 
-    def _outlives_etcd(self, pod: Pod) -> bool:
+    def outlives_etcd(self, pod: Pod) -> bool:
         """A whole gang that is cut off from etcd trains on, whatever newcomers do there."""
         if pod.roster is None:
             return False

@@ -24,6 +24,7 @@ from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
 TOOK_OVER = "took over"
+RETURNED = "returned"
 ASK_SOON_SECONDS = 0.001
 KILL_SECONDS = 0.5
 """The fixed allowance for killing: between the deadline of workers, which their launcher knows
@@ -125,6 +126,9 @@ def _latest_deadline(
     latest += [peers.granted[seat.id]] if seat.id in peers.granted else []
     heard, took_over = peers.heard_at(seat.id), timers.known(TOOK_OVER)
     latest += [] if heard is None else [heard + TRUST_SECONDS]
+    # One that comes back shows that its gang outlived etcd, and the others were linked to it.
+    returned = timers.known(RETURNED)
+    latest += [] if returned is None else [returned + TRUST_SECONDS]
     if took_over is not None and (heard is None or heard < took_over):
         leader = max(peers.led, key=lambda id: peers.led[id], default="")
         if leader != seat.id:
@@ -155,3 +159,10 @@ def _said_stopped(last: Member, view: View) -> bool:
 def ended(id: str, timers: Timers) -> None:
     """The member has a key again."""
     timers.forget(("absent", id))
+
+
+def returned(seat: Seat, timers: Timers) -> None:
+    """Note that a member of the last roster has a key again after its absence."""
+    if timers.known(("absent", seat.id)) is not None:
+        timers.start(RETURNED, timers.now)
+        ended(seat.id, timers)

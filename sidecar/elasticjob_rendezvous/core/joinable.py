@@ -69,7 +69,11 @@ def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
     if peers.orphans or dataloss.may_register(scene, memory.timers, opened):
         return True
     members = view.members()
-    absent = [seat for seat in view.undone(scene.current.previous) if seat.id not in members]
+    seats = view.undone(scene.current.previous)
+    for seat in seats:
+        if seat.id in members:
+            absence.returned(seat, memory.timers)
+    absent = [seat for seat in seats if seat.id not in members]
     # All are asked, not only the first: each sets its own alarm.
     stopped = [
         absence.has_stopped(seat, view, scene.bounds, peers, memory.timers, opened)
