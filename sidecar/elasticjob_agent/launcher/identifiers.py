@@ -22,7 +22,7 @@ from typing import Any
 TRUSTED = frozenset(
     {
         "torch", "torchgen", "functorch", "numpy", "sympy", "scipy", "sklearn", "joblib",
-        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub", "opentelemetry",
+        "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub",
     }
 )  # fmt: skip
 # Identifiers that leave the process are drawn anew in each worker: texts of 32 digits.
