@@ -93,7 +93,7 @@ class Running:
         gang = [other for other in self.world.pods if other.id in seats]
         network = self.world.network
         return all(
-            other.workers_alive
+            other.agent is not None  # its links prove it whole, also once workers of it failed
             and other.round == pod.round
             and not network.reaches_etcd(other.id)
             and network.joined(other.id, pod.id)
