@@ -258,11 +258,6 @@ class Faults:
     def _heal_etcd(self, pods: list[Pod]) -> None:
         self.world.truth.trouble()
         self.world.note("fault", "etcd within reach", [pod.name for pod in pods])
-        for pod in self.world.pods:
-            if self.world.running.outlives_etcd(pod):
-                # A round that began over a whole gang is known to it only now.
-                pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
-                self.world.running.look_again(pod.excused_until)
         for pod in pods:
             self.world.network.no_etcd.discard(pod.id)
             if pod.agent is not None:
@@ -280,9 +275,20 @@ class Faults:
     def _heal_peers(self, ids: list[str]) -> None:
         self.world.truth.trouble()
         self.world.note("fault", "peers within reach", ids)
+        self._excuse_whole_gangs()
         self.world.network.rejoin(ids)
         self.world.gangs.network_changed()
         self.world.isolation.changed()
+
+    def _excuse_whole_gangs(self) -> None:
+        """Nobody could ask a whole gang that was cut off from etcd and from all others, and what
+        began meanwhile is known to it only now."""
+        alive = self.world.alive()
+        for pod in alive:
+            apart = any(not self.world.network.joined(pod.id, other.id) for other in alive)
+            if apart and self.world.running.outlives_etcd(pod):
+                pod.excused_until = max(pod.excused_until, self.world.now + RESUME_GRACE_SECONDS)
+                self.world.running.look_again(pod.excused_until)
 
     # -- etcd -----------------------------------------------------------------------
 
@@ -419,6 +425,7 @@ class Faults:
         """From now on nothing goes wrong any more."""
         world = self.world
         world.note("fault", "all faults end", "")
+        self._excuse_whole_gangs()
         world.calm = True
         if not world.etcd_up:
             self._etcd_back()
