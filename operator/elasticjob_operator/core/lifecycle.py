@@ -22,10 +22,7 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     ),
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
-    Phase.INTERRUPTED: frozenset(
-        {Phase.PENDING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED}
-        | {Phase.SUCCEEDED, Phase.FAILED}
-    ),
+    Phase.INTERRUPTED: frozenset(set(Phase) - {Phase.INTERRUPTED}),
 }
 """Legal changes of phase. A pass may miss what lay between, so some skip a phase."""
 

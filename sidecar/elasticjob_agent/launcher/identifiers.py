@@ -1,4 +1,4 @@
-"""What an import draws that must differ from worker to worker, or registers for the end.
+"""Identifiers and seeds that an import draws, which must differ in each worker, and exit functions.
 
 Random numbers, seeds, identifiers, the process number, and the time where a module keeps it.
 """
@@ -162,11 +162,7 @@ class Identifiers:
         drawn = _Drawn(self._began, getpid() if self._numbered else 0)
         for name in new:
             for value in _values(sys.modules[name], name):
-                try:
-                    what = drawn.is_one(value)
-                except (ArithmeticError, ValueError, OSError):  # too large, or too early
-                    continue
-                if what:
+                if what := drawn.is_one(value):
                     return [f"keeps {what} (module {name})"]
         return []
 
@@ -189,10 +185,10 @@ class _Drawn:
                 self._texts.add(time.strftime("%m%d%H%M%S", moment))
 
     def is_one(self, value: Any) -> str:
-        """What it is, in words; empty if it may be anything."""
+        """Return the kind of value in words; empty where it is not one that was drawn."""
         try:
             return self._is_one(value)
-        except (ArithmeticError, ValueError, OSError):  # a date that no clock has
+        except (ArithmeticError, ValueError, OSError):  # a number or date that no clock has
             return ""
 
     def _is_one(self, value: Any) -> str:
