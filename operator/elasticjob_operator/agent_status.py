@@ -57,7 +57,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Whom to ask of one incarnation of a job, and the key by which they know who asks.
+    """Agents to ask about one incarnation of a job, and the job's key, which signs the request.
 
     `sampled`: etcd has the records; a few agents at a time are asked whether they can use it.
     """
@@ -117,7 +117,7 @@ class AgentStatus:
         return self._merged(job, pods)
 
     def trouble(self, uid: str) -> SeenTrouble | None:
-        """Why agents of the job cannot use what keeps its rendezvous."""
+        """Return the store trouble that the job's agents report; None where they report none."""
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.asked.agents}
         said = [] if job is None else [one for one in self._believed(job) if one.member in there]
@@ -288,7 +288,7 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
 
 
 def _sample(job: _Followed) -> tuple[Agent, ...]:
-    """Whom to ask now: all, or of sampled ones the next few in turn, and who told of trouble."""
+    """Return the agents to ask now: all, or the next few and those that reported trouble."""
     agents = job.asked.agents
     if not job.asked.sampled or len(agents) <= SAMPLE:
         return agents

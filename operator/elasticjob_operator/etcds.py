@@ -71,7 +71,7 @@ class Etcd:
     tasks: tuple[asyncio.Task[None], ...] = ()
 
     def trouble_of(self, uid: str) -> SeenTrouble | None:
-        """Why it cannot be used, as we see it, or as agents of that job do."""
+        """Return the trouble with this etcd, seen by the operator or by agents of that job."""
         if self.monitor is not None and self.monitor.trouble is not None:
             return SeenTrouble(self.monitor.trouble)
         return None if self.agents is None else self.agents.trouble(uid)

@@ -184,7 +184,7 @@ def observed(
 
 
 def store_of(etcd: Etcd | Agents | None, uid: str) -> SeenTrouble | None:
-    """Why what keeps a job's rendezvous cannot be used, as we or its agents see it."""
+    """Return the trouble with a job's rendezvous store, seen by the operator or by its agents."""
     return etcd.trouble_of(uid) if isinstance(etcd, Etcd | Agents) else None
 
 

@@ -102,7 +102,7 @@ class Agent:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Why what keeps the rendezvous cannot be used; None while it can, or nobody knows."""
+        """Trouble with the rendezvous store; None while it can be used, or nothing is known."""
         found: StoreTrouble | None = getattr(self._rendezvous, "trouble", None)
         return found
 

@@ -124,7 +124,7 @@ class Channel:
         self._beating = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def _permission(self) -> dict[str, float]:
-        """How long the workers may live from now on; the launcher holds that without us."""
+        """Return a beat's fields: how many seconds from now the workers may live."""
         live_until, now = self._live_until(), time.monotonic()
         if live_until is None:
             return {}

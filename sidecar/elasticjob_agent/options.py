@@ -73,7 +73,7 @@ class PlainAgent:
 
     @property
     def hung_agent_seconds(self) -> float:
-        """How long the workers may live while this agent hangs, at most.
+        """Maximum time that the workers may live while this agent hangs.
 
         Over etcd v3 they have a deadline besides, which ends with the agent's evidence.
         """

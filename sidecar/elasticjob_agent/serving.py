@@ -1,4 +1,4 @@
-"""What an agent serves of its job at `GET /rendezvous`; over etcd v3 that is no record.
+"""Report of an agent about its job at `GET /rendezvous`; over etcd v3 without records.
 
 Keeps what `core.recorded` notes, in one place that the health server may ask, and stays a
 moment at the end so that how the job ended is read. The form: `elasticjob_rendezvous.core.served`.
@@ -57,7 +57,7 @@ class Witness:
         self._asked_at = float("-inf")
         self._end_read = asyncio.Event()
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
-        """Why what keeps the rendezvous cannot be used, if it cannot."""
+        """Trouble with the rendezvous store; None while it can be used."""
 
     def stepped(self, before: Following, after: Following) -> None:
         """Take in a step of the agent's rendezvous."""

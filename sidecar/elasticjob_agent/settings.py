@@ -169,7 +169,7 @@ def signals_to_handle() -> str:
 
 
 def uninterruptible_seconds() -> str:
-    """How long a worker may be in uninterruptible sleep, unchecked."""
+    """Maximum time of a worker in uninterruptible sleep, not yet validated."""
     return os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")
 
 

@@ -36,7 +36,7 @@ Probe = Callable[[float], Awaitable[Failed | None]]
 
 @dataclass(frozen=True, slots=True)
 class StoreProbe:
-    """How to probe a store whose client blocks.
+    """Probe of a store whose client blocks.
 
     Args:
         store: what it is called.
@@ -89,7 +89,7 @@ class StoreMonitor:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Why the store cannot be used; None while it can, as far as is known."""
+        """Trouble with the store; None while it can be used, as far as known."""
         return self._health.trouble
 
     async def run(self) -> None:
@@ -117,7 +117,7 @@ class StoreMonitor:
         return failure
 
     def _spared_seconds(self) -> float:
-        """How long no probe is needed, because of a write."""
+        """Seconds for which a write makes a probe unnecessary."""
         return self._written_at() + self._pause() - time.monotonic()
 
     async def _probed(self) -> Failed | None:

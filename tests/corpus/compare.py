@@ -17,7 +17,7 @@ from typing import Any
 Record = Mapping[str, Any]
 
 _PAGE = "/dev/zero (deleted)"
-"""How /proc names a page of memory that is shared with other processes and has no file."""
+"""Name in /proc of memory that is shared with other processes and has no file."""
 STAGES = ("imported", "used", "used again")
 _COUNTED = (
     "descriptors", "shared maps", "threads", "Python threads", "children",

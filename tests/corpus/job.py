@@ -47,7 +47,7 @@ _PASSED_ON = ("PATH", "LANG", "LC_ALL", "ELASTICJOB_ETCD_DIR")
 
 @dataclass
 class Run:
-    """What was seen of one job. `workers` has each record by `<round>-<rank>-<stage>`."""
+    """Observations of one job. `workers` has each record by `<round>-<rank>-<stage>`."""
 
     folder: str
     exits: list[int]
@@ -249,7 +249,7 @@ def _run(
 
 
 def _output(job: _Job) -> dict[str, str]:
-    """What each worker wrote, by `<round>-<node>-<local rank>-<stream>`."""
+    """Return the output of each worker, by `<round>-<node>-<local rank>-<stream>`."""
     found = {}
     for path in job.part("agents").glob("logs-*/**/std*.log"):
         name = str(path.relative_to(job.part("agents")))

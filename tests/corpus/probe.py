@@ -1,4 +1,4 @@
-"""What a worker of the corpus does beside using its package: records its process, and waits.
+"""Recorder of a corpus worker's process state; it also makes the worker wait.
 
 Copied beside the script as `corpus_probe`, so it is the program's own module in both runs. It
 writes `records/<round>-<rank>-<stage>.json` and talks to the runner through files alone.

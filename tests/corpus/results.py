@@ -34,7 +34,7 @@ preload: each worker imports them itself.
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one package's runs; `differences` are those that no document tells of."""
+    """Result of one package's runs; `differences` are the undocumented ones."""
 
     version: str
     warm: int
@@ -79,7 +79,7 @@ def _placed(text: str, folder: str) -> str:
 
 
 def trouble_of(cold: Mapping[str, Any]) -> str:
-    """Why a cold run is nothing to compare with; empty when it went as it should."""
+    """Return why a cold run cannot be compared with; empty when it went as expected."""
     if cold["trouble"]:
         return str(cold["trouble"]).splitlines()[0]
     return "" if not any(cold["exits"]) else f"agents exit with {cold['exits']}"

@@ -50,7 +50,7 @@ def threads() -> set[str]:
 
 
 def listening() -> int:
-    """How many sockets of this process listen."""
+    """Return the number of listening sockets of this process."""
     inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:

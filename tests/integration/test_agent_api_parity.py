@@ -245,7 +245,7 @@ def test_settings_are_read_as_in_torch(of: Any) -> None:
 
 
 def at_once(works: list[Callable[[], Any]]) -> list[Any]:
-    """What each returned, or the exception that it raised."""
+    """Return each function's result, or the exception that it raised."""
 
     def caught(work: Callable[[], Any]) -> Any:
         try:

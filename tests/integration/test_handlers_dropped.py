@@ -31,7 +31,7 @@ REFUSED = (
 
 
 def reports(module: str, *arguments: str) -> dict[str, Any]:
-    """What a program of ours printed, by the name of each case."""
+    """Return the lines that a program of ours printed, by the name of each case."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         (sys.executable, "-m", f"tests.integration.{module}", *arguments),

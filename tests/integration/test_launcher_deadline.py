@@ -74,7 +74,7 @@ def test_the_workers_of_a_bare_agent_that_hangs_end_at_the_deadline(mark: str) -
 
 
 async def permitted(port: int, seconds: float, number: int = 1, key: bytes = JOB_KEY) -> Probed:
-    """What a coordinator hears that keeps the lease of the member for so long."""
+    """Return the launcher's answer to a coordinator that keeps the member's lease for so long."""
     until = time.monotonic() + seconds
     return await ask(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), key)
 

@@ -86,6 +86,6 @@ def overlaps(writers: list[Writer]) -> list[Overlap]:
 
 
 def writing(writers: list[Writer], seconds: float) -> list[Writer]:
-    """Who wrote within the last seconds."""
+    """Return the workers that wrote within the last seconds."""
     since = time.monotonic() - seconds
     return [one for one in writers if one.last >= since]

@@ -37,7 +37,7 @@ def ip(*arguments: str, commands: str = "") -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, which tells it from another with its number; empty: it is gone."""
+    """Return a process's start time, which differs for a reused pid; empty when it ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
     return ""

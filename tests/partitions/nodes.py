@@ -169,7 +169,7 @@ class Node:
         self.agents.append(agent)
 
     def left(self) -> list[int]:
-        """What runs on this node."""
+        """Return the processes of this node."""
         return self._network.processes(self.name)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Node:
 
 
 def bounds(plan: Plan) -> Bounds:
-    """What an operator writes for the pods of a run."""
+    """Return the bounds that an operator writes for the pods of a run."""
     return Bounds(
         1,
         plan.nodes,

@@ -1,4 +1,4 @@
-"""What happens in a run, drawn from its seed."""
+"""Plan of a run, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """How a node is run."""
+    """Kind of a node."""
 
     POD = "pod"  # a launcher and a sidecar agent, as in a pod
     BARE = "bare"  # `elasticjob agent`, whose launcher is its child
 
 
 class Scope(StrEnum):
-    """What a node is cut off from."""
+    """Peers or store from which a node is cut off."""
 
     ALL = "all"
     ETCD = "etcd"
@@ -23,7 +23,7 @@ class Scope(StrEnum):
 
 
 class Way(StrEnum):
-    """Which packets of the cut node are lost."""
+    """Direction in which packets of the cut node are lost."""
 
     BOTH = "both"
     SENT = "sent"
@@ -31,7 +31,7 @@ class Way(StrEnum):
 
 
 class Fault(StrEnum):
-    """What becomes of the agent of a cut node."""
+    """Fault of the agent on a cut node."""
 
     NONE = "none"
     KILL = "kill"  # SIGKILL
@@ -41,7 +41,7 @@ class Fault(StrEnum):
 
 
 class Role(StrEnum):
-    """Which node is cut off, by its part in the first round."""
+    """Node to cut off, by its part in the first round."""
 
     COORDINATOR = "coordinator"
     SUCCESSOR = "successor"

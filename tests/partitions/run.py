@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 @dataclass
 class Outcome:
-    """What a run showed. `findings` says what broke; empty: nothing did."""
+    """Outcome of a run. `findings` are the broken promises; empty where all held."""
 
     plan: Plan
     overlaps: list[Overlap] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Run:
             raise Stopped
 
     def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether it came to hold in that time."""
+        """Return whether the condition came to hold in that time."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -131,7 +131,7 @@ class Run:
             raise TimeoutError("the workers of round 1 do not all run")
 
     def _victims(self) -> list[str]:
-        """Who is cut off, first the one whose agent is hurt."""
+        """Return the nodes to cut off, first the one whose agent gets the fault."""
         now = self._etcd.round()
         names = self._etcd.names()
         coordinator = names.get(now.coordinator, "")
@@ -294,7 +294,7 @@ class Run:
             self._find(f"after success processes are left: {left_over}")
 
     def _left_over(self) -> None:
-        """Where the agent of a bare node was killed, nothing of it may live on."""
+        """Find processes that outlive the agent of a bare node."""
         dead = [node for node in self._nodes.values() if node.agent.code is not None]
         if self.plan.mode is Mode.POD:
             return

@@ -15,7 +15,7 @@ PERIOD_SECONDS = 0.02
 
 
 def _forked_ns() -> int:
-    """When this process began, on the monotonic clock; the kernel rounds down to a tick."""
+    """Return this process's start on the monotonic clock; the kernel rounds down to a tick."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(") ")[2].split()[19])
     per_second = os.sysconf("SC_CLK_TCK")
     age = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (ticks + 1) * 10**9 // per_second

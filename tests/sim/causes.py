@@ -1,4 +1,4 @@
-"""Whether what the round says of its past is true: causes, counts, culprits, seats. Only looks."""
+"""Checks of what a round's record says of the past: causes, counts, culprits, seats. No writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COUNTERS = {
 }
 TRAINS = (Workers.STARTING, Workers.RUNNING)
 NEWS_SECONDS = 1.0
-"""What is older than this has surely been heard of, where nothing is in trouble."""
+"""Age after which news has reached everybody, where nothing is in trouble."""
 
 
 def check(checker: Checker, before: Round, after: Round) -> None:
@@ -77,7 +77,7 @@ def _seated(checker: Checker, number: int, names: tuple[str, ...]) -> list[Pod]:
 
 
 def _check_loss(checker: Checker, before: Round, after: Round) -> None:
-    """Who is called lost is lost: its workers have ended, or nobody looks after them for long."""
+    """Check that lost members are lost: their workers ended, or had no agent for long."""
     world = checker.world
     if checker.is_disturbed() or world.plan.rates or world.truth.robbed:
         return
@@ -91,7 +91,7 @@ def _check_loss(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _check_leave(checker: Checker, after: Round) -> None:
-    """Who is called a leaver was told to go, or said that it goes."""
+    """Check that leavers were told to go, or said that they go."""
     marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
     for pod in _seated(checker, after.previous, after.cause.members):
         left = bool(pod.leaving) or pod.id in marked
@@ -127,7 +127,7 @@ def _check_survivors(checker: Checker, after: Round) -> None:
 
 
 def _waiting(checker: Checker, previous: int) -> set[str]:
-    """Who has waited for long enough to be known, and is not to go."""
+    """Return the members that waited long enough to be known and are not to go."""
     marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
     found = set()
     for kv in _old(checker, checker.sessions()):
@@ -141,13 +141,13 @@ def _waiting(checker: Checker, previous: int) -> set[str]:
 
 
 def _old(checker: Checker, kvs: tuple[KeyValue, ...]) -> list[KeyValue]:
-    """What was written a while ago."""
+    """Return the entries that were written a while ago."""
     written, now = checker.written_at, checker.world.now
     return [kv for kv in kvs if now - written.get(kv.mod_revision, now) > NEWS_SECONDS]
 
 
 def check_sealed(checker: Checker, current: Round, roster: Roster) -> None:
-    """What a roster says of its members is what they said, as it was sealed."""
+    """Check that a roster says of its members what they said as it was sealed."""
     keys, etcd = checker.world.keys, checker.world.etcd
     first = roster.seats[0]
     checker.need(roster.master_address == first.address, "roster is true", f"master of {roster}")

@@ -190,7 +190,7 @@ class Faults:
         self._cut_etcd(half, seconds)
 
     def half_heard(self, pod: Pod, seconds: float) -> None:
-        """What this pod says reaches nobody, or what the others say does not reach it."""
+        """Lose all that this pod sends to its peers, or all that they send to it."""
         world = self.world
         others = [other for other in world.alive() if other is not pod]
         if world.rng.random() < 0.5:

@@ -370,7 +370,7 @@ class Checker:
         return self.world.now - self.world.truth.troubled_at < TROUBLE_MEMORY_SECONDS
 
     def is_disturbed(self) -> bool:
-        """Whether something makes news late now, or did a moment ago."""
+        """Return whether a fault delays news now, or did a moment ago."""
         world = self.world
         calm = world.etcd_up and not world.etcd_full and world.network.is_whole
         return not calm or any(pod.frozen for pod in world.pods) or self.in_trouble()

@@ -114,7 +114,7 @@ class Switchboard:
             world.at(2.0 * world.network.delay(), self._permit, agent, effect, world.now)
 
     def _live_seconds(self, effect: Probe, verdict: Verdict) -> float | None:
-        """What the answer says of the workers' deadline."""
+        """Return the workers' deadline in the answer."""
         pod = self.world.pods_by_address.get(effect.address)
         if pod is None or verdict not in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
             return None

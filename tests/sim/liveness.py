@@ -47,7 +47,7 @@ def settled(world: World) -> None:
 
 
 def _unsettled(world: World) -> str:
-    """Who should have gone or registered long ago; empty when nobody should."""
+    """Return the members that should have left or registered long ago."""
     for pod in world.alive():
         if pod.leaving and pod.agent is not None:
             return f"{pod.name} is to leave and is still there"

@@ -22,7 +22,7 @@ class Delays:
 
 @dataclass(slots=True)
 class Network:
-    """Who is cut off from whom.
+    """Cuts of the simulated network.
 
     Attributes:
         island: pods of one island reach each other.
@@ -46,7 +46,7 @@ class Network:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut now."""
+        """Return whether nothing is cut now."""
         cuts = (self.island, self.no_etcd, self.mute, self.deaf, self.lost)
         return not any((*cuts, self.dead_endpoints, self.stale_endpoints))
 
@@ -54,26 +54,26 @@ class Network:
         return self.delays.draw(self.rng)
 
     def carries(self, sender: str, receiver: str) -> bool:
-        """Whether what `sender` sends reaches `receiver`."""
+        """Return whether packets of `sender` reach `receiver`."""
         if sender == receiver:
             return True
         together = self.island.get(sender, 0) == self.island.get(receiver, 0)
         return together and (sender, receiver) not in self.lost
 
     def joined(self, one: str, other: str) -> bool:
-        """Whether both reach each other, as a new connection needs it."""
+        """Return whether both reach each other, as a new connection needs it."""
         return self.carries(one, other) and self.carries(other, one)
 
     def asks_etcd(self, pod: str) -> bool:
-        """Whether requests of this pod reach etcd."""
+        """Return whether requests of this pod reach etcd."""
         return pod not in self.no_etcd and pod not in self.mute
 
     def hears_etcd(self, pod: str) -> bool:
-        """Whether answers of etcd reach this pod."""
+        """Return whether answers of etcd reach this pod."""
         return pod not in self.no_etcd and pod not in self.deaf
 
     def reaches_etcd(self, pod: str) -> bool:
-        """Whether requests and answers pass."""
+        """Return whether requests and answers pass."""
         return self.asks_etcd(pod) and self.hears_etcd(pod)
 
     def isolate(self, pods: list[str]) -> None:

@@ -50,7 +50,7 @@ Ranges = Iterable[tuple[Range, tuple[KeyValue, ...]]]
 
 @swap("etcd-trouble", View, "absorb", seed=20)
 def reads_delete_nothing(absorb: Any) -> Any:
-    """What a read did not find is still believed to be there."""
+    """Keys that a read did not find are still believed to exist."""
 
     def planted(view: View, revision: int, ranges: Ranges) -> None:
         absorb(
@@ -62,7 +62,7 @@ def reads_delete_nothing(absorb: Any) -> Any:
 
 @swap("etcd-trouble", View, "known", seed=68)
 def known_numbers_are_taken_again(_: Any) -> Any:
-    """Which numbers members have seen is forgotten with etcd's data."""
+    """The round numbers that members have seen are forgotten with etcd's data."""
     return lambda view: 0
 
 
@@ -71,7 +71,7 @@ def known_numbers_are_taken_again(_: Any) -> Any:
 
 @swap("finishing", own.Own, "state", seed=965)
 def success_of_an_older_round(state: Any) -> Any:
-    """Who was done once says so for ever."""
+    """A member that was done once reports it for ever."""
 
     def planted(self: own.Own) -> MemberState:
         over = self.local.done and self.local.workers is Workers.NONE and not self.leaving
@@ -82,7 +82,7 @@ def success_of_an_older_round(state: Any) -> Any:
 
 @swap("scale", own.Own, "record", seed=94)
 def leaver_has_stopped_at_once(record: Any) -> Any:
-    """Who leaves says that its workers have ended while they stop."""
+    """A leaver reports that its workers have ended while they stop."""
 
     def planted(self: own.Own, *args: Any, **fields: Any) -> Member:
         return replace(record(self, *args, **fields), stopped=bool(self.leaving))
@@ -92,7 +92,7 @@ def leaver_has_stopped_at_once(record: Any) -> Any:
 
 @swap("quiet", own, "_confirmation", seed=11)
 def confirms_unasked(confirmation: Any) -> Any:
-    """What is confirmed is the open round, not the question."""
+    """A confirmation names the open round, not the question."""
 
     def planted(mine: own.Own, stored: Member) -> int:
         at = mine.view.round

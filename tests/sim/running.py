@@ -101,7 +101,7 @@ class Running:
         )
 
     def told(self, agent: Agent, directive: Directive) -> None:
-        """What an agent is told to do with its workers, as it takes it."""
+        """Check a directive about workers as an agent takes it."""
         local = agent.engine.local
         if isinstance(directive, Run) and local.workers is Workers.NONE:
             again = local.round == directive.roster.number
@@ -114,7 +114,7 @@ class Running:
             self.checker.need(not early, "planned stops have their grace", f"{directive}")
 
     def _is_late(self, agent: Agent, directive: Stop) -> bool:
-        """Whether the grace is over, or workers were found that nobody has waited for."""
+        """Return whether the grace is over, or workers were found that nobody waited for."""
         now, grace_seconds = self.world.now, self.world.plan.bounds.stop_grace_seconds
         if agent.pod.agents > 1 or self.checker.is_disturbed() or self.world.plan.rates:
             return True

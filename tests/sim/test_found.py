@@ -20,7 +20,7 @@ FIRST_KINDS = (
     "quiet",
     "scale",
 )
-"""What kinds of runs there were as these seeds were found: a seed's kind goes round with it."""
+"""Kinds of runs at the time these seeds were found: a seed's kind goes round with it."""
 
 FOUND = {
     "an agent away while etcd loses its data": 732259,

@@ -73,7 +73,7 @@ def leader(world: World) -> Pod:
 
 
 def breaks(invariant: str, world: World, until: float) -> bool:
-    """Whether it is this promise that is broken until then."""
+    """Return whether this promise is broken until then."""
     try:
         world.run(until)
     except Violation as found:
@@ -84,7 +84,7 @@ def breaks(invariant: str, world: World, until: float) -> bool:
 
 
 def causes(world: World) -> list[CauseKind]:
-    """Why each round after the first began."""
+    """Return the cause of each round after the first."""
     found: dict[int, CauseKind] = {}
     for _, who, _, detail in world.trace:
         for change in detail if who == "etcd" and isinstance(detail, tuple) else ():

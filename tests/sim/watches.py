@@ -109,7 +109,7 @@ class WatchLines:
         world.at(arrival - world.now, self._changed, line, batch)
 
     def _is_stuck(self, line: WatchLine) -> bool:
-        """Whether nothing comes of this watch although etcd is within reach."""
+        """Return whether this watch is silent although etcd is within reach."""
         network = self.world.network
         mute = network.stale_endpoints | network.dead_endpoints
         return line.stuck or line.endpoint in mute
@@ -147,7 +147,7 @@ class WatchLines:
             self._break(line, "silent")
 
     def stick(self) -> None:
-        """What is open now tells nothing any more; what is opened anew does."""
+        """Silence the watches that are open now; new ones work."""
         for line in self._lines.values():
             line.stuck = True
 

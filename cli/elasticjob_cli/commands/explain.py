@@ -87,7 +87,7 @@ def explain_on_cluster(
 
 
 def abandoned(found: ElasticJob, running: bool) -> bool:
-    """Whether the runner of a job of this machine ended before the job did."""
+    """Return whether the runner of a local job ended before the job did."""
     return found.status.phase is Phase.INTERRUPTED or (not running and found.status.phase is None)
 
 

@@ -123,7 +123,7 @@ def _print(
 
 
 def _print_store(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """What keeps the rendezvous cannot be used, or can again."""
+    """Print that the rendezvous store became unavailable, or available again."""
     was, job = ElasticJob.model_validate(before), ElasticJob.model_validate(now)
     known, text = trouble_text(was.status), trouble_text(job.status)
     if text != known and (said := text or over_text(job.status)):

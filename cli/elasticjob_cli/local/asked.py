@@ -52,7 +52,7 @@ class AskedAgents:
         return records_of_agents(prefix, self._told(present), present)
 
     def trouble(self) -> SeenTrouble | None:
-        """Why agents cannot use what keeps the rendezvous."""
+        """Return the store trouble that agents report; None where they report none."""
         pods = self._kubelet.pods
         said = [one for uid, one in self._said.items() if uid in pods]
         trouble = store_trouble(said)

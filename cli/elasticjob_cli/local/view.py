@@ -94,7 +94,7 @@ class StoreNotes:
         self._told = ""
 
     def new(self, status: Status) -> str:
-        """What is to be said now; empty when nothing changed."""
+        """Return the text to print now; empty when nothing changed."""
         text = trouble_text(status)
         if text == self._told:
             return ""

@@ -257,7 +257,7 @@ def _conditions(before: Status, after: Status) -> Iterator[Happening]:
 
 
 def _store(was: Condition | None, now: Condition) -> Iterator[Happening]:
-    """What keeps the rendezvous cannot be used, or can be used again."""
+    """Events for a rendezvous store that became unavailable, or available again."""
     if now.status is ConditionStatus.TRUE:
         yield Happening(EventType.WARNING, now.reason, now.message)
     elif was is not None and was.status is ConditionStatus.TRUE and now.message:

@@ -37,7 +37,7 @@ _REMEDIES = (
     ("user name is empty", "Give the job etcd's user and password"),
     ("no leader", "Start etcd's missing members again: it needs more than half of them"),
 )
-"""What to do, by a part of etcd's own text."""
+"""Remedies, by a part of etcd's own text."""
 
 
 def state(
@@ -70,7 +70,7 @@ def _unavailable(
 
 
 def _same(was: Condition, reason: str, sentence: str, refuses: bool) -> bool:
-    """Whether it is said already: a broken connection has many texts, and is one trouble."""
+    """Return whether this trouble was reported already: a broken connection has many texts."""
     if (was.status, was.reason) != (ConditionStatus.TRUE, reason):
         return False
     return not refuses or was.message.startswith(sentence)
@@ -94,7 +94,7 @@ def over_text(status: Status) -> str:
 
 
 def sentences(job: ElasticJob) -> Iterator[str]:
-    """What is said before anything else while the store cannot be used."""
+    """Sentences that come first in an explanation while the store cannot be used."""
     one = found(job.status)
     if one is None or one.status is not ConditionStatus.TRUE or job.status.phase in FINISHED:
         return
@@ -107,7 +107,7 @@ def sentences(job: ElasticJob) -> Iterator[str]:
 
 
 def _told_by(observed: Observed, seen: SeenTrouble) -> str:
-    """Who says so, where it is not us and not all."""
+    """Name the reporting pods, where neither the operator nor all agents see the trouble."""
     active = [pod for pod in observed.pods if pod.active]
     names = [pod.name for pod in active if pod.uid in seen.members]
     return f" (reported by {named(names)})" if names and len(names) < len(active) else ""

@@ -133,7 +133,7 @@ class HandlerRendezvous:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Why what keeps the rendezvous cannot be used; None while it can, or nobody knows."""
+        """Trouble with the rendezvous store; None while it can be used, or nothing is known."""
         return None if self._monitor is None else self._monitor.trouble
 
     @property

@@ -47,7 +47,7 @@ class HandsElasticAgent(SimpleElasticAgent):
         """New hands."""
 
     def _is_stuck(self) -> bool:
-        """Whether a worker cannot go on, nor be started anew here."""
+        """Return whether a worker can neither continue nor be started again here."""
         return False
 
     def _hands(self) -> Hands:

@@ -44,7 +44,7 @@ from elasticjob_rendezvous.core.typed import echoed
 log = logging.getLogger("elasticjob.agent")
 
 LOOK_SECONDS = 1.0
-"""How often it is looked for workers that are stuck in the kernel, at least."""
+"""Maximum interval between checks for workers that are stuck in the kernel."""
 START_METHODS = ("spawn", "fork", "forkserver")
 
 

@@ -16,7 +16,7 @@ from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.roster import Roster, Seat
 
 MASTER_SECONDS = 30.0
-"""How long rank 0 may take to write where its workers meet: it has its place when others do."""
+"""Maximum time for rank 0 to write MASTER_ADDR and MASTER_PORT: it has its rank when others do."""
 POLL_SECONDS = 0.05
 
 

@@ -150,7 +150,7 @@ class Placing(Telling):
 
     @staticmethod
     def _get_master_addr_port(store: Any) -> tuple[str, int]:
-        """What rank 0 wrote by `_set_master_addr_port`.
+        """Return the address and port that rank 0 wrote with `_set_master_addr_port`.
 
         Raises:
             RendezvousTimeoutError: nobody wrote it in time, as where the handler returns

@@ -70,7 +70,7 @@ class DefaultLogsSpecs:
 
 
 def logs_specs_of(given: Any) -> DefaultLogsSpecs:
-    """What was given, which may be torch's."""
+    """The value that was given, which may be torch's."""
     if isinstance(given, DefaultLogsSpecs):
         return given
     return DefaultLogsSpecs(

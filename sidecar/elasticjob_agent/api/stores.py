@@ -18,7 +18,7 @@ TRACING_GATE = "/TRACING_GATE"
 MOST_MISSING = 16
 """So many ranks are named at most."""
 TIMED_OUT = (RuntimeError, LookupError, TimeoutError)
-"""What stores raise when a key does not come: torch's own, an etcd store, and ours."""
+"""Errors that stores raise on a timeout: torch's own, an etcd store, and ours."""
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _missing(
     named: Callable[[int], str],
     seconds: float,
 ) -> list[str] | None:
-    """Who did not come to a barrier, as rank 0 finds out; None where that cannot be known."""
+    """Return the ranks that did not reach a barrier, found by rank 0; None if unknown."""
     store.set(f"{key_prefix}{rank}{TRACE}", IGNORED)
     if rank != 0:
         try:

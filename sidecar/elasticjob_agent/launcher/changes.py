@@ -307,7 +307,7 @@ class _File(Values):
 
 
 def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether calling this function may change a variable, itself or by another."""
+    """Return whether a call of this function may change a variable, itself or through another."""
     todo, seen = [node], set()
     while todo:
         for each in nodes(todo.pop()):

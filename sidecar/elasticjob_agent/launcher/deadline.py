@@ -27,12 +27,12 @@ class Deadline:
         self._offset: float | None = None
         self._heard = time.monotonic()
         self.told = False
-        """Whether the agent that attached last has had evidence of its own."""
+        """Return whether the agent that attached last has had evidence of its own."""
         self.at: float | None = None
 
     @property
     def live_seconds(self) -> float | None:
-        """What is left of it; 0 when it has passed."""
+        """Seconds that are left; 0 when the deadline has passed."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
     def attached(self, tells: bool) -> None:

@@ -72,7 +72,7 @@ class Effects:
         self._active = True
 
     def found(self) -> str:
-        """What the import has left behind; empty when that is nothing but modules."""
+        """Return the import's lasting effects in words; empty when it only loaded modules."""
         self._active = False
         before, now = self._before, _state()
         reasons = self._differences(before, now)

@@ -27,7 +27,7 @@ def is_rank(name: str) -> bool:
 
 
 def differs(name: str) -> bool:
-    """Whether its value may differ from worker to worker, or from round to round."""
+    """Return whether the variable's value may differ by worker or by round."""
     return is_rank(name) or name in _DEVICES
 
 

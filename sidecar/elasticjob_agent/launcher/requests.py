@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Attach(NamedTuple):
-    """Who the agent is; `orphan_seconds` None keeps the launcher's own setting.
+    """Identity of the agent; `orphan_seconds` None keeps the launcher's own setting.
 
     `deadlines`: it tells until when workers may live.
     """

@@ -81,7 +81,7 @@ class Environ:
 
 
 def put_first(tree: ast.Module, path: str) -> First:
-    """What the statements that run when this file is run put first."""
+    """Return the folders that the file's top-level statements add."""
     reader = _Reader(path)
     reader.run(tree.body)
     return First(tuple(reader.folders), reader.unread, tuple(reader.last), reader.unread_last)

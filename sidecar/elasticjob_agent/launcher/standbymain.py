@@ -112,7 +112,7 @@ class Standby:
         self._answer("ready", seconds=time.monotonic() - began)
 
     def _end_if_unknown(self, steps: Sequence[Wanted | Change]) -> None:
-        """Where an installed package is imported after a change that cannot be read."""
+        """End where an installed package is imported after a change that cannot be read."""
         unknown: Change | None = None
         for step in steps:
             if isinstance(step, Change):
@@ -142,7 +142,7 @@ class Standby:
         return read(self._entry(guard), sys.path, guard.installed, self._given)
 
     def _outdated(self) -> str:
-        """Why what is loaded is not what the program, as it is now, would have loaded."""
+        """Return why the preloaded modules no longer match the program; empty while they do."""
         if _dates(self._reading.files) == self._dates:
             return ""
         assert self._guard is not None
@@ -231,7 +231,7 @@ class Standby:
                 self._counted.setdefault(path, now)
 
     def _environment(self) -> dict[str, str]:
-        """What Python and packages have made of the one it was started with; not the program."""
+        """Return the changes that Python and packages made to the environment, not the program."""
         found = dict(os.environ)
         for name, value in self._applied.items():
             if name not in WHILE_PRELOADING and found.get(name) == value:
@@ -327,7 +327,7 @@ class Standby:
 
 
 def _dates(paths: Sequence[str]) -> list[object]:
-    """What tells that one of these files was written."""
+    """Return a stamp of these files, which changes when one of them is written."""
     found: list[object] = []
     for path in paths:
         try:

@@ -30,7 +30,7 @@ KILL_SECONDS = 0.5
 """The fixed allowance for killing: between the deadline of workers, which their launcher knows
 beforehand, and their end."""
 OBEY_SECONDS = 1.0
-"""How long an agent may take to obey a round that it was told."""
+"""Maximum time for an agent to act on a newer round number."""
 
 
 def patience_seconds(bounds: Bounds) -> float:

@@ -96,7 +96,7 @@ class StoreRefused:
 
 @dataclass(frozen=True, slots=True)
 class StoreChanged:
-    """Whether etcd can be used, as its monitor sees it; None where it can. Only for messages."""
+    """The monitor's view of etcd: its trouble, None while it can be used. Only for messages."""
 
     trouble: StoreTrouble | None
 

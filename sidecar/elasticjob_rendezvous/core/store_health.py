@@ -60,7 +60,7 @@ class StoreHealth:
 
     @property
     def suspected(self) -> bool:
-        """Whether the latest probe failed."""
+        """Return whether the latest probe failed."""
         return self._first is not None
 
     def succeeded(self, now: Clock) -> list[Note]:

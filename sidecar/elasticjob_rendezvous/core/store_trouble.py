@@ -14,7 +14,7 @@ LONGEST_ENDPOINT = 120
 
 
 class StoreState(StrEnum):
-    """What a client can do with the store."""
+    """Availability of the store to a client."""
 
     REACHABLE = "reachable"
     UNREACHABLE = "unreachable"
@@ -23,7 +23,7 @@ class StoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
-    """Why a store cannot be used.
+    """Cause for which a store cannot be used.
 
     Args:
         store: what it is called: `etcd`, `the c10d store`.
@@ -51,7 +51,7 @@ class StoreTrouble:
 
     @property
     def waiting(self) -> str:
-        """What a member without workers waits for."""
+        """Text of what a member without workers waits for."""
         if self.refuses:
             return f"{self.store} refuses writes: no round can form until it accepts them"
         return f"{self.store} cannot be reached: no round can form until it answers"
@@ -68,7 +68,7 @@ class StoreTrouble:
 
 
 def read_trouble(document: object) -> StoreTrouble | None:
-    """What `StoreTrouble.document` made, bounded; None for None and for anything else."""
+    """Read a `StoreTrouble.document`, bounded; return None for None and for anything else."""
     if not isinstance(document, Mapping):
         return None
     try:

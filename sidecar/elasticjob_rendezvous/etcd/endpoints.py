@@ -154,7 +154,7 @@ class Link:
             return False
 
     def is_connected(self) -> bool:
-        """Whether the channel is connected. One that was cut off connects only to send again."""
+        """Return whether the channel is connected. One that was cut off reconnects only to send."""
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     def is_settled(self) -> bool:

@@ -38,7 +38,7 @@ class _State:
 
 
 def is_forked() -> bool:
-    """Whether gRPC was used already when this process was forked."""
+    """Return whether gRPC was used already when this process was forked."""
     return _State.user is not None and _State.user != os.getpid()
 
 

@@ -133,7 +133,7 @@ class RendezvousMember:
         return int(self._engine is not None and self._engine.local.workers is not Workers.NONE)
 
     def _members(self) -> int:
-        """How many members the current round has, as far as we know."""
+        """Number of members of the current round, as far as known here."""
         found = None if self._engine is None else self._engine.view.round
         return 1 if found is None else max(1, found.record.nodes)
 
@@ -185,7 +185,7 @@ class RendezvousMember:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Why etcd cannot be used at present; None while it can."""
+        """Trouble with etcd; None while it can be used."""
         return None if self._monitor is None else self._monitor.trouble
 
     @property

@@ -94,7 +94,7 @@ class EtcdProbe:
         )
 
     async def _alarmed(self, seconds: float) -> bool:
-        """Whether etcd's status names an error; raises `EtcdError` where it has none."""
+        """Return whether etcd's status names an error. Raises `EtcdError` without a status."""
         reply: Any = await self._transport.call(
             "status",
             lambda link, metadata, timeout: link.maintenance.Status(
@@ -113,7 +113,7 @@ def dry_write(key: str) -> Txn:
 
 
 def failure_of(error: EtcdError) -> Failed:
-    """Whether etcd itself refused, in its own words, or could not be asked."""
+    """Distinguish a refusal by etcd, with its text, from an etcd that gave no answer."""
     at = error.detail.find(_OWN_WORDS)
     text = error.detail if at < 0 else error.detail[at:]
     refused = isinstance(error, PermissionDenied | Unauthenticated)

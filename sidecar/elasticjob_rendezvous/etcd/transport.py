@@ -55,7 +55,7 @@ class Failure:
     verdict: Verdict | type[EtcdError]
     detail: str
     answered: bool = False
-    """Whether etcd itself said so."""
+    """True where the error came from etcd itself."""
 
 
 def read_failure(error: BaseException) -> Failure:
@@ -100,7 +100,7 @@ class Transport:
         self.timeout_seconds = timeout_seconds
         self._random = random
         self.written_at = float("-inf")
-        """When etcd last took a write; monotonic."""
+        """Monotonic time of the last write that etcd accepted."""
 
     async def call(
         self,

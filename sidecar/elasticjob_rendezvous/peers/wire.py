@@ -130,7 +130,7 @@ class Count:
     def __init__(self, linked_at: float) -> None:
         self.linked_at = linked_at
         self.heard_at = linked_at
-        """When the newest line of the other was heard."""
+        """Time at which the peer's newest line was heard."""
         self._proven = linked_at
         self._unheard: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
         self._number = 0
@@ -143,9 +143,9 @@ class Count:
         return {"count": self._number, "heard": self._heard}
 
     def proven(self, message: Message, now: float | None = None) -> float | None:
-        """When we sent what the other had heard of us when it sent `message`, which came `now`.
+        """Return when we sent the line that the peer had heard last when it sent `message`.
 
-        None where it does not say.
+        `now` is when that came. None where it does not say.
         """
         count, heard = message.get("count"), message.get("heard")
         if isinstance(count, int):

@@ -62,7 +62,7 @@ class TCPStoreServer:
 
     @property
     def waiting(self) -> int:
-        """How many clients wait for keys."""
+        """Number of clients that wait for keys."""
         return self._serving.waiting
 
     def drained(self, timeout_seconds: float) -> bool:

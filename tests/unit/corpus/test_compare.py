@@ -1,4 +1,4 @@
-"""What counts as a difference between cold and warm runs, and what as the noise of any two runs."""
+"""Differences between cold and warm runs, and the noise of any two runs."""
 
 from __future__ import annotations
 

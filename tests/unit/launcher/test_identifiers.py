@@ -1,4 +1,4 @@
-"""What an import draws, as the standby finds it in the modules that were loaded."""
+"""Identifiers that an import draws, found by the standby in the loaded modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_agent.launcher.identifiers import Identifiers
 
 
 def found(monkeypatch: pytest.MonkeyPatch, value: Any) -> list[str]:
-    """What is said of a package that keeps this value."""
+    """Return the refusal of a package that keeps this value."""
     module = ModuleType("some_pkg")
     identifiers = Identifiers()
     identifiers.begin()

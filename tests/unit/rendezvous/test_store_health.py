@@ -1,4 +1,4 @@
-"""When a trouble with the store is reported, in which words, and how its end is."""
+"""Reports of a trouble with the store and of its end: their times and texts."""
 
 from __future__ import annotations
 
