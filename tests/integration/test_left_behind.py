@@ -27,6 +27,7 @@ from tests.integration.launcher_rig import (
 )
 from tests.integration.local_rig import LocalRig, until
 from tests.integration.local_rig import rig as rig
+from tests.integration.test_warm_start import children_of, parent_of
 
 __all__ = ["mark", "rig"]
 
@@ -70,15 +71,6 @@ asyncio.run(main(*sys.argv[1:]))
 """
 BARE = ("agent", "outer init", "inner init", "launcher", "standby")
 LOCAL = ("run", "supervisor", "agent", "outer init", "launcher")
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def children_of(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()]
 
 
 def kill(pids: Collection[int]) -> None:

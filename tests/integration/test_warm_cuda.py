@@ -13,9 +13,9 @@ import pytest
 
 from tests.integration.fake_driver import write_driver
 from tests.integration.launcher_rig import mark
-from tests.integration.warm_rig import Warm, said, said_warm, script, warm
+from tests.integration.warm_rig import Warm, installed, said, said_warm, script, warm
 
-__all__ = ["mark"]
+__all__ = ["installed", "mark"]
 
 pytestmark = pytest.mark.usefixtures("mark")
 
@@ -37,16 +37,6 @@ class cuda:
         counted = True
         return False
 """
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages, one of them harmless."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "plain_pkg.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    return folder
 
 
 def outcome(folder: Path, imports: str) -> str:

@@ -10,24 +10,26 @@ from pathlib import Path
 import pytest
 
 from tests.integration.launcher_rig import mark, soon
-from tests.integration.warm_rig import SHARED, Warm, said, said_warm, script, warm
+from tests.integration.warm_rig import (
+    LOADED,
+    SHARED,
+    Warm,
+    installed,
+    said,
+    said_warm,
+    script,
+    warm,
+)
 
-__all__ = ["mark"]
+__all__ = ["installed", "mark"]
 
 pytestmark = pytest.mark.usefixtures("mark")
 
-LOADED = "import sys; there = sorted(n for n in sys.modules if n.endswith('_pkg'))\n"
 
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "plain_pkg.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in which packages of these tests make what they make."""
     monkeypatch.setenv("PLACE", str(tmp_path))
-    return folder
 
 
 EFFECTS = {

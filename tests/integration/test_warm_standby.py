@@ -13,24 +13,20 @@ import pytest
 
 from tests.integration.launcher_rig import mark, soon
 from tests.integration.test_warm_start import children_of, parent_of
-from tests.integration.warm_rig import SHARED, Warm, said, said_warm, script, warm
+from tests.integration.warm_rig import (
+    LOADED,
+    SHARED,
+    Warm,
+    installed,
+    said,
+    said_warm,
+    script,
+    warm,
+)
 
-__all__ = ["mark"]
+__all__ = ["installed", "mark"]
 
 pytestmark = pytest.mark.usefixtures("mark")
-
-# Says at its start which of its modules were there before.
-LOADED = "import sys; there = sorted(n for n in sys.modules if n.endswith('_pkg'))\n"
-
-
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "plain_pkg.py").write_text("")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    return folder
 
 
 REFUSED = {

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elasticjob_agent.hands import (
     Hello,
     Prepared,
@@ -24,6 +26,18 @@ from elasticjob_agent.local import LocalHands
 from tests.integration.launcher_rig import Event, soon, until
 
 SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+LOADED = "import sys; there = sorted(n for n in sys.modules if n.endswith('_pkg'))\n"
+"""First line of a script that says which of its modules were there before."""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, with a harmless one."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "plain_pkg.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return folder
 
 
 class Warm:
