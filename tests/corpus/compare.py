@@ -35,10 +35,13 @@ DOCUMENTED = (
     ("output", "^in the standby's log: ", "import output"),
 )
 
+_TIME = "TIME"
+"""Time of day to the second in a file's name; files made within one second share the name."""
 _PATTERNS = (
+    (r"(?<!\d)20\d{6}[-_T]?\d{6}(?!\d)", _TIME),
+    (r"tmp[a-z0-9_]{8}", "TMP"),  # before addresses: such a name may have "0x" in it
     (r"0x[0-9a-fA-F]+", "ADDRESS"),
     (r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "ID"),
-    (r"tmp[a-z0-9_]{8}", "TMP"),
     (r"\bsem\.\w{4,}", "sem.TMP"),
     (r"\b(pymp|psm|mp)[-_][a-z0-9_]{8}\b", "TMP"),
     (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),
@@ -120,14 +123,20 @@ def _ends(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
 
 def _files(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
     for moment in sorted(warm["files"]):
-        counts = [_counted(cold["files"].get(moment, ()), cold["folder"]) for cold in colds]
-        here = [_counted(warm["files"][moment], warm["folder"])]
+        counts = [_named(cold["files"].get(moment, ()), cold["folder"]) for cold in colds]
+        here = [_named(warm["files"][moment], warm["folder"])]
         told: list[str] = []
         for one in _outside("files", moment, counts, here):
             if not one.item.startswith(tuple(told)):  # what is in such a folder goes without saying
                 yield one
             if one.item.endswith("/"):
                 told.append(one.item)
+
+
+def _named(paths: Iterable[str], folder: str) -> Counter[str]:
+    """Count files by name; those named after a second count once, see `_TIME`."""
+    counts = _counted(paths, folder)
+    return Counter({name: 1 if _TIME in name else number for name, number in counts.items()})
 
 
 def _output(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:

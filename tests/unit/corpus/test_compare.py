@@ -209,10 +209,21 @@ def test_only_the_topmost_folder_that_differs_is_named() -> None:
     assert [one.item for one in differences([run()], warm)] == ["tmp/other/"]
 
 
+def test_files_named_after_the_second_count_once() -> None:
+    cold, warm = run(), other_run()
+    cold["files"]["end"] += ["work/debug-20261123_035210.log"]
+    warm["files"]["end"] += ["work/debug-20261123_035310.log", "work/debug-20261123_035311.log"]
+    assert differences([cold], warm) == []
+    del warm["files"]["end"][-2:]
+    assert [one.aspect for one in differences([cold], warm)] == ["files"]
+
+
 @pytest.mark.parametrize(
     ("text", "plain"),
     [
         (f"{FOLDER}/tmp/tmpx1y2z3w4/a", "JOB/tmp/TMP/a"),
+        (f"{FOLDER}/tmp/tmpx10x2fgh/a", "JOB/tmp/TMP/a"),
+        ("debug-20261123_035210.log", "debug-TIME.log"),
         ("pid 4711 took 0.25 s", "pid N took N s"),
         ("<object at 0x7f00>", "<object at ADDRESS>"),
         ("7d5f1c9e-0b5e-4b8a-9d2c-0123456789ab", "ID"),
