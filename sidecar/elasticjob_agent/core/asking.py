@@ -60,7 +60,7 @@ def is_unasked(state: State, number: int) -> bool:
 
 
 def unasked_at(state: State) -> float | None:
-    """Return the monotonic deadline for a save request to workers that wait for one."""
+    """Return the monotonic time at which workers stop waiting for a save request and are ended."""
     crew = state.crew
     if crew is None or crew.empty or crew.order is not None or _request(state) is not None:
         return None

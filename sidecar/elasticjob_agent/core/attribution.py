@@ -50,7 +50,7 @@ def failure_of(crew: Crew, facts: Facts) -> Failure | None:
     """Return the first failure of a worker group, or None if no worker failed.
 
     Without a stop in progress, every exit except code 0 is a failure. During a stop for a failure,
-    only a worker's own error counts: it may have aborted its peers before that worker exited.
+    only a worker's own error counts: that error may have aborted its peers before its own exit.
     Exits during any other stop are not failures. Failures are ordered by the time in the error
     file, or else by the exit time.
     """

@@ -82,7 +82,7 @@ def _ran_ms(crew: Crew, now: float) -> int | None:
 
 
 def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
-    """Return the failure to keep: a known failure is replaced only if it echoes the new one."""
+    """Return the failure to keep: only an echo is replaced, and only by a failure that is none."""
     if known is None or found is None:
         return known or found
     echo = known.kind in ECHOES and found.kind not in ECHOES

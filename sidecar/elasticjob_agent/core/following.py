@@ -5,10 +5,10 @@ whether it is closed. `core.follow` derives from these answers and the agent's l
 directives that the v3 engine would give. `elasticjob_agent.api.following` does the I/O: it polls
 the handler and executes the orders.
 
-A handler does not distinguish why nodes go, so ElasticJob agents leave each other notes in a
-round's store: a worker failed (the others' collectives cannot finish), the job failed (nobody
-should wait for it), or a node left rather than was lost. torch's agents neither write nor read
-these notes.
+A handler does not distinguish the reasons for a node's departure, so ElasticJob agents leave each
+other notes in a round's store: a worker failed (the others' collectives cannot finish), the job
+failed (no node should wait for it), or a node left and was not lost. torch's agents neither write
+nor read these notes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Seen:
     """Result of polling the handler and the notes in the round's store.
 
     Args:
-        waiting: number of nodes that wait for the next round, or a sign that the round lost one.
+        waiting: number of nodes that wait for the next round; also positive if the round lost one.
         closed: True if the rendezvous is closed.
         failed: note that a worker failed; empty without one.
         ended: note that the job failed; empty without one.
@@ -136,7 +136,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Exit barrier timed out; `unknown` gives the reason why the others' result is unknown."""
+    """Exit barrier timed out; `unknown` is the reason if the others' result is unknown."""
 
     unknown: str = ""
 

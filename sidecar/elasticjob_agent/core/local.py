@@ -43,7 +43,7 @@ def local_facts(state: State) -> Local:
 
 
 def _cold(state: State) -> str | None:
-    """Return the cold-start reason; None without warm start or if another agent started them."""
+    """Return the cold-start reason; None without warm start or if another agent did the start."""
     crew = state.crew
     if crew is None or not crew.start_ms or not state.facts.warm_start:
         return None

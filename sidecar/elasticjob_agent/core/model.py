@@ -168,7 +168,7 @@ class Crew:
     def _told_to_save(self) -> bool:
         """True if a worker reached the agreed save point.
 
-        Progress without save points (text form, checkpoint file) counts as soon as it was asked.
+        A worker whose progress has no save points (text form, checkpoint file) counts once asked.
         """
         asked = self.asked
         return asked is not None and any(
