@@ -21,7 +21,7 @@ from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.roster import Roster
 
-NOT_BEGUN = Idle("the launcher is not there yet")
+NOT_BEGUN = Idle("the launcher is not connected yet")
 NOTHING = Local()
 
 
