@@ -1,7 +1,6 @@
-"""A look at etcd before an agent joins: is it there, and is this run still open?
+"""Preflight check of an agent started by hand: etcd answers, and the run is still open.
 
-For agents that people start by hand. In a pod the agent waits for etcd instead, and an operator
-chooses the incarnation.
+In a pod the agent waits for etcd instead, and an operator chooses the incarnation.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ ATTEMPT_SECONDS = 3.0
 
 
 class PreflightError(Exception):
-    """The agent cannot join; the text says why and what to do."""
+    """The agent cannot join; the text names the cause and the fix."""
 
 
 async def check(settings: AgentSettings, connect_seconds: float) -> None:
-    """Wait for etcd so long, then see that the run is open. Raises `PreflightError`."""
+    """Wait up to `connect_seconds` for etcd, then check that the run is open.
+
+    Raises:
+        PreflightError: etcd does not answer, or the run is closed.
+    """
     deadline = time.monotonic() + connect_seconds
     try:
         async with Client(
