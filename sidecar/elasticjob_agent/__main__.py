@@ -72,7 +72,7 @@ def _install_launcher(file: str) -> int:
         install(Path(file))
     except OSError as error:
         return _said(
-            f"the launcher cannot be written to {file}: {error.strerror}; "
+            f"cannot write the launcher to {file}: {error.strerror}; "
             "its folder must be writable for this user"
         )
     return 0

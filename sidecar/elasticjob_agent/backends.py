@@ -194,7 +194,7 @@ class _C10d:
             try:
                 return native.Host(_listening(settings), self._port)
             except RendezvousConnectionError as error:
-                log.info("another process hosts the store, as it seems: %s", error)
+                log.info("another process seems to host the store: %s", error)
         return None
 
     def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:

@@ -185,9 +185,9 @@ class Channel:
                 self._writer.write(encode(message))
                 await self._writer.drain()
         except TimeoutError as error:
-            raise HandsError(f"the launcher took no {message['type']!r}: it is stuck") from error
+            raise HandsError(f"cannot send {message['type']!r}: the launcher is stuck") from error
         except (OSError, RuntimeError) as error:
-            raise HandsError(f"the launcher took no {message['type']!r}: {error}") from error
+            raise HandsError(f"cannot send {message['type']!r} to the launcher: {error}") from error
 
     async def aclose(self) -> None:
         """Close the connection; the launcher then knows that the agent is gone."""

@@ -32,7 +32,7 @@ def leave(reason: str) -> None:
     quoted = "".join(f"%{byte:02x}" for byte in reason.encode(errors="replace"))
     code = _ask(f"POST /leave?{quoted}")
     if code != 202:
-        raise NoAnswer(f"the agent refused to leave, with code {code}")
+        raise NoAnswer(f"the agent refused to leave: HTTP status {code}")
 
 
 def is_ready() -> bool:

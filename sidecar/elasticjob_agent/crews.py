@@ -103,7 +103,7 @@ class Crews:
                 await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
         except (OSError, TimeoutError) as error:
             logs = None
-            trouble = f"round {number} keeps none: {str(error) or 'the disk does not answer'}"
+            trouble = f"round {number} has none: {str(error) or 'the disk does not answer'}"
             self._post(FromHands(LogTrouble(trouble)))
         files: ProgressFiles | None = self._files
         try:
@@ -111,7 +111,11 @@ class Crews:
                 await asyncio.to_thread(self._files.prepare, number, seat.slots)
         except (OSError, TimeoutError):
             files = None
-            log.warning("%s: round %d cannot tell its progress", self._settings.name, number)
+            log.warning(
+                "%s: no progress reports in round %d: cannot create the files",
+                self._settings.name,
+                number,
+            )
         settings = self._settings
         dumps = settings.hang_seconds > 0
         order = start_workers(
@@ -140,7 +144,7 @@ class Crews:
                 await asyncio.sleep(SEEN_SECONDS)
                 found = await asyncio.to_thread(self._files.read, number, state.crew.slots)
         except (OSError, TimeoutError) as error:
-            log.warning("%s: workers cannot be asked to save: %s", self._settings.name, error)
+            log.warning("%s: cannot ask the workers to save: %s", self._settings.name, error)
             return
         if request.point and state.hello is not None and state.hello.save_signal:
             order = self._hands.signal(number, state.hello.save_signal)
@@ -160,7 +164,7 @@ class Crews:
             async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):
                 await order
         except (HandsError, TimeoutError) as error:
-            log.warning("%s: the launcher did not take %s: %s", self._settings.name, what, error)
+            log.warning("%s: launcher command %s failed: %s", self._settings.name, what, error)
 
     # -- events ---------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ class _Answers:
                 return _reply(HTTPStatus.OK, status(self._agent))
             case "GET", told if told == RENDEZVOUS and self._witness is not None:
                 if not self._witness.may_read(_headers(head)):
-                    refusal = {"error": "this needs a proof of the job's key"}
+                    refusal = {"error": "requires a proof of the job's key"}
                     return _reply(HTTPStatus.FORBIDDEN, refusal)
                 return _response(HTTPStatus.OK, self._witness.answer())
             case "POST", "/leave" if self._may_leave:

@@ -283,7 +283,7 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
     except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name has no IDNA form
         if local_addr:
             raise SettingsError(
-                f"--local-addr {echoed(local_addr)} is no address: {error}"
+                f"--local-addr {echoed(local_addr)} is not an address: {error}"
             ) from error
         raise SettingsError(
             f"--rdzv-endpoint: {echoed(host)} cannot be reached from here ({error}); correct it, "

@@ -63,7 +63,7 @@ async def _round(client: Client, settings: AgentSettings, deadline: float) -> Ro
             if time.monotonic() >= deadline:
                 raise
             if not said:
-                log.warning("%s: %s; trying on", settings.name, error)
+                log.warning("%s: %s; retrying", settings.name, error)
                 said = True
             await asyncio.sleep(error.delay_seconds)
     try:
@@ -76,6 +76,6 @@ def _closed(settings: AgentSettings, round_: Round) -> str:
     how = f" ({round_.outcome.kind})" if round_.outcome is not None else ""
     incarnation = int(settings.prefix.rstrip("/").rpartition("/")[2])
     return (
-        f"the run {settings.run_id!r} is closed{how}: it is not taken up again. For a new run give "
+        f"the run {settings.run_id!r} is closed{how} and cannot continue. For a new run give "
         f"a --rdzv-id of its own, or --rdzv-conf incarnation={incarnation + 1} on every agent"
     )

@@ -114,9 +114,9 @@ _LEAST = {
 }
 _WHY = {
     "keep_alive_seconds": "etcd grants no shorter lease, and a c10d node beats once a second",
-    "confirm": "who confirms later is left out of the round",
-    "heartbeat_timeout": "a sign of life that may take no time is never given",
-    "close_timeout": "a leave that may take no time is never told",
+    "confirm": "members that confirm later are left out of the round",
+    "heartbeat_timeout": "a heartbeat takes time",
+    "close_timeout": "leaving takes time",
 }
 _KINDS = {"float": float, "int": int, "str": str}
 
@@ -161,19 +161,19 @@ def _check(conf: Conf, given: dict[str, object]) -> None:
     """Check the string values, and keys that exclude each other. Raises `SettingsError`."""
     if conf.store_type.lower() not in ("", "tcp"):
         raise SettingsError(
-            f"--rdzv-conf store_type must be tcp, got {echoed(conf.store_type)}: agents have no "
-            "store in a file"
+            f"--rdzv-conf store_type must be tcp, got {echoed(conf.store_type)}: agents do not "
+            "support file stores"
         )
     beats = conf.keep_alive_interval is not None or conf.keep_alive_max_attempt is not None
     if beats and "keep_alive_seconds" in given:
         raise SettingsError(
-            "--rdzv-conf must give either keep_alive_seconds or torch's keep_alive_interval and "
-            "keep_alive_max_attempt, whose product it is"
+            "--rdzv-conf must give either keep_alive_seconds, or torch's keep_alive_interval and "
+            "keep_alive_max_attempt: keep_alive_seconds is their product"
         )
     if beats and conf.lost_seconds < LEAST_KEEP_ALIVE_SECONDS:
         raise SettingsError(
             "--rdzv-conf keep_alive_interval times keep_alive_max_attempt must be at least "
-            f"{LEAST_KEEP_ALIVE_SECONDS} seconds, or nodes are lost between two signs of life; "
+            f"{LEAST_KEEP_ALIVE_SECONDS} seconds, or nodes are lost between two heartbeats; "
             f"got {conf.lost_seconds:g}"
         )
 

@@ -206,11 +206,11 @@ async def _let_go(handler: RendezvousHandler, ending: Ending, alone: bool) -> No
             if call is not None:
                 await in_thread(call, SHUTDOWN_SECONDS)
         except Exception as error:
-            log.warning("the rendezvous could not be left: %r", error)
+            log.warning("cannot leave the rendezvous: %r", error)
 
 
 async def explain(settings: AgentSettings, ending: Ending) -> None:
     """Write the termination message of the pod."""
     trouble = await asyncio.to_thread(write_termination, settings.termination_log, ending.message)
     if trouble is not None:
-        log.warning("%s: no termination message: %s", settings.name, trouble)
+        log.warning("%s: cannot write the termination message: %s", settings.name, trouble)

@@ -33,4 +33,4 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
             return c10d.create_rdzv_handler(parameters)
     known = ", ".join(BACKENDS)
-    raise ValueError(f"no rendezvous backend {echoed(parameters.backend)}; there are {known}")
+    raise ValueError(f"unknown rendezvous backend {echoed(parameters.backend)}: known are {known}")

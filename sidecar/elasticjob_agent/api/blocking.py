@@ -105,7 +105,7 @@ class BlockingHands:
                     self._changed.notify_all()
         except HandsError as error:
             self._lose(str(error))
-        self._lose("the hands ended")
+        self._lose("the worker runtime ended")
 
     def _heard(self, event: object) -> None:
         match event:
@@ -133,7 +133,7 @@ class BlockingHands:
             if self._lost:
                 raise HandsError(self._lost)
             if not came:
-                raise HandsError(f"the hands did not answer within {seconds:g} s")
+                raise HandsError(f"the worker runtime did not answer within {seconds:g} s")
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)

@@ -66,7 +66,7 @@ class Done:
             if not self._meeting():
                 return None
             # The store may have ended with the agent that hosted it, which was then done.
-            log.warning("the exit barrier cannot be reached: %r", error)
+            log.warning("cannot reach the exit barrier: %r", error)
             return Waited(barrier.unknown(error))
         if not self._meeting():
             return None

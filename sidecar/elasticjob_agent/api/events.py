@@ -71,7 +71,9 @@ def get_logging_handler(destination: str = NOWHERE) -> logging.Handler:
         return _handlers[destination]()
     except KeyError:
         known = ", ".join(sorted(_handlers))
-        raise ValueError(f"no event destination {echoed(destination)}; there are {known}") from None
+        raise ValueError(
+            f"unknown event destination {echoed(destination)}: known are {known}"
+        ) from None
 
 
 def record(event: Event, destination: str = NOWHERE) -> None:

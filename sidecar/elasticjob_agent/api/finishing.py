@@ -89,7 +89,7 @@ class ExitBarrier:
         except Exception as error:
             if not kept_by_etcd(self._handler):
                 raise
-            log.warning("done; whether that was counted is not known: %r", error)
+            log.warning("done, but the exit barrier may not have counted this node: %r", error)
         await self._all_noted()
         await self._insisted(lambda: store.set(last, b"1"))
         return last
@@ -120,7 +120,7 @@ class ExitBarrier:
                     raise
                 if not said:
                     log.warning(
-                        "done, but the others cannot be told yet; trying on for up to %g s: %r",
+                        "done, but cannot notify the other nodes yet; retrying for up to %g s: %r",
                         self._away_seconds,
                         error,
                     )

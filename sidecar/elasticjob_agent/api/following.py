@@ -214,7 +214,7 @@ class HandlerRendezvous:
         except Exception as error:
             # Handlers may be user code: any exception is the reason for having no place.
             self.error = error
-            log.info("no place in a round: %r", error)
+            log.info("cannot join a round: %r", error)
             trouble = trouble_of(error)
             ended = trouble is Trouble.CLOSED or trouble is Trouble.LEFT
             outcome = await how_ended(self._handler, self._place) if ended else None

@@ -62,7 +62,7 @@ class HandsElasticAgent(SimpleElasticAgent):
         logs = RunLogs(node.logs)
         roster = places.roster_of(worker_group, node.member, self._restarts, self._master_served)
         seat = roster.seat(node.member)
-        assert seat is not None, "roster_of seats us"
+        assert seat is not None, "roster_of includes this node"
         logs.prepare(roster.number, seat.slots, seat.base_rank)
         order = start_workers(
             StartCrew(roster, seat, worker_group.spec.max_restarts),

@@ -101,8 +101,8 @@ def result_of(
         case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
             if crew is None:  # this node never had a place
                 raise RendezvousClosedError(
-                    "the run had ended with success before this node had a place in it: it is not "
-                    "taken up again, and a new run needs an id of its own"
+                    "the run had succeeded before this node joined it: it cannot continue, and a "
+                    "new run needs an id of its own"
                 )
             group.state = WorkerState.SUCCEEDED
             values = return_values(crew.round) if crew.done else {}

@@ -120,7 +120,7 @@ class LocalElasticAgent(HandsElasticAgent):
             while not life.done():
                 await asyncio.wait([life], timeout=interval_seconds)
                 if not life.done() and self._is_stuck():
-                    raise StuckWorkers("a worker is stuck in the kernel: it is not started again")
+                    raise StuckWorkers("a worker is stuck in the kernel: not restarting it")
             return life.result()
         finally:
             life.cancel()
@@ -184,7 +184,7 @@ class LocalElasticAgent(HandsElasticAgent):
         which = (str(number), str(local_rank))
         if self._start_method == "fork":
             return which
-        assert self._call_folder is not None, "the hands came first"
+        assert self._call_folder is not None, "_make_hands sets it"
         return (*self._call_folder.command(), *which)
 
     def _devices(self, local_rank: int) -> dict[str, str]:

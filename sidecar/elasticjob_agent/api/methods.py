@@ -130,7 +130,7 @@ class MethodHands:
             exits = [WorkerExited(number, rank, 0, 0, None, 0) for rank in ranks]
             return [*exits, Stopped(number)]
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            raise RuntimeError(f"the worker group is {result.state}: nobody knows what runs")
+            raise RuntimeError(f"the worker group is {result.state}: running workers are unknown")
         failures = [
             WorkerExited(
                 number,

@@ -177,7 +177,7 @@ class PersistentHandler(RendezvousHandler):
             except RendezvousConnectionError as error:
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError(
-                        f"nobody could be reached within {patience:g} s: {error}"
+                        f"cannot reach the rendezvous within {patience:g} s: {error}"
                     ) from error
                 if not told:
                     log.warning("no rendezvous yet, trying again: %s", error)

@@ -65,9 +65,8 @@ def await_master(store: Any) -> None:
         if store is None or time.monotonic() >= deadline:
             raise RendezvousTimeoutError(
                 f"rank 0 wrote no MASTER_ADDR and MASTER_PORT to the round's store within "
-                f"{seconds:g} s. A handler that returns bootstrap_store_info says there where the "
-                "workers meet, and the agent in its worker group's master_addr and master_port: "
-                "use those"
+                f"{seconds:g} s. If the handler returns bootstrap_store_info, use the address in "
+                "it, or master_addr and master_port of the agent's worker group"
             )
         time.sleep(POLL_SECONDS)
 

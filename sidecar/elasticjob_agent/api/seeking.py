@@ -56,7 +56,7 @@ async def sought(handler: Any, seeker: Seeker, order: Join, least: int) -> Place
                 raise
             if waited > limit_seconds:
                 raise RendezvousTimeoutError(str(error)) from error
-            log.warning("a place in a round was lost again: %r", error)
+            log.warning("lost the place in a round while joining, retrying: %r", error)
         await asyncio.sleep(SEEK_SECONDS)
 
 
@@ -79,5 +79,5 @@ async def how_ended(handler: Any, place: Place | None) -> Outcome | None:
     try:
         return await in_thread(look, CALL_SECONDS)
     except Exception as error:
-        log.warning("how the job ended is not known: %r", error)
+        log.warning("cannot read the job's outcome: %r", error)
         return None

@@ -94,7 +94,7 @@ def _barrier(
     trace_timeout: float = 10,
 ) -> None:
     if rank is None and rank_tracing_decoder is not None:
-        raise ValueError("rank_tracing_decoder needs rank: a trace tells whose it is")
+        raise ValueError("rank_tracing_decoder needs rank: a trace names its rank")
     with store_timeout(store, barrier_timeout):
         last = arrive(store, world_size, key_prefix)
         try:

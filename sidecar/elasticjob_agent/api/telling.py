@@ -70,7 +70,7 @@ class Telling:
             return "TERMINATED"
         if worker.global_rank in result.return_values:
             return WorkerState(result.state).value
-        raise ValueError(f"the result says nothing of the worker of rank {worker.global_rank}")
+        raise ValueError(f"the result has no entry for the worker of rank {worker.global_rank}")
 
     def _construct_event(
         self,

@@ -25,7 +25,7 @@ async def called(what: str, call: Callable[[], object], seconds: float = CALL_SE
     try:
         await in_thread(call, seconds)
     except Exception as error:
-        log.warning("the rendezvous did not take %s: %r", what, error)
+        log.warning("cannot send %s to the rendezvous: %r", what, error)
 
 
 async def note(place: Place | None, key: str, text: str, seconds: float = CALL_SECONDS) -> None:
