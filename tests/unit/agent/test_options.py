@@ -127,7 +127,7 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"rdzv_id": ""}, "--rdzv-id must be given"),
         ({"rdzv_id": "a/b"}, "--rdzv-id must be letters"),
         ({"local_addr": "no-such-host.invalid"}, "--local-addr"),
-        ({"local_addr": "two..dots"}, "--local-addr 'two..dots' is no address"),
+        ({"local_addr": "two..dots"}, "--local-addr 'two..dots' is not an address"),
         ({"rdzv_endpoint": "two..dots:1"}, "cannot be reached from here"),
         ({"log_dir": __file__}, "--log-dir"),
         ({"rdzv_conf": "timeout"}, "key=value"),
@@ -151,7 +151,7 @@ def test_a_fixed_number_of_nodes() -> None:
         (C10D | {"rdzv_conf": "close_timeout=0"}, "close_timeout must be seconds of at least 1"),
         ({"rdzv_conf": "keep_alive_seconds=0.001"}, "at least 2 (etcd grants no shorter lease"),
         (C10D | {"rdzv_conf": "keep_alive=1.9"}, "keep_alive must be seconds of at least 2"),
-        ({"rdzv_conf": "confirm=0.001"}, "confirm must be seconds of at least 1 (who confirms"),
+        ({"rdzv_conf": "confirm=0.001"}, "confirm must be seconds of at least 1 (members"),
         ({"rdzv_conf": "timeout=0.5"}, "timeout must be seconds of at least 1, got '0.5'"),
         ({"rdzv_conf": "keep_alive_seconds=-1"}, "of at least 2, got '-1'"),
         (
