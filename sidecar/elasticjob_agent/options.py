@@ -235,7 +235,7 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
             raise SettingsError(f"--rdzv-conf names a file that does not exist: {echoed(path)}")
     if bool(conf.cert) != bool(conf.key):
         raise SettingsError("--rdzv-conf must give cert and key together")
-    password = Path(conf.password_file).read_text().strip() if conf.password_file else conf.password
+    password = _password(conf.password_file) if conf.password_file else conf.password
     if bool(conf.user) != bool(password):
         raise SettingsError("--rdzv-conf must give user and password (or password_file) together")
     if conf.protocol not in ("", "http", "https"):
@@ -255,6 +255,16 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
     except InvalidConfiguration as error:
         raise SettingsError(f"--rdzv-endpoint {error.endpoint}: {error.detail}") from error
     return EtcdAccess(endpoints, tls, conf.user or None, password or None)
+
+
+def _password(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        told = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        told = "is not UTF-8 text"
+    raise SettingsError(f"--rdzv-conf password_file {echoed(path)} {told}")
 
 
 def _store_endpoint(text: str) -> str:

@@ -191,6 +191,28 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
     assert plain_agent(replace(OPTIONS, rdzv_conf=conf)).settings.etcd.password == "hush"
 
 
+def test_a_password_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="binary' is not UTF-8 text"):
+        plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={binary}"))
+
+
+def test_a_password_file_without_permission_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read every file, so the error is made here."""
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(SettingsError, match="secret' cannot be read: Permission denied"):
+        plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={secret}"))
+
+
 def test_defaults_of_the_rendezvous() -> None:
     conf = read_conf("")
     assert (conf.timeout, conf.last_call_timeout, conf.keep_alive_seconds) == (600, 30, 5)
