@@ -52,7 +52,7 @@ def overtake(scene: Scene, timers: Timers) -> Act | None:
     top = max([scene.view.known(), *used])
     if top <= current.number and not used:
         return None
-    timers.forget(LOST)  # members that come only now need time, too
+    timers.forget(LOST)  # late members need the full time to register
     number = max(top, current.number) + 1
     cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
     ended = current.state is RoundState.FINAL

@@ -30,7 +30,7 @@ def decide(
 ) -> Act | None:
     """Return the next transaction, if one is due; `memory.timers.wake` is the time to look again.
 
-    `own` is the coordinator's key, `brought` the bounds to write where nobody else does.
+    `own` is the coordinator's key, `brought` the bounds to write if no operator writes them.
     """
     timers, keys = memory.timers, view.keys
     timers.begin_step(clock.now)

@@ -32,7 +32,7 @@ class Departure:
             self.idle_since = now if self.idle_since is None else self.idle_since
 
     def was_seen(self, now: float, alarm: Alarm) -> bool:
-        """Return True if the round need not wait any longer to learn of the leave.
+        """Return True if the key is no longer needed to announce the leave.
 
         Until the round moves on the key stays, for its coordinator to read the reason.
         """

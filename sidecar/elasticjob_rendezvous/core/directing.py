@@ -32,8 +32,7 @@ class Facts:
     `remembered`: last roster that this member ran in.
     `late`: the workers were ordered to stop long ago and get no more grace.
     `saving`: the member leaves, but its workers run on to save together with the gang.
-    `store`: cause for which etcd is unusable, if it is: a member without workers waits for its
-    end.
+    `store`: trouble that makes etcd unusable, or None; members without workers wait for its end.
     """
 
     own: Own
@@ -72,7 +71,7 @@ def direct(facts: Facts) -> Directive:
 
 
 def _why_idle(facts: Facts, current: Round) -> str:
-    """Return the reason for which a member without workers waits, for people."""
+    """Return the reason why a member without workers waits, for people."""
     if facts.store is not None:
         return facts.store.waiting
     text = f"round {current.number} is {current.state}"

@@ -24,14 +24,14 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read of ranges in one request; answered by `ReadDone` or `RequestFailed`."""
+    """Ranges to read in one request; answered by `ReadDone` or `RequestFailed`."""
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Run of a Txn; answered by `TxnDone`, `TxnAmbiguous` or `RequestFailed`."""
+    """Transaction to run; answered by `TxnDone`, `TxnAmbiguous` or `RequestFailed`."""
 
     txn: Txn
 
@@ -93,8 +93,8 @@ class Probe:
     """Liveness question to a member's launcher (or agent); answered by `Probed`.
 
     `round` is the newest known number: a launcher that has lost its agent ends the workers of an
-    older one. It may let workers of this round live until `live_until`, on this process's clock:
-    that is how long their member's lease holds. 0 gives no permission.
+    older one. The launcher may let workers of this round live until `live_until`, on this
+    process's clock, the time for which their member's lease is renewed. 0 gives no permission.
     """
 
     member: str

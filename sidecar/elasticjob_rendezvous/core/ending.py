@@ -17,9 +17,9 @@ from elasticjob_rendezvous.core.view import View
 
 QUIET_PART = 6
 LEAVE_COALESCE_SECONDS = 0.2
-"""Maximum distance from the first leave for another one to share its round."""
+"""Maximum time after the first leave for another one to share its round."""
 LEAVE_QUIET_SECONDS = 0.06
-"""Time without another leave that suffices, unless one is known to come."""
+"""Time without another leave that ends the wait early, unless one is known to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _lost(
 
 
 def _stopped_by_itself(seat: Seat, view: View, number: int) -> bool:
-    """Return True if the workers of this round ended without success or failure: it was cut off.
+    """Return True if a member's workers ended without success or failure: it was cut off.
 
     A member that waits with an older number has only not started yet.
     """

@@ -110,7 +110,7 @@ class Engine:
         return self.directive
 
     def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
-        """Return True if nothing follows from it; without a valid lease it is evidence."""
+        """Return True if the event has no consequence; without a valid lease it is evidence."""
         our = self._our
         return our.safety.backed(our.now) and our.coordinator.peers.is_routine(event)
 

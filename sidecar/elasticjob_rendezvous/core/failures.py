@@ -14,13 +14,13 @@ class FailureClass(StrEnum):
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
     OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not distinguish host from device
     COLLECTIVE_TIMEOUT = "CollectiveTimeout"  # a collective waited too long for a peer
-    HANG = "Hang"  # it made no progress, but did not wait for a peer
+    HANG = "Hang"  # no progress, and no wait for a peer explains it
     PEER_ABORT = "PeerAbort"  # a collective broke because a peer was gone
     SIGNAL = "Signal"
     LAUNCH_ERROR = "LaunchError"
     MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
     NODE_LOST = "NodeLost"  # seen from outside only: no agent is left to write it
-    PREEMPTED = "Preempted"  # likewise: the cluster gave the pod's place away
+    PREEMPTED = "Preempted"  # likewise: the cluster took the pod's place
 
     @classmethod
     def _missing_(cls, value: object) -> FailureClass | None:

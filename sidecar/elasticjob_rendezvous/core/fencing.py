@@ -29,7 +29,7 @@ def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
     """Return the sessions that a later session of the same member or pod name replaced.
 
     Of this member's own sessions the present one counts: a later key comes from a request that was
-    given up for lost and was applied after all.
+    assumed lost and was applied after all.
     """
     newest = {own.record.name: own}
     old: list[Versioned[Member]] = []

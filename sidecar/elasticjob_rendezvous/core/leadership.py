@@ -29,13 +29,13 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 SUCCESSION_SECONDS = 0.25
 HANDOVER_SECONDS = 0.7
-"""Grace period for evidence from a dropped link; covers another link or the renewal of a lease.
+"""Grace period for evidence from a dropped link; covers a reconnect, or the renewal of a lease.
 The next coordinator waits for a second."""
 
 
 @dataclass(slots=True)
 class Leadership:
-    """Knowledge of one member about the coordinator.
+    """State of the coordinator as one member knows it.
 
     Attributes:
         key: the coordinator's session key; empty when unknown.
@@ -131,7 +131,7 @@ class Leadership:
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
             proven = proven_at(event.sent, now)
-            if event.vouched_seconds is not None:  # the coordinator's own evidence ends
+            if event.vouched_seconds is not None:  # end of the coordinator's own evidence
                 proven = min(proven, proven + event.vouched_seconds - TRUST_SECONDS)
             self.heard = (max(proven, self.heard[0]) if self.heard else proven, event.round)
 

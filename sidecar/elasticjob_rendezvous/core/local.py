@@ -25,7 +25,7 @@ class Local:
             which a worker ever ran here.
         failure: the first failure of `round`, if it failed.
         done: every worker of `round` ended with success.
-        leaving: reason for which this node is about to leave; empty when it stays.
+        leaving: reason why this node is about to leave; empty when it stays.
         master_port: a port held for the next round, fresh after each round.
         master_served: a store for the workers listens there already.
         start_ms: duration of the start of the workers of `round`.

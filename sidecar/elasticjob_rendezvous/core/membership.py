@@ -45,12 +45,12 @@ class Membership:
         reached: set once etcd reported anything about the job: no error is final from then on, not
             even that of an etcd that lost its data and does not know this member's user.
         answered: keys that were read once, and need not be again.
-        left, refused: the end of this member's part: it has left; the reason for which it was
-            refused.
+        left: set when this member has left.
+        refused: reason why this member may not take part; empty otherwise.
         close: outcome with which the agent wants the job to end.
         served: round number sent to the members linked to this one; -1 for none.
         told: leave notices sent on the links.
-        store: cause for which etcd is unusable at present, for messages.
+        store: trouble that makes etcd unusable at present, for messages.
         clock, alarm, effects: of the current step.
     """
 
@@ -119,7 +119,7 @@ class Membership:
 
     @property
     def leaving(self) -> str:
-        """Reason for which this member leaves, from its agent or a drain request; else empty."""
+        """Reason for this member's leave, from its agent or a drain request; empty without one."""
         if self.local.leaving or self.view.bounds is None:
             return self.local.leaving
         mark = self.view.bounds.record.marked(self.config.identity.id)

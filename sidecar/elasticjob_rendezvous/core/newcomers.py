@@ -49,7 +49,7 @@ def _checkpoint(view: View, roster: Roster) -> int:
 
 
 def waiting_reason(bounds: Bounds, seats: int, waiting: int) -> str:
-    """Return the reason for which `waiting` newcomers of a final round wait, for people."""
+    """Return the reason why `waiting` newcomers of a final round are kept waiting, for people."""
     if waiting == 0:
         return ""
     if legal_size(bounds, seats + waiting) <= seats:

@@ -29,7 +29,7 @@ from elasticjob_rendezvous.core.view import Versioned, View
 class Own:
     """Inputs of the transactions below.
 
-    `leaving` is the reason of the leave, empty for a member that stays; `known` the highest round
+    `leaving` is the reason for the leave, empty for a member that stays; `known` the highest round
     number ever seen; `lease_holds`: this member may still promise anything.
     """
 
@@ -127,9 +127,9 @@ class Own:
 
 
 def take_up(own: Own, carries: bool) -> Txn:
-    """Replace this member's old keys by its new one, and read the state.
+    """Replace this member's old keys by its new one, and read the current state.
 
-    With `carries` the member has a past (workers, or a round they ran in), which counts only on
+    With `carries` the member has a past (workers, or a round they ran in), which is valid only for
     the round that it knows.
     """
     compares = [Compare(own.key, Target.CREATE, 0)]
@@ -196,7 +196,7 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
 
 
 def report(own: Own, stored: Versioned[Member]) -> Txn | None:
-    """Report this member's failure, if that is still to be done."""
+    """Return the report of this member's failure, if it is still due."""
     failure = own.local.failure
     return update(own, stored) if failure and _is_news(own.view, failure) else None
 

@@ -42,8 +42,8 @@ RELAY_SECONDS = 1.0
 """Additional validity, at the far end of another link, of the evidence that a coordinator without
 a lease has from its gang: two heartbeat intervals."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
-"""Silence after which a member no longer counts as alive: longer than its side may trust
-the link."""
+"""Silence after which a member no longer counts as alive; longer than the member may trust the
+link."""
 
 Session = tuple[str, str]
 
@@ -132,8 +132,8 @@ class Peers:
     def is_routine(self, event: PeerUp | PeerHeard) -> bool:
         """Return True if a heartbeat only confirms what is already known.
 
-        That is so if nothing stands against the member. Then no judgement has to be repeated; with
-        a thousand members, each with a heartbeat per second, these repetitions would take all the
+        That is so if nothing stands against the member. A new judgement of members is unnecessary
+        then; with a thousand members and a heartbeat per second from each, it would take all the
         time.
         """
         id, session = event.member, (event.member, event.session)
@@ -219,7 +219,10 @@ class Peers:
         return [KeepAlive(member.lease), note]
 
     def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
-        """Let workers without an agent live as long as their member's lease, just renewed."""
+        """Extend the life of workers without an agent to the end of their member's renewed lease.
+
+        No newer round begins while their member's key, which hangs on that lease, is there.
+        """
         for (id, _), orphan in self.orphans.items():
             member = view.member(id)
             if orphan.record.lease != lease or member is None or member.record.lease != lease:
@@ -257,10 +260,10 @@ class Peers:
         return self.inquiries.inquire(seat, now, now)
 
     def inquire_meanwhile(self, seat: Seat, now: float, seconds: float) -> Verdict | None:
-        """Do the same while the member's round stands, and it has `seconds` to register again.
+        """Do the same as `inquire` for a member that has `seconds` to register again.
 
-        The first probe waits a moment if no link of the member missed heartbeats: after an outage
-        of etcd nearly all members are back at once.
+        Its round stands meanwhile. The first probe waits a moment if no link of the member missed
+        heartbeats: after an outage of etcd nearly all members are back at once.
         """
         heard = self.heard_at(seat.id)
         missed = heard is not None and now - heard >= MISSED_SECONDS
@@ -353,7 +356,7 @@ class Peers:
 
 
 def proven_at(sent: float | None, now: float) -> float:
-    """Return the time until which a message that arrives now proves that a link carries both ways.
+    """Return the time until which a message received now proves that a link carries both ways.
 
     An agent that does not report what it received may have heard us half a second ago.
     """

@@ -119,7 +119,7 @@ class Member:
         master_served: a store for the workers listens there already.
         lease: lease of this key.
         known: highest round number seen, which survives a loss of etcd's data.
-        reason: reason of the leave, for `leaving`.
+        reason: reason for the leave, for `leaving`.
         start_ms: for `running`: milliseconds from `final` to started workers.
         sizes: the sizes it was started with, where no operator sets them.
         stopped: for `leaving`: no worker runs here any more.
@@ -134,7 +134,7 @@ class Member:
         passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
         saved: its workers passed the save point that `Round.save` names.
         completed: one of them has reported a checkpoint since then: that of the whole gang.
-        cold: for `running`: reason for which they were not forked from a zygote; empty if they
+        cold: for `running`: reason why they were not forked from a zygote; empty if they
             were, None where that was not wanted or is unknown.
     """
 
@@ -202,7 +202,7 @@ class Save:
     """Checkpoint that all workers of a final round are asked for before its planned end.
 
     Args:
-        cause: reason for which the round is to end.
+        cause: reason for the planned end.
         seconds: time for the checkpoint, counted from the request.
         point: save point of the scripts at which all save; 0 until all have answered.
     """

@@ -149,6 +149,7 @@ def rehearse(
 ) -> bool:
     """Run the rehearsal; return True if both members came to a round.
 
-    Answers and events go through `answered` and `seen`, so that a caller can warm itself up, too.
+    Answers and events go through `answered` and `seen`, which lets a caller warm up its own code,
+    too.
     """
     return _Play(answered, seen).run()

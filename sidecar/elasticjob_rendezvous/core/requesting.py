@@ -61,7 +61,7 @@ def _enter(our: Membership, own: Own) -> Request | None:
         return _look(our, own) if our.watches.ready else None
     at = our.current
     if not idle and at is not None and at.number > local.round:
-        return None  # fenced during the stop: it registers again when nothing runs here
+        return None  # fenced while workers stop: register again when none runs
     if not our.watches.ready:
         return None
     sessions.begin(our)

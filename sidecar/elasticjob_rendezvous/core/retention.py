@@ -38,5 +38,5 @@ def clear_surplus(scene: Scene) -> Act | None:
     deletes = surplus(scene.view)
     if not deletes:
         return None
-    note = f"{len(deletes)} failures beyond the limit per round deleted"
+    note = f"{len(deletes)} failures deleted: over the limit per round"
     return Act(Txn((held(scene.own),), deletes, ()), note)

@@ -32,7 +32,7 @@ def before_end(
 ) -> Save | FinalLook | None:
     """Return the request to the gang, the end that `look` (or an earlier one) saw, or None.
 
-    A gang that was asked is stopped in any case: a rank may have saved and wait for that.
+    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop.
     """
     if look.cause is not None and look.cause.kills:
         return look
@@ -60,7 +60,7 @@ def before_end(
 
 
 def save_seconds(cause: Cause, bounds: Bounds) -> float:
-    """Return the time that a gang has for its checkpoint; none or less: it is not asked."""
+    """Return the time that a gang has for its checkpoint; 0 or less: no request."""
     if cause.kind in LEAVES:
         return bounds.leave_seconds - STOP_MARGIN_SECONDS
     return UNHURRIED_SECONDS
@@ -69,7 +69,7 @@ def save_seconds(cause: Cause, bounds: Bounds) -> float:
 def _asked(
     gang: list[Member], whole: bool, look: FinalLook, cause: Cause, bounds: Bounds
 ) -> Save | FinalLook:
-    """Ask the gang if all of it can be asked, and every member has reported that it wants to be."""
+    """Ask the gang for a checkpoint if every member can and wants to save; else return `look`."""
     seconds = save_seconds(cause, bounds)
     if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
         return look

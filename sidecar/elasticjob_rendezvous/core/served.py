@@ -199,8 +199,8 @@ _CAUSES = (
     CauseKind.MASTER_PORT,
     CauseKind.FAILURE,
 )
-"""In order of knowledge: an agent that knows less reports an earlier one, since to a newcomer
-every round is a start."""
+"""Causes in order of knowledge: an agent that knows less reports an earlier one, since to a
+newcomer every round is a start."""
 
 
 def _newer(one: Round, other: Round) -> Round:

@@ -14,7 +14,7 @@ FIRST_PENALTY_SECONDS = 15.0
 
 @dataclass(slots=True)
 class Silenced:
-    """Penalties of members, with the number of failures, which doubles the next penalty."""
+    """Penalty of each member; every failure to confirm doubles the next one."""
 
     _penalties: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Member -> number of failures, end of the penalty."""

@@ -23,7 +23,7 @@ class StoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
-    """Cause for which a store cannot be used.
+    """Reason why a store cannot be used.
 
     Args:
         store: display name: `etcd`, `the c10d store`.
@@ -51,7 +51,7 @@ class StoreTrouble:
 
     @property
     def waiting(self) -> str:
-        """Reason for which a member without workers waits."""
+        """Reason why a member without workers waits."""
         if self.refuses:
             return f"{self.store} refuses writes: no round can form until it accepts them"
         return f"{self.store} cannot be reached: no round can form until it answers"

@@ -1,4 +1,4 @@
-"""Deadlines from this member's evidence: of its workers, and of its reports on links. No I/O.
+"""Deadlines derived from this member's evidence, for its workers and for linked members. No I/O.
 
 `safety` owns the evidence and its rules.
 """
