@@ -242,7 +242,7 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """State machine of the job: one key, written only by the coordinator.
+    """State machine of the job: one key, written by the coordinator; any member may close it.
 
     Args:
         number: only ever grows; sealed by at most one roster.
