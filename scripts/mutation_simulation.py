@@ -1,9 +1,10 @@
-"""Second stage of mutation testing: the simulation tries the mutants that the table tests let live.
+"""Simulation of mutants: the stage of mutation testing before and after the table tests.
 
-`python -m scripts.mutation_simulation WORK [--seeds N]` reads mutmut's results and mutants below
+`python -m scripts.mutation_simulation WORK [--seeds N]` reads mutmut's mutants and results below
 WORK/mutants, gives a function of the imported product the code of one mutant at a time, in a child
-process, and simulates seeds until an invariant is violated. Results are kept in
-WORK/simulation.json; a stopped run continues there, and more seeds are tried for the survivors.
+process, and simulates seeds until an invariant is violated. Mutants that table tests kill are left
+out. Results are kept in WORK/simulation.json; a stopped run continues there, and a run with more
+seeds tries the survivors again.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "elasticjob_rendezvous.core"
-SURVIVED, NO_TESTS = 0, 33
-"""Exit codes of mutmut's results."""
+ALIVE = (None, 0, 33)
+"""Exit codes in mutmut's results of mutants that are untried, survived, or have no tests."""
 MUTANT_SECONDS = 120
 KILLED_BY_TIME = -1
 """Result of a mutant whose simulation does not end."""
 
 
 def main() -> None:
-    """Simulate every mutant that no table test killed, two at a time."""
+    """Simulate every mutant that no table test killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--seeds", type=int, default=200)
@@ -40,7 +41,7 @@ def main() -> None:
     todo = []
     for name, exit_code in statuses(options.work):
         known = results.get(name, {"killed": False, "seeds": 0})
-        if exit_code in (SURVIVED, NO_TESTS) and not known["killed"]:
+        if exit_code in ALIVE and not known["killed"]:
             first = known["seeds"]
             if first < options.seeds:
                 todo.append((options.work, name, first, options.seeds))

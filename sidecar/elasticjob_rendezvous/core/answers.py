@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import sessions
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.effects import Read, Write
 from elasticjob_rendezvous.core.events import (
     Granted,
@@ -111,9 +112,10 @@ def take_failure(our: Membership, event: RequestFailed) -> None:
     if our.reached:
         return
     if event.terminal:
-        our.refused = event.error
+        our.refused = Refused(event.error)
     elif our.now >= our.started_at + our.config.connect_seconds:
-        our.refused = f"no answer for {our.config.connect_seconds:g} s: {event.error}"
+        waited = f"no answer for {our.config.connect_seconds:g} s"
+        our.refused = Refused(f"{waited}: {event.error}")
 
 
 def _find_leader(our: Membership, revision: int, ranges: Ranges) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.records import Cause, Outcome, Save
@@ -58,11 +59,19 @@ class Finish:
     grace_seconds: float = 10.0
 
 
+class RefusalKind(StrEnum):
+    """Cause of a refusal, by which callers choose the error they raise."""
+
+    STORE = "Store"  # etcd refuses this member, or does not answer
+    BOUNDS = "Bounds"  # this member was started with other sizes than the job has
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Notice that this member may not take part (differing bounds, …): an error for its user."""
+    """Notice that this member may not take part: an error for its user, told by `reason`."""
 
     reason: str
+    kind: RefusalKind = RefusalKind.STORE
 
 
 Directive = Idle | Run | Stop | Left | Finish | Refused

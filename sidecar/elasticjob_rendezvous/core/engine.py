@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directing import Facts, direct
-from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
+from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Run
 from elasticjob_rendezvous.core.effects import Effect
 from elasticjob_rendezvous.core.events import Clock, Event, LeavesTold, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
@@ -133,8 +133,8 @@ class Engine:
 
     def _direct(self) -> Directive:
         our = self._our
-        if our.refused:
-            return Refused(our.refused)
+        if our.refused is not None:
+            return our.refused
         if our.left or our.departure.gave_up(our.now, our.alarm):
             return Left()
         bounds = our.bounds

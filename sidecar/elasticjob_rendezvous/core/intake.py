@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import answers
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.events import (
     Changed,
     Close,
@@ -86,7 +87,7 @@ def _take_watch(our: Membership, event: WatchOpened | Changed | WatchBroken) -> 
                 our.doubt = True
                 our.backoff.lengthen()
                 if terminal and not our.reached:
-                    our.refused = error
+                    our.refused = Refused(error)
 
 
 def _take_link(our: Membership, event: LinkUp | LinkHeard | LinkQuiet | LinkDown) -> None:

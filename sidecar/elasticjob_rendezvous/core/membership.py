@@ -14,6 +14,7 @@ from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.departure import Departure
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.effects import Effect, Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.inflight import InFlight
@@ -46,7 +47,7 @@ class Membership:
             even that of an etcd that lost its data and does not know this member's user.
         answered: keys that were read once, and need not be again.
         left: set when this member has left.
-        refused: reason why this member may not take part; empty otherwise.
+        refused: refusal of this member; None while it may take part.
         close: outcome with which the agent wants the job to end.
         served: round number sent to the members linked to this one; -1 for none.
         told: leave notices sent on the links.
@@ -80,7 +81,7 @@ class Membership:
         self.reached = False
         self.answered: set[str] = set()
         self.left = False
-        self.refused = ""
+        self.refused: Refused | None = None
         self.close: Outcome | None = None
         self.served = -1
         self.told: tuple[Farewell, ...] = ()

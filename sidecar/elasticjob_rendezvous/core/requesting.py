@@ -9,6 +9,7 @@ from __future__ import annotations
 from elasticjob_rendezvous.core import leaving, sessions, succession
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS
+from elasticjob_rendezvous.core.directives import RefusalKind, Refused
 from elasticjob_rendezvous.core.effects import Grant, Read, Write
 from elasticjob_rendezvous.core.inflight import Request
 from elasticjob_rendezvous.core.kv import Range, Txn
@@ -37,7 +38,7 @@ def next_request(our: Membership) -> Request | None:
         sessions.lose(our, "its key is gone")
         return _enter(our, our.own)
     if reason := own_key.disagreement(own):
-        our.refused = reason
+        our.refused = Refused(reason, RefusalKind.BOUNDS)
         return Write(own_key.drop(own, own.stored))
     txn = _own_write(our, own, own.stored)
     return Write(txn) if txn is not None else succession.next_write(our, own, own.stored)

@@ -10,7 +10,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.core.config import Identity
-from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
+from elasticjob_rendezvous.core.directives import Directive, Finish, Left, RefusalKind, Refused, Run
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import OutcomeKind
@@ -56,9 +56,9 @@ def refusal(run_id: str, directive: Directive) -> Exception:
             return RendezvousClosedError(f"the run {run_id!r} is closed: {said}")
         case Left():
             return RendezvousGracefulExitError(f"left the run {run_id!r}")
-        case Refused(reason):
-            started = "this member was started" in reason
-            kind = RendezvousStateError if started else RendezvousConnectionError
-            return kind(reason)
+        case Refused(reason, RefusalKind.BOUNDS):
+            return RendezvousStateError(reason)
+        case Refused(reason, RefusalKind.STORE):
+            return RendezvousConnectionError(reason)
         case _:
             return RendezvousStateError(f"unexpected directive {directive!r}")
