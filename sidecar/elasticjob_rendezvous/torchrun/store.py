@@ -1,4 +1,4 @@
-"""Store that torch's agent gets with a round: the roster supplies values, the protocol the barrier.
+"""Store of torch's agent for a round: values from the roster, exit barrier from the protocol.
 
 Only agents use it. The workers have a separate store, as in every round: the worker of rank 0
 hosts it at MASTER_ADDR:MASTER_PORT.
