@@ -140,11 +140,11 @@ class _Reader:
     def _object(self, opcode: str, subject: Any, argument: Any) -> None:
         if opcode == "BUILD":
             if not isinstance(subject, Draft) or subject.made or not isinstance(argument, dict):
-                raise TypeError("attributes for what takes none")
+                raise TypeError("attributes for a value that takes none")
             subject.attributes = argument
             self._stack.append(subject)
         elif not isinstance(subject, Name) or not isinstance(argument, tuple):
-            raise TypeError("a call of what is no class")
+            raise TypeError("a call of a value that is not a class")
         elif (subject.module, subject.name) in _TIMES:
             self._stack.append(_TIMES[subject.module, subject.name](*argument))
         else:

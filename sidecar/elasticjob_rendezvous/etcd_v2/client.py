@@ -178,9 +178,9 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
 
 def _no_v2(servers: list[str]) -> str:
     return (
-        f"etcd answers at {', '.join(servers)}, but has no v2 API there: 3.4 and 3.5 have it when "
-        "they are started with --enable-v2, 3.6 and newer never. Start it so, or use the backend "
-        "that speaks v3 (ElasticJob's etcd, torchrun's elasticjob)"
+        f"etcd answers at {', '.join(servers)}, but has no v2 API there: 3.4 and 3.5 need the "
+        "option --enable-v2, 3.6 and newer never have it. Start etcd 3.4 or 3.5 with that option, "
+        "or use the backend for v3 (ElasticJob's etcd, torchrun's elasticjob)"
     )
 
 

@@ -74,7 +74,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             if info is not None:
                 self._waiting = 0
                 return RendezvousInfo(store, rank, world_size, info, int(version))
-            log.info("%s: version %s is over before it began", self.get_run_id(), version)
+            log.info("%s: version %s ended before it started", self.get_run_id(), version)
 
     def _meeting_place(
         self, rank: int, version: str, store: EtcdStore

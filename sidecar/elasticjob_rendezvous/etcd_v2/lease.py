@@ -57,7 +57,7 @@ def _keep(
                 return
         except etcd.EtcdException as error:
             if "Not a file" in str(error):
-                log.info("%s is a folder, and this etcd cannot renew folders", path)
+                log.info("not renewing %s: this etcd cannot renew directories", path)
                 return
             failed()
             pause_seconds = _soon(path, ttl_seconds, error)

@@ -127,7 +127,7 @@ class Place:
         except etcd.EtcdKeyNotFound:
             if self._final is None or not is_lost(client, paths):
                 return False  # it was destroyed
-            log.warning("%s was lost: putting back %s", paths.run, self._final)
+            log.warning("%s was lost: restoring %s", paths.run, self._final)
             put_back(client, paths, self.version, self._final)
         else:
             if state.version != self.version or state.status is Status.CLOSED:

@@ -228,7 +228,7 @@ class EtcdRendezvous(Endings):
     def handle_existing_rendezvous(self, expected_version: str) -> None:
         """Announce ourselves in a final version, and wait for its end."""
         self.announce_self_waiting(expected_version)
-        log.info("%s: version %s goes on: standing by for a place", self._run_id, expected_version)
+        log.info("%s: version %s is final: standing by for a place", self._run_id, expected_version)
         self.wait_for_rendezvous_to_free(expected_version)
 
     # -- the state ------------------------------------------------------------------

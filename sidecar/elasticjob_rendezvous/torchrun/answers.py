@@ -90,7 +90,7 @@ def _check_own(own: Seat, said: dict[str, str | int]) -> None:
     slots, role = said.get("local_world_size"), said.get("role")
     raise Disagreement(
         f"this node announced {_workers(own)}, but its agent runs {slots} of role {role!r}: "
-        f"give it --rdzv-conf slots={slots},role={role}"
+        f"set --rdzv-conf slots={slots},role={role}"
     )
 
 

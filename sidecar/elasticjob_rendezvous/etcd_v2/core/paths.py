@@ -31,12 +31,12 @@ class Paths:
         run_id = "" if run_id is None else str(run_id)
         if not run_id or _UNSAFE.search(run_id):
             raise ValueError(
-                "the run id must be set, without ?#% and white space but the space itself: "
+                "the run id must not be empty, nor contain ?#% or white space other than spaces: "
                 f"{echoed(run_id)}"
             )
         if _UNSAFE.search(prefix):
             raise ValueError(
-                "the etcd prefix must be without ?#% and white space but the space itself: "
+                "the etcd prefix must not contain ?#% or white space other than spaces: "
                 f"{echoed(prefix)}"
             )
         inner = prefix.strip("/")
