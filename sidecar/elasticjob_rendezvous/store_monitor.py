@@ -34,7 +34,7 @@ Such a probe says nothing about the store.
 """
 
 Probe = Callable[[float], Awaitable[Failed | None]]
-"""One request to the store; None if the store serves us. Cancelled after the given seconds."""
+"""Request to the store; None if the store serves us. Cancelled after the given seconds."""
 
 
 @dataclass(frozen=True, slots=True)

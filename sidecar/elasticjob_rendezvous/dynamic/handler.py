@@ -198,7 +198,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return not held.roster.keys() <= state.participants.keys() | state.wait_list
 
     def moved_on(self) -> bool:
-        """Return True if another unfinished node of our round wants a newer one."""
+        """Return True if another node of our round has not finished and wants a newer one."""
         with self._actor.lock:
             state, held = self._actor.shared.read(cached=True), self._held
         return held is not None and moved_on(state, held, self._node)
@@ -314,7 +314,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return Operation(self._actor, decide, limit_seconds).run()
 
     def _beat(self) -> None:
-        """One heartbeat, in the heartbeats' thread."""
+        """Send one heartbeat; runs in the heartbeats' thread."""
         try:
             self._run(decisions.keep_alive, self._settings.timeout.heartbeat.total_seconds())
         except RendezvousError as error:

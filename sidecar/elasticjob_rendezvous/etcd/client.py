@@ -121,7 +121,7 @@ class Client:
         return revision
 
     async def txn(self, txn: Txn) -> TxnResult:
-        """Apply a transaction. Raises `LeaseLost` when it puts with a dead lease."""
+        """Apply a transaction. Raises `LeaseLost` if it puts with a dead lease."""
         request = wire.txn_request(txn)
         reply: Any = await self._transport.call(
             "txn",

@@ -2,8 +2,8 @@
 
 Intended for agents that run their workers themselves. The handler assumes that workers run from
 the return of `next_rendezvous` to its next call, as with torch's agents. If an agent calls again
-although `num_nodes_waiting` returned 0, one of its own workers has failed: the handler reports
-that failure with the mildest failure class.
+while `num_nodes_waiting` is 0, one of its own workers has failed: the handler reports that failure
+with the mildest failure class.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
 
 def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:
-    """Create a v3 handler from torch's parameters; `parameters.member_settings` lists them.
+    """Create a v3 handler from torch's parameters; see `parameters.member_settings` for them.
 
     Raises:
         ValueError: a setting is malformed; the message names it.

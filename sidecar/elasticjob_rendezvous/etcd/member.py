@@ -166,7 +166,7 @@ class RendezvousMember:
         return self._engine.directive
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Wait until etcd has answered for the first time; False after `seconds`."""
+        """Wait for the first answer of etcd; return False after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._engine is None or not self._engine.watches.ready:

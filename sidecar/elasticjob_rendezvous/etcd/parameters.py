@@ -41,7 +41,7 @@ _TEXTS = (
     "role"
 )
 SETTINGS = frozenset(f"{_SECONDS} {_COUNTS} {_TEXTS}".split())
-"""All supported settings. torchrun itself adds only `timeout`, for every backend."""
+"""Supported settings. torchrun itself adds only `timeout`, for every backend."""
 
 
 def timeout_seconds(parameters: RendezvousParameters) -> float:

@@ -33,10 +33,8 @@ async def _connection(
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # an invalid record must not end this agent
+    except (ValueError, OverflowError) as error:
+        # One member's invalid record must not end other members' agents.
         raise wire.BadPeer(f"invalid agent address {address!r}, port {port}: {error}") from error
     try:
         yield reader, writer

@@ -133,7 +133,7 @@ class TCPStore:
         return self._asked(query(Query.ADD, *parts), lambda wire: wire.number(I64))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Return the resulting value; for a missing key, `expected`."""
+        """Return the resulting value; for a missing key, a non-empty `expected`."""
         parts = block(stored(key)), block(value_of(expected)), block(value_of(desired))
         return self._asked(query(Query.COMPARE_SET, *parts), _Wire.block)
 

@@ -43,7 +43,7 @@ class Memory:
     ) -> tuple[bytes, list[Hashable]]:
         """Return the resulting value and the waiters to wake.
 
-        For a missing key the value is `expected`, as in torch.
+        For a missing key the value is a non-empty `expected`, as in torch.
         """
         found = self._values.get(key)
         if found is None and expected:

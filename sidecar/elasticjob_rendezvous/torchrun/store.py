@@ -68,7 +68,7 @@ class RosterStore(Store):  # type: ignore[misc]
         return all(self._answers.get(key) is not None for key in keys)
 
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys. All exist from the start but the exit barrier's, set when the run ends.
+        """Wait for keys. All exist from the start except the exit barrier's, set at the run's end.
 
         Raises:
             LookupError: the run did not end within the timeout, or did not succeed.

@@ -241,7 +241,7 @@ def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings)
 
 
 def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
-    """Return True if another unfinished node of our round wants a newer one.
+    """Return True if another node of our round has not finished and wants a newer one.
 
     If the lost nodes cannot be identified (see `gone`), also True if any node wants a newer round
     and a node of ours is gone. A finished node remains in its round, also a node of torch's.
