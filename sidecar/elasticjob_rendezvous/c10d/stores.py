@@ -143,7 +143,7 @@ def _tcp_store(host: str, port: int, is_host: bool | None, read_timeout: int) ->
         try:
             return _connected(host, port, True, read_timeout)
         except RendezvousConnectionError as error:
-            log.info("assuming that another process hosts the store: %s", error)
+            log.info("another process seems to host the store: %s", error)
     return _connected(host, port, False, read_timeout)
 
 
