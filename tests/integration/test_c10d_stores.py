@@ -136,7 +136,7 @@ def test_no_room_for_a_file_is_an_error_of_ours(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(RendezvousError, match="no temporary file"):
         create_backend(parameters("", store_type="file"))
-    with pytest.raises(RendezvousConnectionError, match="no folder"):
+    with pytest.raises(RendezvousConnectionError, match="no directory"):
         create_backend(parameters(str(tmp_path / "missing" / "file"), store_type="file"))
 
 

@@ -267,6 +267,6 @@ class TestClient:
 
             thread = threading.Thread(target=answer)
             thread.start()
-            with pytest.raises(StoreGone, match="no TCPStore"):
+            with pytest.raises(StoreGone, match="not a TCPStore"):
                 TCPStore("127.0.0.1", other.getsockname()[1], timedelta())
             thread.join(10)

@@ -298,7 +298,7 @@ def test_what_a_master_published_must_be_an_address(gang) -> None:
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
     g.store.values["torch.rendezvous.run.0/MASTER_ADDR"] = b"node-0"
     g.store.values["torch.rendezvous.run.0/MASTER_PORT"] = b"many"
-    with pytest.raises(RendezvousStateError, match="no address and port"):
+    with pytest.raises(RendezvousStateError, match="invalid address or port"):
         g.handler("node-1").next_rendezvous()
 
 
