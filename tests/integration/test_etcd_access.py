@@ -200,9 +200,7 @@ async def undisturbed(server: EtcdServer) -> None:
                 await access_for(users, NAMESPACE, f"other-{number}", None, None)
             for number in range(25):
                 await forget_job(client, users, NAMESPACE, f"other-{number}")
-            await asyncio.sleep(
-                4.5
-            )  # two lifetimes of a lease, and of a token, by etcd's own clock
+            await asyncio.sleep(4.5)  # two lifetimes of a lease and a token, by etcd's clock
             assert together(nodes)
             assert [len(node.seen) for node in nodes] == told
             assert (await client.range(everything)).kvs == written, "somebody had to write"

@@ -329,9 +329,7 @@ def test_workers_do_not_wait_longer_than_a_cold_start_would_take(
         await hands.ask(sys.executable, path, env={**SHARED, "MODE": "2"})
         began = asyncio.get_running_loop().time()
         started, exited = await hands.outcome(sys.executable, path, env=env)
-        assert (
-            asyncio.get_running_loop().time() - began < 6
-        )  # 2 of these seconds are the minimum wait
+        assert asyncio.get_running_loop().time() - began < 6  # including a 2 s minimum wait
         assert (started.warm, exited.exit_code) == (False, 0)
         assert started.cold_reason == "the standby is still preloading"
 

@@ -1,4 +1,6 @@
-"""`elasticjob agent`: every wrong option is a clear error and exit code 2, before anything runs."""
+"""Options of `elasticjob agent`: a wrong one is a clear error with exit code 2, before
+any start.
+"""
 
 from __future__ import annotations
 
@@ -279,6 +281,6 @@ def test_the_v2_api() -> None:
 def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
     backend: str, lease: int, seconds: float
 ) -> None:
-    """Over etcd v3 the launcher has a deadline besides, from the agent's evidence."""
+    """On etcd v3 the launcher also has a deadline, derived from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert plain_agent(options).hung_agent_seconds == seconds

@@ -1,4 +1,4 @@
-"""Values that no member of ours would write, but a stranger might: none may end an agent."""
+"""Values that no member would write, but a stranger might: none may end an agent."""
 
 from __future__ import annotations
 
