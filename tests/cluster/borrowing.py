@@ -46,9 +46,7 @@ class Ledger:
         return (self._folder / _OURS).exists() and not others
 
     def close(self) -> None:
-        """Clear the mark that tests brought up the cluster: it is gone, or a person owns it from
-        now on.
-        """
+        """Clear the mark that tests brought up the cluster, which is gone or now a person's."""
         (self._folder / _OURS).unlink(missing_ok=True)
 
 

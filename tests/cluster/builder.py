@@ -58,8 +58,8 @@ def build(recipe: Recipe) -> str:
 
 
 def _prepare() -> dict[Path, str]:
-    """Prepare what every build needs; return the host paths to mount, with their places in the
-    image.
+    """Prepare the inputs of every build; return host paths to mount, by their places in
+    the image.
     """
     with locked(_LOCK):
         _provide_base()

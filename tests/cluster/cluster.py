@@ -37,9 +37,7 @@ class NotOurs(CommandFailed):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Running cluster. The fault controls work only on a cluster made here, not on an
-    existing one.
-    """
+    """Running cluster. Fault controls work only on a cluster made here, not on an existing one."""
 
     kubeconfig: Path
     kubectl_program: Path
@@ -62,17 +60,13 @@ class Cluster:
     def kubectl(
         self, *words: object, input: str | None = None, timeout: float = 60, check: bool = True
     ) -> str:
-        """Run kubectl and return its output; raise `CommandFailed` on failure, unless `check` is
-        False.
-        """
+        """Run kubectl and return its output; raise `CommandFailed` on failure if `check` is set."""
         return self._run(self.kubectl_program, "--context", words, input, timeout, check)
 
     def helm(
         self, *words: object, input: str | None = None, timeout: float = 120, check: bool = True
     ) -> str:
-        """Run helm and return its output; raise `CommandFailed` on failure, unless `check` is
-        False.
-        """
+        """Run helm and return its output; raise `CommandFailed` on failure if `check` is set."""
         return self._run(self.helm_program, "--kube-context", words, input, timeout, check)
 
     def json(self, *words: object, timeout: float = 60) -> Any:

@@ -111,9 +111,7 @@ def node_tree() -> Path:
 
 
 def python_tree() -> Path:
-    """Return the stand-in for the `python` image without a registry: the same Python
-    minor version.
-    """
+    """Return a substitute for the `python` image of the registry: the same Python minor version."""
 
     def finish(tree: Path) -> None:
         (tree / "usr" / "bin" / "python").symlink_to("python3")

@@ -229,9 +229,7 @@ def _can_give(capability: int) -> bool:
 
 
 def _write_client(tree: Path) -> None:
-    """Write a `docker` wrapper for the tree's client: the machine's may be too new for
-    the engine.
-    """
+    """Write a `docker` wrapper for the tree's client: the machine's may be too new."""
     libraries = next((tree / "usr" / "lib").glob("*-linux-gnu"))
     loader = next(libraries.glob("ld-linux*.so.*"))
     client = STATE / "path" / "docker"
@@ -243,9 +241,7 @@ def _write_client(tree: Path) -> None:
 
 
 def _make_network() -> str:
-    """Make the engine's network and join it with the machine's; return the engine's
-    address in it.
-    """
+    """Make the engine's network, joined with the machine's; return the engine's address in it."""
     unused = [subnet for subnet in _RANGES if _is_unused(f"{subnet}.1")]
     if not unused:
         raise RuntimeError(f"this machine has routes into {' and '.join(_RANGES)}: none is free")

@@ -27,9 +27,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> Images:
-    """Return the current images, loaded into every node; an existing cluster must pull
-    them itself.
-    """
+    """Return the current images, loaded into every node; an existing cluster must pull them."""
     if cluster.engine is None:
         return building.names()
     building.build(lifecycle.builder_engine(cluster))

@@ -22,9 +22,7 @@ _PATIENCE_SECONDS = 60
 
 
 def found(patience_seconds: float = 0) -> Cluster | None:
-    """Return the cluster if its nodes run and it answers within `patience_seconds`,
-    otherwise None.
-    """
+    """Return the cluster if its nodes run and it answers within `patience_seconds`."""
     running = engine.running() or _stock_with_nodes()
     if running is None or not KUBECONFIG.exists() or not KUBECTL.exists():
         return None

@@ -1,4 +1,4 @@
-"""This machine's pip settings for builds inside an image.
+"""Pip settings of this machine for builds inside an image.
 
 The settings name an index, a certificate and folders of wheels. They are mounted for the duration
 of the build, never written into an image.
@@ -17,9 +17,7 @@ _CERTIFICATE = "/etc/ssl/certs/elasticjob-build.pem"
 
 
 def read(listed: str) -> dict[str, str]:
-    """Parse the output of `pip config list` into one section; environment settings take
-    precedence.
-    """
+    """Parse the output of `pip config list` into one section; environment settings win."""
     found: dict[str, str] = {}
     for line in listed.splitlines():
         place, _, value = line.partition("=")

@@ -11,9 +11,7 @@ from tests.cluster.places import ROOT
 
 
 def visible(ignorefile: str) -> list[str] | None:
-    """Return the paths this .dockerignore lets in; None unless its first rule ignores
-    everything.
-    """
+    """Return the paths this .dockerignore lets in; None unless it begins by ignoring all."""
     lines = [line.strip() for line in ignorefile.splitlines()]
     rules = [line for line in lines if line and not line.startswith("#")]
     allowed = [rule.removeprefix("!") for rule in rules[1:] if rule.startswith("!")]

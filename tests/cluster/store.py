@@ -44,9 +44,7 @@ _IMPORT = ("images", "import", "--local", "--discard-unpacked-layers")
 
 @contextmanager
 def _containerd(store: Path, scratch: Path) -> Iterator[list[str]]:
-    """Run a containerd that keeps images in this store; yield the beginning of a `ctr` command for
-    it.
-    """
+    """Run a containerd that keeps images in this store; yield a `ctr` command prefix for it."""
     folder = programs("containerd")
     settings, log = scratch / "containerd.toml", scratch / "log"
     settings.write_text(_SETTINGS.format(store=store, state=scratch / "state"))

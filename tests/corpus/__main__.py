@@ -52,9 +52,7 @@ class Corpus:
         self._etcd = etcd
 
     def measure(self, package: Package) -> Result:
-        """Compare a warm run with one cold run; add cold runs while an undocumented difference
-        remains.
-        """
+        """Compare a warm run with cold ones, added while an undocumented difference remains."""
         colds = [self.cold(package, 1)]
         warm = self._run(package, warm=True)
         self._path(package, "warm").write_text(json.dumps(warm))

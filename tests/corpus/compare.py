@@ -84,9 +84,7 @@ def differences(colds: Sequence[Record], warm: Record) -> list[Difference]:
 
 
 def exact(text: str, folder: str = "") -> str:
-    """Return the text without addresses, temporary names and identifiers, which differ in
-    each run.
-    """
+    """Return the text without addresses, temporary names and identifiers, unique to each run."""
     if folder:
         text = text.replace(folder, "JOB")
     for pattern, word in _PATTERNS:
@@ -154,9 +152,7 @@ def _output(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
 
 
 def _lines(run: Record) -> set[str]:
-    """Return the lines of all workers, normalised; stack traces differ in the frames below the
-    program.
-    """
+    """Return the lines of all workers, normalised; stacks differ in frames below the program."""
     found = set()
     for text in run["output"].values():
         for line in text.replace("\r", "\n").splitlines():
@@ -231,9 +227,7 @@ def _unlike(
     here: Sequence[tuple[Any, str]],
     varies: bool = False,
 ) -> Iterator[Difference]:
-    """Yield values of the warm run that no cold value equals; ignore numbers if cold
-    values vary.
-    """
+    """Yield warm values equal to no cold value; numbers are ignored if cold values vary."""
     varies = varies or len({_text(value, exact, folder) for value, folder in there}) > 1
     form = normalised if varies else exact
     values = {_text(value, form, folder) for value, folder in there}
@@ -285,9 +279,7 @@ def _drawn(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
 def _pattern(
     aspect: str, name: str, cold: Sequence[Any], warm: Sequence[Any]
 ) -> Iterator[Difference]:
-    """Yield a difference if a value distinct (or equal) in all cold workers is not so in the warm
-    ones.
-    """
+    """Yield a difference if the warm values are not distinct (or equal) as all cold ones are."""
     if None in cold or None in warm or not warm:
         return  # the library was not loaded everywhere
     if len(set(cold)) == len(cold) > 1:

@@ -80,9 +80,7 @@ class _Job:
 
 
 def run_job(package: Package, interpreter: Path, etcd: EtcdServer, warm: bool) -> Run:
-    """Run the package's script in a gang; workers are forked from a standby if warm, else started
-    cold.
-    """
+    """Run the package's script in a gang whose workers are forked from a standby if `warm`."""
     with _folder() as folder:
         job = _Job(folder)
         for name in ("records", "home", "tmp", "work", "agents", "code"):
@@ -159,9 +157,7 @@ def _until(job: _Job, condition: Callable[[], bool], what: str) -> None:
 
 
 def _all_used(job: _Job, number: int) -> float:
-    """Wait until all workers of the round have used the package; return the time of the last
-    import.
-    """
+    """Wait until all workers of the round have used the package; return the last import's time."""
     paths = [job.part("records") / f"{number}-{rank}-used.json" for rank in range(WORLD)]
     _until(job, lambda: all(path.exists() for path in paths), f"round {number}")
     imported = (path.with_name(path.name.replace("used", "imported")) for path in paths)
@@ -180,9 +176,7 @@ def _files(job: _Job) -> list[str]:
 
 
 def _ended(agent: subprocess.Popen[bytes]) -> int:
-    """Return an agent's exit status; terminate an agent that still runs, and with it its
-    workers.
-    """
+    """Return an agent's exit status; terminate a running agent, and with it its workers."""
     if agent.poll() is not None:
         return agent.returncode
     agent.terminate()
@@ -194,9 +188,7 @@ def _ended(agent: subprocess.Popen[bytes]) -> int:
 
 
 def _left(job: _Job) -> list[str]:
-    """Return command lines of processes that outlive the job, after a moment; kill those
-    processes.
-    """
+    """Return command lines of processes that still outlive the job after a moment; kill them."""
     deadline = time.monotonic() + LEFT_SECONDS
     while (left := _marked(job.mark)) and time.monotonic() < deadline:
         time.sleep(0.05)

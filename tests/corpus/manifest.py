@@ -45,9 +45,7 @@ class Package:
 
     @property
     def root(self) -> str:
-        """Top-level module of the package; warm start's refusal of it counts as the
-        package's own.
-        """
+        """Top-level module; warm start's refusal of this module counts as the package's own."""
         found = re.search(r"(?:from|import)\s+(\w+)", self.imports)
         assert found, self.imports
         return found[1]

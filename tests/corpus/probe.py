@@ -257,9 +257,7 @@ def _c_environment() -> dict[str, str]:
 
 
 def _globals() -> dict[str, str]:
-    """Return values of modules and, one level deep, of their objects that could hold
-    random data.
-    """
+    """Return values of modules and, one level deep, of their objects that may be random."""
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         path = str(getattr(module, "__dict__", {}).get("__file__", ""))

@@ -33,14 +33,14 @@ class Console:
     def kubectl(
         self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
     ) -> str:
-        """Run kubectl and return its output. `given` is its standard input; `check=False` permits
+        """Run kubectl with `given` as its input and return its output; `check=False` permits
         failure.
         """
         return self._run(self.kubectl_command, arguments, given, seconds, check)
 
     def plugin(self, *arguments: object) -> str:
-        """Run `kubectl elasticjob` and return its output; kubectl's own options follow the
-        plug-in's name.
+        """Run `kubectl elasticjob` and return its output; kubectl's options follow the plug-in's
+        name.
         """
         program, *where = self.kubectl_command
         return self._run((program, "elasticjob"), (*arguments, *where), "", 60.0, True)
@@ -98,9 +98,7 @@ class Console:
 
 
 def until(look: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """Poll `look` until it returns a true value and return it; fail with `what` after the
-    timeout.
-    """
+    """Poll `look` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := look()):
         if time.monotonic() > deadline:

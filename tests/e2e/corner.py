@@ -14,9 +14,7 @@ from typing import Any
 from tests.e2e.console import CommandFailed, Console, Json, until
 
 START_SECONDS = 120.0
-"""Timeout for scheduling and starting pods and importing torch, on a machine with little
-to spare.
-"""
+"""Timeout for scheduling and starting pods and importing torch, on a busy machine."""
 LOG_SECONDS = 5.0
 
 _STEP = re.compile(r"^(\S+) (?:\[\d+\] )?step (\d+) (.*)$", re.MULTILINE)
@@ -158,8 +156,8 @@ class Corner:
         return until(look, f"{what} in {self.namespace}", within)
 
     def running(self, name: str, nodes: int, after: int = 0, within: float = START_SECONDS) -> Json:
-        """Wait until all members of a round later than `after` run on `nodes` nodes; return the
-        status.
+        """Wait until all members of a round after `after` run on `nodes` nodes; return
+        the status.
         """
 
         def look() -> Json | None:

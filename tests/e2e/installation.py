@@ -107,9 +107,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def etcdctl(console: Console, *words: str) -> list[str]:
-    """Return an etcdctl command for etcd's container, as root: the password is in the chart's
-    Secret.
-    """
+    """Return an etcdctl command for etcd's container, as root with the Secret's password."""
     secret = console.find("-n", SYSTEM, "secret", "elasticjob-etcd") or {"data": {"password": ""}}
     password = base64.b64decode(secret["data"]["password"]).decode()
     endpoint = f"--endpoints=https://elasticjob-etcd.{SYSTEM}.svc:2379"

@@ -24,9 +24,7 @@ _RESTART_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Content of one change (`what`) of a job (its uid), at `at` in seconds since the epoch, local
-    clock.
-    """
+    """Change `what` of a job (its uid), observed at `at`, in local seconds since the epoch."""
 
     at: float
     job: str
@@ -101,9 +99,7 @@ class Recorder:
     # -- queries -------
 
     def lags(self) -> list[float]:
-        """Return, for each change of a round in etcd, the seconds until a status showed it or a
-        later one.
-        """
+        """Return, for each change of a round in etcd, the delay until a status showed it."""
         shown: dict[str, list[tuple[float, tuple[int, int]]]] = {}
         for seen in self.statuses:
             shown.setdefault(seen.job, []).append((seen.at, _place(seen.what)))
@@ -123,8 +119,8 @@ class Recorder:
         raise AssertionError(f"etcd was not seen to make round {number} of {job} final")
 
     def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
-        """Wait for a pod's deletion timestamp and its member's leave; return the seconds between
-        them.
+        """Return the seconds from a pod's deletion timestamp to its member's leave, waiting for
+        both.
         """
 
         def told() -> list[Seen]:

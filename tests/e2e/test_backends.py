@@ -24,9 +24,7 @@ CHECKPOINT_STEPS = 5
 STEPS = 700
 """Number of steps, at five a second: more than the training reaches during the faults."""
 RECOVERY_SECONDS = 90.0
-"""Recovery timeout: torch's backends detect a loss after keepAliveSeconds, and may wait for a pod's
-end.
-"""
+"""Recovery timeout: torch's backends detect a loss after keepAliveSeconds or a pod's end."""
 STATUS_LAG_SECONDS = 2.0 + 1.0
 """Maximum lag of the status: agents are polled once a second; status times have whole seconds."""
 
@@ -88,9 +86,7 @@ class Training:
         assert statistics.median(lags) < STATUS_LAG_SECONDS
 
     def _lags(self, recorder: Recorder) -> list[float]:
-        """Return, for each final round, the time from its agents' report to the first status with
-        it.
-        """
+        """Return, for each final round, the delay from its agents' report to its first status."""
         uid = self.corner.job(self.name)["metadata"]["uid"]
         found: dict[int, float] = {}
         for seen in recorder.statuses:

@@ -25,9 +25,7 @@ KEEP_ALIVE_SECONDS = 5
 STATUS_LAG_SECONDS = 1.0
 """Guaranteed median seconds from a change in etcd to the status."""
 LEAVE_SECONDS = 1.0
-"""Maximum seconds from a deletion timestamp to the leave in etcd, early in the pod's
-grace period.
-"""
+"""Maximum seconds from a deletion timestamp to the leave in etcd, early in the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,7 @@ class Training:
     def disturbed(
         self, fault: str, act: Callable[[], object], cause: str, charged: int = 0
     ) -> Step:
-        """Apply the fault; training must go on by a round of that cause. Return the first step
-        after it.
-        """
+        """Apply the fault and wait for a round of that cause; return the first step after it."""
         before, uid = self.status, self.corner.job(NAME)["metadata"]["uid"]
         number, restarts = before["rendezvous"]["round"], before["restarts"]
         reached = self.corner.latest(NAME)
@@ -250,7 +246,7 @@ def test_a_leave_is_told_before_the_grace_begins_to_run_out(
 def test_the_status_follows_etcd_within_a_second(
     training: Training, recorder: Recorder, report: Report
 ) -> None:
-    """All rounds that this session has seen so far count."""
+    """Rounds of the whole session count."""
     training.settled(2)
     lags = recorder.lags()
     assert len(lags) >= 20

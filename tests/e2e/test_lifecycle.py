@@ -22,9 +22,7 @@ GONE: list[str] = []
 
 @pytest.fixture(scope="module")
 def lives(corner: Corner) -> Corner:
-    """Return the namespace with all unattended jobs applied at once; their tests find them
-    finished.
-    """
+    """Return the namespace with all unattended jobs applied at once, for tests of their ends."""
     short, grace = counting(3), {"terminationGracePeriodSeconds": 2}
 
     def kept(name: str, policy: str) -> Json:

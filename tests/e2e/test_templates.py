@@ -230,9 +230,7 @@ def test_a_namespace_of_restricted_pods(applied: Namespaces) -> None:
 
 
 def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
-    """The chart's networkPolicy.jobNamespaces allows the job's traffic. Real torch opens
-    any port.
-    """
+    """The chart's networkPolicy.jobNamespaces permits the job's traffic: torch opens any port."""
     assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
     denying = applied.denying
     denying.in_phase("denied", "Succeeded")

@@ -1,4 +1,4 @@
-"""One node in a process of its own: an API agent over a backend, running a function.
+"""Node in a process of its own: an API agent over a backend, running a function.
 
 Arguments: a JSON object with the backend's parameters, the number of workers and their folder.
 """

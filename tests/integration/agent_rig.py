@@ -62,9 +62,7 @@ while True:
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Poll `condition` until it returns a true value and return it; fail with `what` after the
-    timeout.
-    """
+    """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
@@ -195,9 +193,7 @@ class Gang:
         lease_seconds: float = 3.0,
         env: dict[str, str] | None = None,
     ) -> list[Pod]:
-        """Return pods of one job with an operator's bounds; `env` is added to their agents'
-        environment.
-        """
+        """Return pods of one job with an operator's bounds; `env` is added for their agents."""
         bounds = Bounds(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )

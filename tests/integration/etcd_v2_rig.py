@@ -1,6 +1,4 @@
-"""Members of a v2 rendezvous on a real etcd: ElasticJob's and torch's, in threads of this
-process.
-"""
+"""Members of a v2 rendezvous on a real etcd: ElasticJob's and torch's, in threads."""
 
 from __future__ import annotations
 

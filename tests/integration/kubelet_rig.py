@@ -37,9 +37,7 @@ READY_SECONDS = 30.0
 
 @dataclass
 class RealPod:
-    """Running pod. `address` is its listening address; `endpoint` replaces the name DNS would
-    resolve.
-    """
+    """Running pod. `address` is its listening address; `endpoint` replaces the DNS name."""
 
     here: Namespace
     name: str

@@ -56,9 +56,7 @@ SPEC: dict[str, Any] = {
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """Poll `condition` until it returns a true value and return it; fail with `what` after the
-    timeout.
-    """
+    """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"

@@ -122,9 +122,7 @@ class Operator:
 
 
 def alone_in(namespace: str) -> dict[str, str]:
-    """Return the options of an operator that watches this namespace only, beside other
-    operators.
-    """
+    """Return options of an operator that watches this namespace only."""
     return {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
 
 

@@ -98,7 +98,7 @@ class Nodes:
         return process
 
     def after(self, number: int, world: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return the first complete round above `number` of that size, with its workers'
+        """Return the first complete round of that size after `number`, and its workers'
         environments.
         """
 
@@ -292,9 +292,7 @@ if first:
 def test_ours_begins_anew_with_a_torchrun_that_fails_after_it_was_done(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """torchrun waits for the end of the other agent, at most for the duration of an exit
-    barrier.
-    """
+    """torchrun waits for the other agent's end, at most for the duration of an exit barrier."""
     nodes.least = nodes.most = 2
     script = tmp_path / "worker.py"
     script.write_text(FAILS_LAST)

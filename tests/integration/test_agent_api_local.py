@@ -176,7 +176,7 @@ print(LocalElasticAgent(spec, start_method="fork").run().return_values)
 
 
 def test_a_fork_has_what_its_process_has() -> None:
-    """In a process of its own, without gRPC threads."""
+    """The test runs in a process of its own, without gRPC threads."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -262,7 +262,7 @@ def test_two_agents_a_lost_worker_and_a_newcomer(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_workers_and_leaves(tmp_path: Path) -> None:
-    """In a process of its own: only a main thread handles signals."""
+    """The test runs in a process of its own: only a main thread handles signals."""
     handler = Gang().handler()
     agent = LocalElasticAgent(spec(functions.waits, str(tmp_path), handler=handler))
 

@@ -93,9 +93,7 @@ def spec(of: Any, **options: Any) -> Any:
 
 
 def believed(of: Any, answers: list[Any], **options: Any) -> Any:
-    """Run an agent whose `_monitor_workers` gives these answers; return it and its
-    shutdown state.
-    """
+    """Run an agent whose `_monitor_workers` gives these answers; return it and its shutdowns."""
 
     class Believed(of.SimpleElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:

@@ -108,9 +108,7 @@ def trained(gang: Gang, number: int, world: int) -> None:
 
 
 def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int) -> None:
-    """Check that every rank made every step of the round, and that the next round
-    continues there.
-    """
+    """Check that all ranks made all steps of the round, and that the next round continues there."""
     last = [steps(gang, number, rank)[-1] for rank in range(world)]
     begun = [steps(gang, number + 1, rank)[0] for rank in range(next_world)]
     assert len(set(last)) == 1, gang.outputs()

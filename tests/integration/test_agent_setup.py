@@ -32,9 +32,7 @@ def health_port() -> Iterator[int]:
 
 
 def told(port: int) -> str | None:
-    """Return the agent's reported state, as the operator reads it; None while it does not
-    answer.
-    """
+    """Return the agent's reported state, as read by the operator; None if it does not answer."""
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}{PATH}", headers=headers(KEY, int(time.time() * 1000))
     )

@@ -1,6 +1,4 @@
-"""Stores of a c10d rendezvous: torch's TCPStore and FileStore, and a mix with torch's own
-backend.
-"""
+"""Stores of a c10d rendezvous: torch's TCPStore and FileStore, also with torch's own backend."""
 
 from __future__ import annotations
 

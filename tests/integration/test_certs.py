@@ -296,9 +296,7 @@ def member(folder: Path, name: str, mounted: Mounted) -> Member:
 def test_members_of_etcd_trust_a_new_authority_only_after_a_restart(
     learnt: bool, rotation: Rotation, tmp_path: Path
 ) -> None:
-    """For this reason the command restarts and awaits the members when it announces an
-    authority.
-    """
+    """The command therefore restarts the members and waits when it announces an authority."""
     mounted = Mounted(tmp_path / "mounted")
     mounted.put(rotation.before)
     with ExitStack() as stack:

@@ -148,7 +148,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[li
 
 
 def client(members: list[Member], user: str | None = None, password: str | None = None) -> Client:
-    """Return a client as the operator connects: it trusts the bundle, and presents no
+    """Return a client configured like the operator's: it trusts the bundle, without a
     certificate.
     """
     ca_file = members[0].folder / "tls" / "ca.crt"

@@ -152,9 +152,7 @@ def test_a_chart_that_contains_this_one_may_set_globals() -> None:
 
 
 def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value that a user sets; maps and types defined by Kubernetes count as
-    one value.
-    """
+    """Yield every value that a user sets; maps and Kubernetes types count as one value."""
     for key, value in values.items():
         here = f"{path}.{key}".lstrip(".")
         whole = key in ("podSecurityContext", "labels") or here.endswith(

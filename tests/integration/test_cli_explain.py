@@ -34,9 +34,7 @@ def explained(server: ApiServer, *arguments: str) -> subprocess.CompletedProcess
 
 
 def stored(server: ApiServer, namespace: str) -> list[str]:
-    """Store a job of two nodes, one of them Pending, with the status that the operator
-    would write.
-    """
+    """Store a job of two nodes, one of them Pending, with the operator's status for it."""
     jobs, pods = ELASTICJOBS_PATH.format(namespace), f"/api/v1/namespaces/{namespace}/pods"
     document: Any = server.request("POST", jobs, elasticjob(minNodes=1, maxNodes=2, nodes=2))
     job = parse_manifest(document)

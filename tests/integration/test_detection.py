@@ -156,7 +156,7 @@ def test_it_is_noticed_in_time_and_put_down_to_its_cause(
 
 
 def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
-    """Its workers train on, for longer than its lease would have lasted."""
+    """The workers train on, for longer than the agent's lease would have lasted."""
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
         pod.agent.signal(signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
 def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
     gang: Gang, launcher_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease may end first, or be kept for the maximum life of workers without an agent."""
+    """The lease may end first, or be kept for the maximum life of workers without an agent."""
     monkeypatch.setenv("ELASTICJOB_ORPHAN_SECONDS", "4")
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
@@ -197,7 +197,7 @@ def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
 def test_the_operators_word_ends_the_wait_for_a_silent_node(
     gang: Gang, launcher_file: Path
 ) -> None:
-    """Its lease would have lasted for a minute."""
+    """The node's lease would have lasted for a minute."""
     with running(gang, launcher_file, lease_seconds=60.0) as job:
         pod, worker = job.pod(coordinates=False)
         job.stop(*job.pids(pod, worker))
@@ -233,7 +233,7 @@ def test_peers_that_abort_before_a_silent_node_is_lost_are_not_charged(
 def test_survivors_that_ignore_sigterm_get_no_grace_for_a_loss_and_all_of_it_for_a_leave(
     gang: Gang, launcher_file: Path
 ) -> None:
-    """As in a stuck collective, in which no Python handler runs."""
+    """Workers in a stuck collective behave like that: no Python handler runs."""
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     gang.script.write_text(deaf + WORKER)
     with running(gang, launcher_file) as job:

@@ -260,7 +260,7 @@ async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
 
 
 def test_a_gang_survives_a_password_that_it_does_not_know(server: EtcdServer) -> None:
-    """Its members are lost from etcd and train on; with the right password they return."""
+    """The gang's members are lost from etcd and train on; with the right password they return."""
 
     async def main() -> None:
         async with administrator(server) as (client, users):

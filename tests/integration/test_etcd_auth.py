@@ -67,8 +67,8 @@ def test_users_permissions_and_stale_tokens(guarded_etcd: EtcdServer) -> None:
 def test_a_token_from_before_a_loss_of_all_data_holds_nothing_up(
     guarded_etcd: EtcdServer, ask: str
 ) -> None:
-    """It names a log position that the new etcd is far from: etcd would wait for that position, and
-    forever if there are no other writes.
+    """The token names a log position that the new etcd is far from: etcd would wait for that
+    position, and forever if there are no other writes.
     """
 
     async def main() -> None:

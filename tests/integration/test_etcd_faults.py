@@ -83,7 +83,7 @@ def test_another_server_is_not_etcd(handler: Handler) -> None:
 
 
 def test_a_server_that_never_speaks_is_unavailable() -> None:
-    """The same holds for writes: without a connection nothing was sent."""
+    """Writes fail with the same error: without a connection nothing was sent."""
 
     async def main() -> None:
         async with (

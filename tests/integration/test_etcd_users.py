@@ -145,7 +145,7 @@ def test_a_password_is_set_and_a_role_narrowed_to_what_they_should_be(server: Et
 
 
 def test_a_prefix_without_its_slash_is_refused() -> None:
-    """Without the slash it would cover every job whose id begins with it."""
+    """A prefix without its slash would cover every job whose id begins with it."""
 
     async def main() -> None:
         async with Client(["127.0.0.1:1"]) as client:
@@ -334,9 +334,7 @@ async def works_within(client: Client, prefix: str) -> None:
 
 @pytest.mark.parametrize("version", NEWER)
 def test_a_job_that_fills_etcd_gains_no_rights(version: str, start_etcd: StartEtcd) -> None:
-    """On 3.5 it does: with a full database, etcd skips the permission checks of deletes and
-    administration.
-    """
+    """On 3.5 it does: with a full database, etcd skips permission checks of deletes and users."""
     server = start_etcd(version, arguments=[*CHEAP, "--quota-backend-bytes=4000000"])
 
     async def main() -> None:

@@ -209,7 +209,7 @@ def test_a_shutdown_after_a_leave_closes_for_nobody(run: Run) -> None:
 
 
 def test_a_node_too_many_does_not_disturb_a_full_version(run: Run) -> None:
-    """It waits, and gets the place of the first lost member."""
+    """The surplus node waits, and gets the place of the first lost member."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     spare = run.ours(2, 2).enter()
@@ -343,7 +343,7 @@ def test_the_next_of_several_servers_is_used_when_one_is_gone(
 def test_who_comes_just_after_an_outage_lets_the_members_come_back(
     start_etcd: StartEtcd, start_v2_run: StartRun, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their keys have expired, and a member may take seconds to notice that etcd is back."""
+    """The members' keys have expired, and a member may take seconds to notice that etcd is back."""
     monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.lease._soon", lambda *_: 4.0)
     server = start_etcd(version, arguments=ENABLE_V2)
     run = start_v2_run(server)
@@ -409,7 +409,7 @@ def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
 
 
 def test_a_version_in_which_another_has_our_rank_is_not_ours(run: Run) -> None:
-    """As after a loss of data from which others returned first."""
+    """A loss of data from which others returned first has this effect."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     ranks = {member.done().rank: member for member in members}

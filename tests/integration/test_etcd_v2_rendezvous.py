@@ -114,7 +114,7 @@ def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) 
 
 
 def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
-    """One member alone keeps the version alive, beyond its time to live of ten seconds."""
+    """A single member keeps the version alive, beyond its time to live of ten seconds."""
     first = run.ours(1, 2, last_call_timeout=SECONDS).enter()
     joined = time.monotonic()
     run.await_text('"participants": [0]')
@@ -156,7 +156,7 @@ def test_who_was_left_behind_is_told_to_come(run: Run) -> None:
 
 
 def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
-    """This happens to a run on etcd 3.5 after two hours."""
+    """A run on etcd 3.5 loses its folder after two hours."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     text = run.text()
@@ -318,14 +318,14 @@ def test_steps_by_themselves_raise_torchs_errors(run: Run) -> None:
 
 
 def test_a_version_that_somebody_else_makes_is_waited_for(run: Run) -> None:
-    """Its maker dies: `setup` expires after five seconds."""
+    """The maker dies: `setup` expires after five seconds."""
     member = run.ours(1, 1)
     run.client.write(run.path("/rdzv/active_version"), '{"status": "setup"}', ttl=2)
     assert together([member])[0].round == 1
 
 
 def test_a_participant_that_never_confirms_holds_up_no_longer_than_its_time(run: Run) -> None:
-    """It joins as torch's do, without a key of its own, and then falls silent."""
+    """The participant joins as torch's do, without a key of its own, and then falls silent."""
     member = run.ours(2, 2).enter()
     text = run.await_text('"participants": [0]')
     frozen = text.replace("joinable", "frozen").replace("[0]}", '[0, 1], "keep_alives": []}')

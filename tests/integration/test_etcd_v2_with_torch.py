@@ -1,6 +1,4 @@
-"""Mix of torch's own `etcd` handler and ElasticJob's in one rendezvous, on real etcd 3.4
-and 3.5.
-"""
+"""Rendezvous of torch's own `etcd` handler together with ElasticJob's, on etcd 3.4 and 3.5."""
 
 from __future__ import annotations
 

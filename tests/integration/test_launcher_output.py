@@ -27,9 +27,7 @@ NOTE = re.compile(rb"\[elasticjob\] (\d+) bytes left out: .*\n")
 
 
 def run(path: Path, scenario: Callable[[LocalHands, Any], Awaitable[None]]) -> bytes:
-    """Return the launcher's standard output after the scenario; standard error is beside it in
-    `.err`.
-    """
+    """Return the launcher's standard output after the scenario; standard error is in `.err`."""
 
     async def whole() -> None:
         with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
@@ -97,7 +95,7 @@ def test_an_endless_line_goes_out_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
-    """At least 100,000 lines of 100 bytes a second, all forwarded and logged."""
+    """The rate is at least 100,000 lines of 100 bytes a second, all forwarded and logged."""
     source = (
         f"import sys, time; start = time.monotonic(); line = 'x' * 99 + '\\n'\n"
         f"for i in range({LINES}): sys.stdout.write(line)\n"

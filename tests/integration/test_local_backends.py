@@ -18,9 +18,7 @@ from tests.integration.local_rig import WORKER, LocalRig, until
 
 KINDS = ["c10d", "etcd-v2 3.4", "etcd-v2 3.5.35"]
 SLOW_SECONDS = 90.0
-"""Timeout: a silent member holds a version of etcd-v2 for ten seconds, whatever the job's
-settings.
-"""
+"""Timeout: a silent member holds a version of etcd-v2 for ten seconds in every job."""
 
 FAILING = """
 import os, time

@@ -56,7 +56,7 @@ def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None
 
 
 def test_a_manifest_may_come_through_a_pipe(rig: LocalRig) -> None:
-    """Its command then runs in `elasticjob`'s working directory."""
+    """The manifest's command then runs in `elasticjob`'s working directory."""
     rig.finish()
     text = rig.manifest().read_text()
     command = rig.command("run", "-", "--plain")
@@ -222,7 +222,7 @@ def test_output_that_nobody_takes_changes_no_outcome(rig: LocalRig) -> None:
 
 
 def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
-    """As with `| head -1`, or when Ctrl-C ends the `tee` behind the pipe first."""
+    """`| head -1` has this effect, or a Ctrl-C that ends the `tee` behind the pipe first."""
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     assert runner.stdout is not None

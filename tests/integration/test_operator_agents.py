@@ -106,7 +106,7 @@ def test_a_c10d_job_outlives_its_worker_and_its_store(here: Namespace, tmp_path:
 
 
 def test_a_job_grows_and_shrinks_by_its_pods_alone(here: Namespace, tmp_path: Path) -> None:
-    """Its agents are given no size: new pods wait, and removed pods leave."""
+    """The job's agents are given no size: new pods wait, and removed pods leave."""
     enough = tmp_path / "enough"
     create(here, enough, backend="c10d")
     with kubelet(here) as pods:

@@ -97,7 +97,9 @@ def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
 
 
 def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Operator) -> None:
-    """Otherwise any client in the network would read the job's members and tracebacks."""
+    """Without the signature any client in the network could read the job's members and
+    tracebacks.
+    """
     here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
     here.await_pods("job-0")
     gang = Gang(here)
@@ -141,7 +143,7 @@ def test_a_scale_down_spares_the_stores_pod(here: Namespace) -> None:
 
 
 def test_the_pods_ends_tell_how_the_job_ended(here: Namespace) -> None:
-    """For a job whose agents' last report was not received."""
+    """The agents' last report was not received."""
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
     gang = Gang(here)

@@ -30,9 +30,7 @@ class Wrong(datetime.datetime):
 time.time = wrong
 datetime.datetime = Wrong
 """
-"""Module imported by Python before anything else. gRPC's deadlines use a clock that it cannot
-change.
-"""
+"""Module that Python imports first. gRPC's deadlines use a clock that it cannot change."""
 
 
 @pytest.mark.parametrize("off_seconds", [4_000, -4_000], ids=["ahead", "behind"])

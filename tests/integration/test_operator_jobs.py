@@ -121,9 +121,7 @@ def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -
     here.remove_pod("job-1")
 
     def replaced() -> bool:
-        """Return True once pod 1 was replaced: the server marks a pod as terminating before
-        removing it.
-        """
+        """Return True once pod 1 was replaced: it stays for a while as terminating."""
         found = here.get("pods", "job-1") or here.get("pods", "job-3")
         return found is not None and found["metadata"]["uid"] != uid
 

@@ -172,7 +172,7 @@ def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
 
 
 def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: EtcdServer) -> None:
-    """Its pods would belong to the suspended gang, and end at once."""
+    """The resumed job's pods would belong to the suspended gang, and end at once."""
     running(here, etcd, 2)
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     here.await_status(phase="Suspended")

@@ -274,7 +274,7 @@ def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
 def test_an_etcd_that_lets_its_user_see_little_is_no_reason_to_start_again(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
-    """Otherwise one job's Secret would make the operator of all jobs restart, again and again."""
+    """A restart would let one job's Secret interrupt the operator of all jobs again and again."""
     own, other = start_etcd("3.6"), start_etcd("3.6", arguments=("--bcrypt-cost=4",))
     enable_auth(other)
     text = {"username": b"job", "password": b"pass"}
@@ -349,7 +349,7 @@ def test_the_etcd_of_another_cluster_is_neither_used_nor_cleared(
 def test_a_user_without_a_job_and_a_record_goes(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
-    """Its job was deleted while no operator was there to see it."""
+    """The user's job was deleted while no operator was running."""
     etcd = start_etcd("3.6", arguments=("--bcrypt-cost=4",))
     here = Namespace(api_server, namespace)
     present = here.create_job(maxNodes=1)["metadata"]["uid"]

@@ -186,7 +186,7 @@ def _content(path: Path) -> bytes:
 def test_no_worker_of_a_round_writes_once_one_of_a_later_round_has_started(
     tmp_path: Path, launcher_file: Path
 ) -> None:
-    """All plans run at once, because they mostly wait."""
+    """The plans run at once, because they mostly wait."""
     stop = threading.Event()
     with ThreadPoolExecutor(len(CUT_OFF)) as pool:
         try:

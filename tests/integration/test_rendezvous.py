@@ -273,7 +273,7 @@ def test_training_outlives_etcd_and_goes_on_changing_afterwards(
 
 
 def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: str) -> None:
-    """Without links the refusal of etcd has to be known before the lease has expired."""
+    """The refusal of etcd has to be known before the lease has expired, as there are no links."""
     server = start_etcd()
 
     async def main() -> None:

@@ -1,6 +1,4 @@
-"""Preload filter: modules whose import has a lasting effect are left to the workers, and
-no others.
-"""
+"""Preload filter: only modules whose import has a lasting effect are left to the workers."""
 
 from __future__ import annotations
 
@@ -151,7 +149,7 @@ def test_module_without_a_lasting_effect_is_preloaded(
 def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded(
     tmp_path: Path, installed: Path
 ) -> None:
-    """As with torch's compiler cache, the folder has the same name in every process."""
+    """Torch's compiler cache is such a folder, with the same name in every process."""
     cache = tmp_path / "cache"
     (installed / "fsspec.py").write_text(f"import os; os.makedirs({str(cache)!r}, exist_ok=True)\n")
     source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
@@ -197,7 +195,7 @@ atexit.register(shutil.rmtree, folder)
 def test_temporary_folder_of_a_package_is_each_workers_own(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with trackers that log: the first worker that ends removes the folder at its exit."""
+    """Trackers that log have such a folder: the first worker that ends removes it at its exit."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (installed / "odd_pkg.py").write_text(TRACKER)
@@ -286,7 +284,7 @@ def test_identifiers_of_known_packages_are_drawn_anew(tmp_path: Path, installed:
 def test_standby_that_is_given_up_takes_helpers_and_files_along(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds for a standby ended in the middle of an import."""
+    """A standby ended in the middle of an import is included."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "2")
     (tmp_path / "tmp").mkdir()

@@ -71,9 +71,7 @@ class Warm:
             await self._until(StoreServed)
 
     async def _until(self, kind: type[Event], round: int | None = None) -> Event:
-        """Return the next event of that kind and round; record the store's port and the standby's
-        state.
-        """
+        """Return the next event of that kind and round; record the store's port and the standby."""
         async for event in self.events:
             if isinstance(event, StoreServed):
                 self.store_port = event.port
@@ -155,9 +153,7 @@ def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: flo
 
 
 def said(folder: Path, number: int, rank: int = 0) -> str:
-    """Return a worker's output after the launcher's end, because logs are written
-    asynchronously.
-    """
+    """Return a worker's output after the launcher's end: logs are written asynchronously."""
     logs = folder / f"round-{number}" / str(rank)
     return (logs / "stdout.log").read_text() + (logs / "stderr.log").read_text()
 

@@ -1,6 +1,4 @@
-"""Partition runner: `python -m tests.partitions --runs 200 --seed 1`; `--only` takes
-single seeds.
-"""
+"""Partition runner: `python -m tests.partitions --runs 200 --seed 1`; `--only` for single seeds."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ ETCD = "etcd"
 
 
 class Process:
-    """Process on a host, with its output in a file. It has its own session: Ctrl-C is the
-    runner's.
-    """
+    """Process on a host, with its output in a file, in a session of its own: no Ctrl-C."""
 
     def __init__(
         self, network: Network, host: str, log: Path, *command: str, env: dict[str, str]

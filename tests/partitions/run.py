@@ -49,9 +49,7 @@ class Outcome:
 
     @property
     def spare_seconds(self) -> float | None:
-        """Seconds between the end of round 1's last worker and the start of the next
-        round's first.
-        """
+        """Seconds from the end of round 1's last worker to the start of the next round's first."""
         if self.stopped_after is None or self.resumed_after is None:
             return None
         return self.resumed_after - self.stopped_after
@@ -274,9 +272,7 @@ class Run:
         self._times(self._journal.writers(), victims)
 
     def _finish(self) -> None:
-        """Finish the workers with success; check that the job succeeds and leaves nothing
-        behind.
-        """
+        """Finish the workers with success; check that the job succeeds and leaves nothing."""
         self._journal.finish()
         self._note("the workers are told to finish")
 

@@ -99,9 +99,7 @@ def _check_leave(checker: Checker, after: Round) -> None:
 
 
 def _check_culprit(checker: Checker, after: Round) -> None:
-    """Check that the culprit is the reported failure nearest to the cause, if all are a
-    while old.
-    """
+    """Check that the culprit is the reported failure nearest to the cause, if all are old."""
     if after.cause.kind is not CauseKind.FAILURE or checker.is_disturbed():
         return
     found = checker.world.etcd.range(

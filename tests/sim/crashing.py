@@ -58,9 +58,7 @@ class Crashing:
         return 0.0 if self.row < 2 or not self._certain else float(2 ** (self.row - 2))
 
     def _charge(self, number: int) -> None:
-        """Add one charge. Rounds of a minute, which end a row too, do not occur in the
-        simulation.
-        """
+        """Add one charge. No simulated round lives for a minute, which would end a row too."""
         told = self.checker.world.etcd.range(
             Range(self.checker.world.keys.failures(number), prefix=True)
         ).kvs

@@ -28,7 +28,7 @@ class Compacted(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key of a commit, before and after it; None if absent."""
+    """Key of a commit, with its values before and after; None if absent."""
 
     key: str
     before: KeyValue | None

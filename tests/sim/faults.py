@@ -309,9 +309,7 @@ class Faults:
         self.world.lease_moved()
 
     def elect(self, _pod: Pod, seconds: float) -> None:
-        """Elect a new etcd leader: no answers for a moment, and leases restart with their
-        full TTL.
-        """
+        """Elect a new etcd leader: no answers for a moment, and leases restart in full."""
         self.world.truth.trouble()
         self.world.etcd_up = False
         self.world.etcd_refuses = False

@@ -141,9 +141,7 @@ class Checker:
         self.need(alive, "fencing", f"{origin} has no key, but its write was accepted: {changes}")
 
     def _check_judged(self, changes: tuple[Change, ...], origin: str) -> None:
-        """Check that a deleted session was seen in its last version: a newer one is an
-        adopter's.
-        """
+        """Check that a deleted session was seen in its last version: a newer one is adopted."""
         if origin in (OPERATOR, "lease"):
             return
         agent = self.world.agents[origin.split("|")[0]]

@@ -34,9 +34,7 @@ class Isolation:
 
     @property
     def most_seconds(self) -> float:
-        """Maximum seconds of training in isolation: a lease or the trust in links, then registering
-        again.
-        """
+        """Maximum isolation: a lease or the trust in links, then registering again; in seconds."""
         lease_seconds = max(LEAST_LEASE_SECONDS, self.world.plan.bounds.keep_alive_seconds)
         return max(lease_seconds, TRUST_SECONDS) + REGISTER_AGAIN_SECONDS + NOTICE_SECONDS
 
@@ -51,9 +49,7 @@ class Isolation:
                 self.since.pop(pod.id, None)
 
     def _is_alone(self, pod: Pod) -> bool:
-        """Return True if no packet arrives from any host; packets sent by the pod prove nothing to
-        it.
-        """
+        """Return True if no packet reaches the pod; its own packets prove nothing to it."""
         network = self.world.network
         heard = any(
             network.carries(other.id, pod.id) for other in self.world.alive() if other is not pod

@@ -40,7 +40,7 @@ REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One side of a link: whether it considers the link open, its last receipt, its leave notices.
+    """Side of a link: its belief that the link is open, last receipt and sent leave notices.
 
     `got`: send time of the last message received, by the sender's clock; `got_at`: time of its
     receipt.
@@ -70,7 +70,7 @@ class Connection:
 
 
 class Switchboard:
-    """All links of the world."""
+    """Links of the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(slots=True)
 class Delays:
-    """One-way delays in seconds: `fast` to twice that, now and then up to `slow`."""
+    """Delays of one-way messages in seconds: `fast` to twice that, now and then up to `slow`."""
 
     fast: float = 0.0005
     slow: float = 0.05

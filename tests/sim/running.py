@@ -29,9 +29,7 @@ class Running:
         self.checker = checker
 
     def starts(self, pod: Pod, roster: Roster) -> None:
-        """Check a start of workers: on a final round, in its one roster, beside no other
-        round's.
-        """
+        """Check a start of workers: final round, in its one roster, beside no other round's."""
         number = roster.number
         need, said = self.checker.need, f"{pod.name}: {roster}"
         need(number in self.checker.final_numbers, "starts on final", said)
@@ -82,9 +80,7 @@ class Running:
                 )
 
     def _excused(self, pod: Pod) -> bool:
-        """Return True for workers that cannot know or cannot write: see `Faults` for each
-        excuse.
-        """
+        """Return True for workers that cannot know or write: see `Faults` for each excuse."""
         if pod.frozen or self.world.now < pod.excused_until:
             return True
         return self.outlives_etcd(pod)

@@ -193,9 +193,7 @@ def _etcd_trouble(rng: Random) -> Plan:
 
 
 def _hung(rng: Random) -> Plan:
-    """Draw a run whose agents are suspended while the others continue; some launchers can be
-    probed.
-    """
+    """Draw a run with suspended agents and working peers; some launchers can be probed."""
     base = _disturbed(rng, "hung", (("stop_agent", 3.0, 12.0),), 2, 14.0)
     bounds = replace(base.bounds, min_nodes=1, increment=1)
     asked = rng.random() < 0.5
@@ -203,9 +201,7 @@ def _hung(rng: Random) -> Plan:
 
 
 def _outlived(rng: Random) -> Plan:
-    """Draw a run whose gang trains without etcd while a newcomer with etcd opens a round
-    over it.
-    """
+    """Draw a run with a gang that trains without etcd and a newcomer that opens a round."""
     base = _base(rng, "outlived")
     bounds = replace(
         base.bounds,

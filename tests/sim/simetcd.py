@@ -1,4 +1,4 @@
-"""In-memory etcd v3: revisions, transactions, leases, watches, compaction.
+"""Simulated etcd v3, in memory: revisions, transactions, leases, watches, compaction.
 
 Owns the simulated store. It has no network and no clock: the caller passes the time, and delays,
 loses and answers requests. `tests/integration/test_simetcd_matches_etcd.py` compares its behaviour

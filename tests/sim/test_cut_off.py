@@ -21,9 +21,7 @@ AWAY_SECONDS = (0.05, 1.0, 4.0, 60.0, 60.0)
 
 
 def plan(seed: int, lease_seconds: float, launcher: bool) -> Plan:
-    """Return a plan that cuts off one or two of four nodes and ends or hangs their agents
-    meanwhile.
-    """
+    """Return a plan that cuts off one or two of four nodes and ends or hangs their agents."""
     rng = Random(f"cut off {seed} {lease_seconds} {launcher}")
     victims = rng.sample(range(4), rng.choice((1, 1, 2)))
     cut, begin = rng.choice(CUTS), CUT_AT + 2.0 * rng.random()
@@ -62,7 +60,7 @@ def test_no_round_begins_beside_workers_of_a_node_that_was_cut_off(
 
 
 def test_without_the_deadline_of_its_launcher_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These schedules find the violation."""
+    """The same schedules without that deadline find the violation."""
     monkeypatch.setattr(Pod, "_watch_deadline", lambda pod: None)
     results = [simulate(seed, plan=plan(seed, 3.0, launcher=False)) for seed in SEEDS]
     found = [result.violation.invariant for result in results if result.violation is not None]

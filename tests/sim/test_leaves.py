@@ -75,9 +75,7 @@ def test_a_leave_in_an_outage_of_etcd_is_no_loss(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_member_whose_mark_is_withdrawn_stays(seed: int) -> None:
-    """Its workers are still stopping for the leave: it joins the next round, and no
-    member is lost.
-    """
+    """The workers still stop for the leave: the member joins the next round, and none is lost."""
     slow = replace(plan(seed, "elect", 0.0, ()), operator=True, actions=(), stubborn=1.0)
     planned = replace(slow, bounds=replace(slow.bounds, stop_grace_seconds=2.0))
     world = World(seed, planned)

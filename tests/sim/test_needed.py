@@ -169,9 +169,7 @@ def leader_watch_goes_on() -> Iterator[EngineFactory]:
 
 
 def nobody_succeeds(seed: int, new_engine: EngineFactory) -> bool:
-    """Compact the revisions since the coordinator was read and break the watches of its key; then
-    silence its machine.
-    """
+    """Compact the revisions since the coordinator was read, break its key's watches, silence it."""
     world = gang(seed, 3, new_engine)
     for number in range(3):
         world.etcd.txn(Txn((), (Put(f"/another/job/{number}", b"1"),)), "operator")

@@ -51,9 +51,7 @@ def stopped(result: Result) -> bool:
 @pytest.mark.parametrize("outage", ["cut_all_etcd", "restart_etcd"])
 @pytest.mark.parametrize("seconds", [3.5, 4.5, 6.0, 12.0])
 def test_no_outage_stops_a_whole_gang(seconds: float, outage: str) -> None:
-    """One exception: a key expires just after etcd is back, before a link to the coordinator
-    stands.
-    """
+    """Exception: a key expires just after etcd is back, before the coordinator is linked."""
     at = [OUTAGE_AT + 0.3 * (seed % 10) + 0.05 * (seed // 10) for seed in SEEDS]
     plans = [plan(seed, Action(at[seed], outage, 0, seconds)) for seed in SEEDS]
     count = sum(stopped(simulate(seed, plan=plans[seed])) for seed in SEEDS)

@@ -23,7 +23,7 @@ SILENCE_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class WatchLine:
-    """One watch: its watchers in etcd, and the events held back by a cut."""
+    """Watch with its watchers in etcd, and the events held back by a cut."""
 
     generation: int
     watchers: list[Watcher] = field(default_factory=list)
@@ -35,7 +35,7 @@ class WatchLine:
 
 
 class WatchLines:
-    """All watches of one agent process."""
+    """Watches of one agent process."""
 
     def __init__(self, world: World, agent: Agent) -> None:
         self.world = world

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room(bytes_: int) -> Iterator[None]:
-    """Limit the size of this process's files for the block; a write beyond the limit is
-    cut short.
-    """
+    """Limit the size of this process's files for the block; longer writes are cut short."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, before[1]))
     try:

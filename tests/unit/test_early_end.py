@@ -32,9 +32,7 @@ FILE = "runpy.run_path({program!r}, run_name='__main__')"
 
 
 def ended(program: str, part: str, run: str) -> tuple[int, str]:
-    """Return exit status and errors of a program that is terminated as it begins to
-    import `part`.
-    """
+    """Return exit status and errors of a program terminated while it begins to import `part`."""
     script = TOLD_WHILE_IMPORTING.format(
         part=part, program=program, run=run.format(program=program)
     )

@@ -48,9 +48,7 @@ def pyproject() -> dict[str, object]:
 
 
 def our_files() -> list[Path]:
-    """Return every file of the repository that git does not ignore; in a linked worktree .git is
-    one.
-    """
+    """Return the repository's files that git does not ignore; in a linked worktree .git is one."""
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     found = []
     for folder, subfolders, names in os.walk(ROOT):

@@ -22,7 +22,7 @@ def test_one_that_leaves_or_is_refused_takes_no_part() -> None:
 
 
 def test_a_normal_end_fails_no_probe() -> None:
-    """Otherwise the kubelet would post a warning about a pod that succeeded."""
+    """A failed probe would make the kubelet post a warning about a pod that succeeded."""
     driven = running()
     driven.feed(finish())
     assert can_take_part(driven.state, registered=False), "its lease goes before it does"

@@ -1,6 +1,4 @@
-"""Options of `elasticjob agent`: a wrong one is a clear error with exit code 2, before
-any start.
-"""
+"""Options of `elasticjob agent`: a wrong one is an error with exit code 2, before any start."""
 
 from __future__ import annotations
 
@@ -281,6 +279,6 @@ def test_the_v2_api() -> None:
 def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
     backend: str, lease: int, seconds: float
 ) -> None:
-    """On etcd v3 the launcher also has a deadline, derived from the agent's evidence."""
+    """The launcher also has a deadline on etcd v3, derived from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert plain_agent(options).hung_agent_seconds == seconds

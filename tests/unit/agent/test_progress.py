@@ -27,9 +27,7 @@ def said(step: int, checkpoint: int = -1, number: int = 1, **first: int) -> Work
 
 
 def told(driven: Driven, event: WorkersProgressed, after: float = 0.1) -> tuple[int, int] | None:
-    """Return the step and checkpoint reported to the rendezvous on this event, None if
-    nothing is.
-    """
+    """Return the step and checkpoint that this event reports to the rendezvous, if any."""
     orders = driven.only(Tell, driven.feed(event, after))
     return (orders[-1].local.step, orders[-1].local.checkpoint_step) if orders else None
 
@@ -140,7 +138,7 @@ def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 1e306, -1.0, 1e9])
 def test_a_busy_time_that_is_none_is_no_measurement(wrong: float) -> None:
-    """It would have ended the agent: infinity cannot be converted to milliseconds."""
+    """An infinite time once ended the agent: infinity cannot be converted to milliseconds."""
     driven = running()
     for step, busy in ((1, 0.5), (2, wrong)):
         word = WorkerProgress(step, UTC_MS, metrics={BUSY_METRIC: busy})

@@ -1,5 +1,5 @@
-"""Temporary folders: those of living processes and of strangers stay, those of dead
-processes go.
+"""Temporary folders: those of dead processes are removed, those of living ones and
+strangers stay.
 """
 
 from __future__ import annotations

@@ -333,9 +333,7 @@ def test_the_end_is_kept_until_it_was_read() -> None:
 
 
 async def verb(control: Path, *words: str) -> tuple[int | None, str]:
-    """Return exit code and error output of a process beside the agent, such as a probe or a
-    preStop.
-    """
+    """Return exit code and error output of a process such as a probe or a preStop."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "elasticjob_agent", *words),
         env={"ELASTICJOB_CONTROL": str(control)},

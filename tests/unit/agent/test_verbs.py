@@ -22,7 +22,7 @@ def verb(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     ("words", "code"), [(["leave"], 0), (["leave", "its", "node"], 0), (["ready"], 1)]
 )
 def test_a_verb_without_an_agent_says_so(words: list[str], code: int, tmp_path: Path) -> None:
-    """Without an agent there is nothing to leave: the kubelet should not report a failed hook."""
+    """There is no agent to leave: the kubelet should not report a failed hook."""
     place = tmp_path / "control"
     done = verb(*words, ELASTICJOB_CONTROL=str(place))
     assert done.returncode == code
@@ -63,7 +63,7 @@ def test_a_wrong_call_shows_the_right_one(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [["leave"], ["ready"]])
 def test_a_probe_loads_nothing_heavy(words: list[str]) -> None:
-    """Otherwise a kubelet's probe would time out, and the agent would lose CPU time."""
+    """Heavy imports would cost a kubelet's probe its time, and the agent its share of CPU."""
     # -S: modules that this environment loads at start do not count.
     command = [sys.executable, "-S", "-X", "importtime", "-m", "elasticjob_agent", *words]
     path = str(Path(__file__).parents[3] / "sidecar")

@@ -1,4 +1,4 @@
-"""In-process rendezvous: a gang's handlers and stores, without any server."""
+"""Rendezvous in this process: a gang's handlers and stores, without any server."""
 
 from __future__ import annotations
 

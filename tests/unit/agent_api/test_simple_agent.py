@@ -20,9 +20,7 @@ from tests.unit.agent_api.memory import Gang, MemoryHandler, until
 
 
 class Believed(SimpleElasticAgent):
-    """Agent with simulated workers: the script gives the result of each poll; healthy at
-    its end.
-    """
+    """Agent with simulated workers: the script gives each poll's result, then they are healthy."""
 
     def __init__(self, spec: WorkerSpec, *script: str, **options: Any) -> None:
         super().__init__(spec, **options)
@@ -318,7 +316,7 @@ def test_a_loop_of_ones_own() -> None:
 
 
 def test_a_handler_of_old_that_says_no_master() -> None:
-    """Such a handler returned a tuple; rank 0 wrote the address of torch's store."""
+    """The old handler returned a tuple; rank 0 wrote the address of torch's store."""
 
     class Old(MemoryHandler):
         def next_rendezvous(self) -> Any:

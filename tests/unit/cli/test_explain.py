@@ -42,9 +42,7 @@ print(answer.read_text())
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a kubectl that answers from this folder's files, one per resource, and records its
-    calls.
-    """
+    """Make a kubectl that answers from files in this folder, and records its calls."""
     program = tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
     program.write_text(KUBECTL.format(python=sys.executable, folder=str(tmp_path)))

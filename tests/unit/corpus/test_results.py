@@ -93,7 +93,7 @@ def test_what_was_not_run_is_said() -> None:
 
 
 def test_the_page_is_made_from_what_was_measured() -> None:
-    """To update it: python -m tests.corpus --page."""
+    """Command that updates the page: python -m tests.corpus --page."""
     assert PAGE.read_text() == page(packages(), measured())
 
 

@@ -58,9 +58,7 @@ def type_checking_only(tree: ast.Module) -> set[ast.AST]:
 
 
 def in_annotations(tree: ast.Module) -> set[ast.AST]:
-    """Return nodes in annotations, which `from __future__ import annotations` leaves
-    unevaluated.
-    """
+    """Return nodes in annotations, left unevaluated by `from __future__ import annotations`."""
     roots: list[ast.AST | None] = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.AnnAssign, ast.arg)):
@@ -152,7 +150,9 @@ def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_an_older_python_is_told_what_is_wrong() -> None:
-    """It does not even parse the launcher's syntax; here a newer Python plays the older one."""
+    """Older Pythons do not even parse the launcher's syntax; here a newer one plays the
+    older one.
+    """
     ast.parse(MAIN, feature_version=(3, 4))
     older = f"import sys; sys.version_info = (3, 7, 16)\n{MAIN}"
     ran = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)

@@ -192,7 +192,7 @@ def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_put_together_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One job's agents must not affect the other jobs."""
+    """Answers of one job's agents must not affect the other jobs."""
     monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
     woken: list[str] = []

@@ -11,9 +11,7 @@ PYZ = "/elasticjob/launcher.pyz"
 
 
 def run(text: str, workers: int = 1) -> tuple[str, str]:
-    """Return the launcher's interpreter and the started command, for a command given as
-    one line.
-    """
+    """Return the launcher's interpreter and the started command, for a command line."""
     found = wrapped(text.split(), (), workers)
     assert found.command[1:3] == (PYZ, "--")
     assert found.args == ()

@@ -22,9 +22,7 @@ from tests.unit.operator.builders import NOW, final_round, job, later, observed,
 
 
 def stillborn(count: int, seconds: float = 0, first: int = 0) -> tuple[Pod, ...]:
-    """Return failed pods; the newest ended this long ago, each other one a minute before
-    the next.
-    """
+    """Return failed pods; the newest ended this long ago, the others a minute apart before it."""
     return tuple(
         pod(first + n).stillborn(seconds + 60 * (count - 1 - n), "no python3").get()
         for n in range(count)

@@ -218,7 +218,7 @@ def test_who_failed_first(
 
 
 def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
-    """Of several concurrent failures one may be reported after the job was closed."""
+    """One of several concurrent failures may be reported after the job was closed."""
     blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
     told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
     of_no_account = failure(4, 1, FailureClass.SIGNAL, 1)

@@ -187,9 +187,7 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
 
 
 def test_the_total_is_what_the_status_says() -> None:
-    """Training continues until a planned round is decided; a job that never ran has not
-    recovered.
-    """
+    """Training continues until a planned round is decided; without a run there is no recovery."""
     metrics = Metrics()
     joined = RoundStatus(round=2, cause="join", nodes=3, detect_ms=3000, stop_ms=200, start_ms=300)
     metrics.observe_round(joined)

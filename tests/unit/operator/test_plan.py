@@ -311,7 +311,7 @@ def test_resumption_does_not_wait_for_a_machine_that_is_cut_off() -> None:
 
 
 def test_resumption_does_not_wait_for_an_object_that_a_finalizer_keeps() -> None:
-    """It has no running process any more. Its name is still taken."""
+    """The object has no running process any more, but its name is still taken."""
     kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
     found = plan(job(maxNodes=2), observed(kept, view=SUSPENDED), NOW)
     assert created(found) == [1, 2]

@@ -1,6 +1,4 @@
-"""Agreement between a pod's environment and the processes that read it: neither imports
-the other.
-"""
+"""Agreement of a pod's environment with the processes that read it; neither imports the other."""
 
 from __future__ import annotations
 

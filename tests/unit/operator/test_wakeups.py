@@ -93,9 +93,7 @@ def test_an_error_may_ask_for_more_time() -> None:
     )
 )
 def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
-    """A job woken after the start of its last reconcile is reconciled again, in any order of
-    events.
-    """
+    """A job woken after the start of its last reconcile is reconciled again, in any order."""
     agenda, now = Agenda(), 0.0
     owed: set[JobKey] = set()
     busy: set[JobKey] = set()

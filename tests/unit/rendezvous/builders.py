@@ -106,9 +106,7 @@ class Job:
         return self.put(stored.key, replace(stored.record, **fields))
 
     def gone(self, *names: str, proven: bool = False) -> Self:
-        """Delete their keys: by an expired lease, or, if `proven`, after a probe that proved their
-        death.
-        """
+        """Delete these members' keys: by an expired lease, or, if `proven`, after a probe."""
         for name in names:
             stored = self.stored(name)
             self.delete(stored.key)

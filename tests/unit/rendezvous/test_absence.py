@@ -122,9 +122,7 @@ def test_who_vanishes_under_a_settled_coordinator_is_lost_at_once() -> None:
 def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
     lease: float, patience: float
 ) -> None:
-    """Its time is a lease, but never less than the time it may live on the evidence of
-    links alone.
-    """
+    """The member has a lease's time, and at least the time that evidence from links lasts."""
     absent = Absent(keep_alive_seconds=lease).took_over()
     assert not absent.lost()
     assert not absent.lost(INQUIRY_SECONDS)
@@ -134,7 +132,7 @@ def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
 
 
 def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -> None:
-    """After an outage of etcd nearly all members have registered by then."""
+    """Nearly all members have registered by then after an outage of etcd."""
     absent = Absent().took_over()
     assert not absent.lost()
     assert absent.wakes_in == pytest.approx(INQUIRY_SECONDS)
@@ -191,7 +189,7 @@ def test_proof_of_its_end_leaves_no_patience() -> None:
 
 
 def test_a_proof_says_nothing_of_a_later_session() -> None:
-    """Its containers came back, and then only its lease expired."""
+    """The member's containers came back, and then only its lease expired."""
     absent = Absent().answers(GONE).came_and_went("s2").took_over().heard()
     assert not absent.lost()
     assert absent.answers(GONE, "s2").lost()
@@ -298,7 +296,7 @@ def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> No
 def test_who_was_absent_for_long_is_told_only_when_the_round_opens(
     verdict: Verdict, after: float
 ) -> None:
-    """Its maximum absence may be over by then, but its kill has only begun."""
+    """The member's patience may be over by then, but its kill has only begun."""
     absent = Absent()
     assert not absent.stopped()
     absent.opens(60).answers(verdict)
@@ -319,7 +317,9 @@ def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
 
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.5, 0.5)])
 def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: float) -> None:
-    """It may run for three seconds after its last message, and takes one to kill its workers."""
+    """The member may run for three seconds after its last message, and takes one to kill its
+    workers.
+    """
     absent = Absent().heard(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
@@ -328,7 +328,7 @@ def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: fl
 
 
 def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_it() -> None:
-    """It was silent for longer than a link can be trusted."""
+    """The member was silent for longer than a link can be trusted."""
     absent = Absent().heard(60.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
@@ -350,7 +350,7 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
 def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
     lease: float, ago: float, after: float
 ) -> None:
-    """It has no port: it is the agent's own child."""
+    """The launcher has no port: it is the agent's own child."""
     absent = Absent(keep_alive_seconds=lease)
     roster = absent.job.roster(1)
     alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
@@ -389,9 +389,7 @@ def test_what_we_permitted_ourselves_is_waited_for() -> None:
 def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_us(
     led_ago: float | None, after: float
 ) -> None:
-    """The predecessor's knowledge is as old as its link to this member, and one more link
-    adds age.
-    """
+    """The predecessor's knowledge is as old as its link here, and its own link adds age."""
     absent = Absent().took_over()
     if led_ago is not None:
         absent.peers.led_by(identity("c"), absent.job.now - led_ago)
@@ -420,9 +418,7 @@ def test_the_last_answer_counts() -> None:
 
 
 def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_has() -> None:
-    """A whole gang outlived etcd; once it reaches etcd again it stops, one node before
-    the other.
-    """
+    """A whole gang outlived etcd; back in reach of etcd it stops, one node before the other."""
     job = Job("n", "y", "z", keep_alive_seconds=LEASE).sealed("y", "z")
     job.look()
     job.later(60).gone("y", "z").round(2, previous=1).idle()
@@ -451,9 +447,7 @@ def ids(names: str) -> tuple[str, ...]:
 
 
 def recovering(**bounds: Any) -> Job:
-    """Return a job in round 2, joinable: a and b wait; the state of z, which ran round 1, is
-    unknown.
-    """
+    """Return a job in joinable round 2: a and b wait; z, which ran round 1, is unknown."""
     job = Job("a", "b", "z", **bounds).sealed(*"abz")
     job.look()
     job.later(60).gone("z").round(2, previous=1)
@@ -504,7 +498,7 @@ def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
 
 
 def test_who_only_said_that_it_leaves_is_asked() -> None:
-    """Its agent may have died while its workers stopped."""
+    """The leaver's agent may have died while its workers stopped."""
     job = recovering()
     job.coordinator.leavers[identity("z")] = "drained"
     job.idle().answers("z", WORKERS).later(1).idle()
@@ -528,7 +522,7 @@ def test_a_leavers_key_that_went_does_not_say_that_its_workers_stopped(fenced: b
 
 
 def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> None:
-    """Its maximum absence passed before the round opened, which its link reports only then."""
+    """The member's patience passed before the round opened, which its link reports only then."""
     job = Job("a", "b", expected=2, keep_alive_seconds=LEASE).sealed("a", "b").idle().later(60)
     link = job.coordinator.peers
     link.up(PeerUp(B, "s1"), job.now)
@@ -586,7 +580,7 @@ def test_a_fenced_member_is_asked_like_any_other() -> None:
 
 @pytest.mark.parametrize("name", ["z", "y"])
 def test_no_round_is_frozen_while_an_orphans_workers_live(name: str) -> None:
-    """This includes those of an older round, y's, whose seat is no longer considered."""
+    """Workers of an older round, y's, count too, although y's seat is no longer considered."""
     job = recovering()
     job.coordinator.peers.adopt(a_member(name), 2, job.now, ORPHAN_SECONDS)
     job.idle().answers("z", GONE)

@@ -25,9 +25,7 @@ WINDOW = 6.0  # keep-alive and a second
 
 
 def gang(**bounds: Any) -> Job:
-    """Return a job in which three members run round 1; a fourth, which took no part,
-    coordinates.
-    """
+    """Return a job in which three members run round 1; a fourth without workers coordinates."""
     job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
     return job.sealed("a", "b", "c").idle().later(60)
 
@@ -148,7 +146,7 @@ def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
 def test_the_verdict_waits_for_a_member_that_has_yet_to_tell(
     state: MemberState, round: int
 ) -> None:
-    """It may be about to report its leave, which takes a while to arrive."""
+    """The member may be about to report its leave, which takes a while to arrive."""
     job = aborted(stop_grace_seconds=60).change("c", state=state, round=round)
     job.later(2 * WINDOW - 0.1).idle()
     current = job.change("c", state=MemberState.LEAVING, reason="evicted").act()
@@ -161,7 +159,7 @@ def test_the_verdict_does_not_wait_for_what_is_never_told() -> None:
 
 
 def test_the_verdict_waits_for_the_lease_of_a_member_that_answers_nobody() -> None:
-    """It may last a little longer than the window, and then it is the reason."""
+    """The lease may last a little longer than the window; its expiry is then the reason."""
     job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle()
     current = job.later(1).gone("c").act()
     assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
@@ -201,7 +199,7 @@ def test_an_aborted_collective_is_excused_by_a_leave() -> None:
 
 
 def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
-    """Its own report of that may be lost when its machine is being taken away."""
+    """A leaver's own report may be lost when its machine is being taken away."""
     evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
     current = aborted().bounds(marks=(evicted,)).act()
     assert (current.charged, current.pending) == ((), ())
@@ -216,7 +214,7 @@ def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
 def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_agent(
     session: str, failed: bool, excused: bool
 ) -> None:
-    """Their launcher ended them, or they were the first to abort: their agent was away."""
+    """The launcher ended the workers, or they were the first to abort: their agent was away."""
     job = aborted()
     if failed:
         job.failure("c", kind=ABORT)
@@ -276,7 +274,7 @@ def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> N
 
 @pytest.mark.parametrize("row", [0, 3])
 def test_a_round_is_put_down_to_whom_the_status_names(row: int) -> None:
-    """All failed for the same reason: the first report need not be the first failure."""
+    """The failures have the same reason: the first report need not be the first failure."""
     job = Job("z", "a", "b", "c", max_nodes=3, max_restarts=9)
     job.sealed("a", "b", "c", streak=Streak(row)).idle().later(1)
     opened = job.failure("b").act()
@@ -312,7 +310,7 @@ def test_the_verdict_does_not_hold_up_the_next_round() -> None:
 
 
 def test_a_verdict_does_not_disturb_a_frozen_round() -> None:
-    """It would change the revision that members confirm."""
+    """A verdict would change the revision that members confirm."""
     job = aborted().bounds(max_nodes=3, max_restarts=3, confirm_seconds=60)
     assert job.act().state is RoundState.FROZEN
     job.idle().later(WINDOW + 1).idle()

@@ -561,7 +561,7 @@ def test_a_round_that_somebody_outnumbers_is_opened_anew(state: RoundState) -> N
 
 
 def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> None:
-    """They outlived etcd, and one is slower to register than the others."""
+    """The members outlived etcd, and one is slower to register than the others."""
     job = Job("a", "b", keep_alive_seconds=5, expected=2).round(1).change("b", known=7)
     assert job.act().number == 8
     job.idle().later(4.9).idle()

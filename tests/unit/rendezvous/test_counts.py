@@ -26,9 +26,7 @@ BEFORE = Counts(1, 1, 1, 1, 1)
 
 
 def gang(**bounds: Any) -> Job:
-    """Return a job in which three members run round 1; a fourth, which took no part,
-    coordinates.
-    """
+    """Return a job in which three members run round 1; a fourth without workers coordinates."""
     job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
     return job.sealed("a", "b", "c", counts=BEFORE).idle().later(60)
 
@@ -91,7 +89,7 @@ def test_the_verdict_counts_the_loss_that_excuses_an_abort() -> None:
 
 
 def test_the_verdict_counts_the_leave_that_excuses_an_abort() -> None:
-    """Its peers are killed nevertheless: they may be stuck in a collective."""
+    """The leaver's peers are killed nevertheless: they may be stuck in a collective."""
     job = aborted().change("c", state=MemberState.LEAVING, reason="drained")
     current = job.act()
     assert (current.charged, current.counts) == ((), Counts(1, 2, 1, 1, 1))

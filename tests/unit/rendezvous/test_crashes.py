@@ -91,7 +91,7 @@ def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -
 
 
 def test_the_culprits_step_counts() -> None:
-    """Its peers, whose collectives broke, may have reported another step."""
+    """The culprit's peers, whose collectives broke, may have reported another step."""
     found = [a_failure("a", step=6, kind=ABORT), a_failure("b", step=7)]
     assert after_failure(Streak(), found, Life(1.0)).step == 7
 
@@ -172,7 +172,7 @@ def test_what_is_no_failure_never_waits(trouble: str) -> None:
 
 
 def test_an_abort_waits_once_it_is_charged() -> None:
-    """Before the charge it may be a loss, which causes no pause."""
+    """An uncharged abort may be a loss, which causes no pause."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
     current = job.act()

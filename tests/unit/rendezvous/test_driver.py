@@ -97,9 +97,7 @@ class Requesting(Recorder):
 
 
 def test_a_refused_watch_is_no_answer_to_the_request_under_way() -> None:
-    """The refusal once counted as the answer: the real answer then met no request and ended the
-    member.
-    """
+    """The refusal once counted as the answer: the real answer then ended the member."""
 
     async def main() -> list[Event]:
         engine, client = Requesting(1, 0), RefusedWatch()

@@ -109,7 +109,7 @@ def test_a_failure_opens_the_next_round_at_once() -> None:
 
 @pytest.mark.parametrize("kind", [FailureClass.USER_ERROR, FailureClass.PEER_ABORT])
 def test_a_failure_of_who_has_no_seat_ends_no_round(kind: FailureClass) -> None:
-    """This happens after a loss of etcd's data: it was another round of the same number."""
+    """A loss of etcd's data has this effect: the failure is of another round of the same number."""
     round = Round("ab")
     round.job.member("c", round=1, known=1).failure("c", kind=kind)
     assert round.seen() == (CauseKind.JOIN, ("c",)), "it is a newcomer like any other"
@@ -167,7 +167,7 @@ def test_a_loss_is_dated_from_its_first_symptom() -> None:
 
 
 def test_who_stopped_its_workers_itself_is_lost_too() -> None:
-    """It was cut off for longer than its lease, and came back."""
+    """The member was cut off for longer than its lease, and came back."""
     round = Round()
     round.job.change("b", state=MemberState.WAITING, round=1)
     assert round.seen() == (CauseKind.LOSS, ("b",))

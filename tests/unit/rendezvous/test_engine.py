@@ -513,7 +513,7 @@ def test_a_word_that_ends_a_doubt_is_judged_at_once(
 
 
 def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
-    """Otherwise a former coordinator could consider its gang complete forever."""
+    """A former coordinator could otherwise consider its gang complete forever."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab")
     settle(a, b)
@@ -564,7 +564,9 @@ def test_when_the_coordinator_goes_the_other_takes_over() -> None:
 
 
 def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> None:
-    """It has probed since beats were missing, and does not wait after the lease has expired."""
+    """The successor has probed since beats were missing, and does not wait after the
+    lease's end.
+    """
     a, b = pair()
     silent = (identity("a"), a.engine.session)
     b.hear(LinkUp(*silent)).hear(LinkHeard(*silent, 1)).later(1.5)
@@ -624,7 +626,7 @@ def test_an_order_that_nobody_took_is_forgotten() -> None:
 
 
 def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() -> None:
-    """Otherwise the next round could start beside workers that are just being started."""
+    """The next round could otherwise start beside workers that are just being started."""
     _, b = followers()
     assert isinstance(b.engine.hand_over(), Run)
     reopened(b.etcd)
@@ -654,7 +656,7 @@ def test_workers_that_ignore_the_end_of_their_round_are_killed_after_the_grace()
 
 
 def test_workers_found_running_after_their_round_was_over_are_killed_at_once() -> None:
-    """Their agent was away; the others have waited long enough."""
+    """The workers' agent was away; the other members have waited long enough."""
     a, _ = pair()
     reopened(a.etcd)
     again = Node(a.etcd, "b", bounds=Bounds(2, 2), orphan_seconds=30.0)
@@ -821,7 +823,7 @@ def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> No
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("of", ["request", "watch"])
 def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -> None:
-    """It lacks the job's user, for example, until the operator has made it again."""
+    """The new etcd lacks the job's user, for example, until the operator has made it again."""
     node = running(alone(connect_seconds=10.0)).later(60.0)
     node.held = True
     node.hear(LocalChanged(replace(node.engine.local, master_port=5)))

@@ -49,7 +49,7 @@ def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
 
 
 def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
-    """Its successor may not receive it from another member. No other state changes."""
+    """The coordinator's successor may have no other source. No other state changes."""
     a, _ = pair
     before = len(a.made(Read | Write))
     a.hear(LeavesTold(BY_B)).hear(LeavesTold(BY_B))
@@ -111,7 +111,7 @@ def test_a_word_of_an_earlier_agent_counts_for_nothing() -> None:
 
 
 def test_a_late_write_of_who_leaves_changes_nothing() -> None:
-    """It was under way before the member decided to leave."""
+    """The write was under way before the member decided to leave."""
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
     job.change("b", state=MemberState.RUNNING, round=1).view()
@@ -123,7 +123,7 @@ def test_a_late_write_of_who_leaves_changes_nothing() -> None:
 
 
 def test_who_left_without_a_write_is_not_lost() -> None:
-    """Its peers may be stuck in collectives by now: they are stopped without grace."""
+    """The leaver's peers may be stuck in collectives by now: they are stopped without grace."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
     assert round.seen(60) is None
@@ -164,7 +164,7 @@ def test_who_came_back_after_others_left_was_not_lost() -> None:
 
 
 def test_it_says_nothing_of_the_leavers_workers() -> None:
-    """They are probed before the next round begins."""
+    """The leaver's workers are probed before the next round begins."""
     job = Job("a", "b").sealed("a", "b")
     job.view().told_leaving(DRAINED)
     job.gone("b")
@@ -174,7 +174,7 @@ def test_it_says_nothing_of_the_leavers_workers() -> None:
 
 
 def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
-    """Its peers were notified in time: they may save."""
+    """The leaver's peers were notified in time: they may save."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
     round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)

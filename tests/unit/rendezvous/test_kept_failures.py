@@ -20,9 +20,7 @@ def told(job: Job, number: int = 1) -> set[str]:
 
 
 def many(count: int, **bounds: Any) -> Job:
-    """Return a job in the final round 2; in round 1 b failed by itself, and `count`
-    others with it.
-    """
+    """Return a job in final round 2; in round 1 b failed by itself, and `count` others too."""
     names = [f"m{index}" for index in range(count)]
     job = Job("a", "b", **bounds).sealed("a", "b", number=2, charged=(1,))
     job.failure("b", kind=FailureClass.USER_ERROR, at_ms=10**6)

@@ -234,9 +234,7 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
 
 
 def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
-    """If only one side receives the other, that other counts it as silent, and continues without
-    it.
-    """
+    """A side that receives nothing counts the link as silent, and continues without the other."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
     assert leadership.vouched_until(3) > 48.0 + TRUST_SECONDS - 0.1
@@ -249,9 +247,7 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
 def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
     vouched: float | None, seconds: float
 ) -> None:
-    """The coordinator may hang before that ends, and then stays silent. An older one does not
-    report it.
-    """
+    """The coordinator may hang before that and then stays silent. Older ones do not report it."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, 49.0, vouched), 50.0)
     assert leadership.vouched_until(3) == pytest.approx(49.0 + seconds)
@@ -260,7 +256,7 @@ def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
 
 
 def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
-    """After an outage of etcd another member coordinates, and a lease may not be renewed yet."""
+    """Another member coordinates after an outage of etcd, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=49.0), 50.0)

@@ -603,7 +603,7 @@ def test_silence_and_nonsense_prove_nothing(said: bytes | None) -> None:
 
 
 def test_a_dying_process_is_asked_until_it_is_gone() -> None:
-    """It may accept a connection and drop it; the next one is refused."""
+    """A dying process may accept a connection and drop it; the next one is refused."""
 
     async def scenario() -> None:
         dropped = asyncio.Event()

@@ -233,7 +233,7 @@ def test_to_resign_is_to_become_the_youngest() -> None:
 def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
     state: RoundState, local: Local, ran: int
 ) -> None:
-    """Otherwise the coordinator would wait for workers that do not exist."""
+    """The coordinator would otherwise wait for workers that do not exist."""
     job = Job("a", "b").sealed("a", "b", number=3).round(4, state, previous=3)
     assert job.own("a", local=local).record().round == ran
 

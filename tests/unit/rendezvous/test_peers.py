@@ -151,7 +151,7 @@ def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
 
 
 def test_an_orphan_that_lost_its_key_too_is_still_asked() -> None:
-    """Its workers may live on: a key deleted by etcd does not end them."""
+    """The orphan's workers may live on: a key deleted by etcd does not end them."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     job.gone("b")
@@ -189,7 +189,7 @@ def test_workers_of_a_linked_member_make_no_orphan() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.AGENT_ALIVE, Verdict.BOTH_ALIVE])
 def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) -> None:
-    """It may have been about to die."""
+    """The agent may have been about to die."""
     job, peers = gang(), linked()
     probed(peers, job, verdict, now=1.0)
     assert tended(peers, job, 1.0) == []
@@ -241,7 +241,7 @@ def asked(peers: Peers, job: Job, now: float) -> Verdict | None:
 
 
 def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
-    """At the address in its seat, with the newest round's number."""
+    """The probe goes to the address in the member's seat, with the newest round's number."""
     job, peers = absent(), linked()
     assert asked(peers, job, 5.0) is None
     assert tended(peers, job, 5.0) == [replace(PROBE_B, round=2)]
@@ -314,9 +314,7 @@ def test_silence_before_an_answer_was_not_after_it() -> None:
 
 
 def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
-    """Its launcher may have ended its workers since, because the probe tells it of the
-    newer round.
-    """
+    """The launcher may have ended its workers since: the probe tells it of the newer round."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     tended(peers, job, 5.0)
@@ -383,7 +381,7 @@ def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
 
 
 def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
-    """It reaches etcd, but not the coordinator."""
+    """The member reaches etcd, but not the coordinator."""
     job = gang()
     peers = suspected(job)
     tended(peers, job, 5.0 + peers.inquiry_seconds - 0.1)

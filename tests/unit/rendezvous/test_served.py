@@ -1,6 +1,4 @@
-"""Status served by agents without etcd v3: form, signature, and the merge into one set of
-records.
-"""
+"""Status served by agents without etcd v3: form, signature, merge into one set of records."""
 
 from __future__ import annotations
 

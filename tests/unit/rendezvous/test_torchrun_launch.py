@@ -11,9 +11,7 @@ from elasticjob_rendezvous.torchrun.launch import Launch, launch_of
 
 
 def launch(config: LaunchConfig, run_id: str) -> Launch | None:
-    """Look up the launch as torch's `launch_agent` does, with a variable named `config` on the
-    stack.
-    """
+    """Look up the launch with `config` on the stack, as in torch's `launch_agent`."""
     return (lambda: launch_of(run_id))()
 
 

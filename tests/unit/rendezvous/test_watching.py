@@ -83,7 +83,7 @@ def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
 
 
 def test_a_watch_on_an_etcd_that_was_set_up_anew_has_another_past() -> None:
-    """It would be silent forever, at any revision."""
+    """The watch would be silent forever, at any revision."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     watches.opened(1, 5, CLUSTER)

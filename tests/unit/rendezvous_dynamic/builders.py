@@ -68,7 +68,7 @@ def situation(of: State, name: str = "a", **fields: Any) -> Situation:
 
 
 class MemoryBackend(RendezvousBackend):
-    """In-memory compare-and-set; it counts requests, and fails the next ones on demand."""
+    """In-memory compare-and-set; it counts requests, and fails the next ones on request."""
 
     def __init__(self, reconnects: bool = False) -> None:
         self.reconnects = reconnects

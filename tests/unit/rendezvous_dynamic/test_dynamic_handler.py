@@ -195,7 +195,7 @@ def test_shutdown_breaks_a_join_off_and_closes_nothing(gang) -> None:
 
 
 def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
-    """As called by a signal handler."""
+    """A signal handler calls it in this way."""
     g = gang()
     handler = g.handler()
     get_state = g.backend.get_state

@@ -138,7 +138,7 @@ def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
 
 
 def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
-    """Read while another thread writes as fast as it can."""
+    """Another thread writes as fast as it can."""
     over = threading.Event()
 
     def write() -> None:
@@ -236,9 +236,7 @@ def test_a_checkpoint_of_the_scripts_own_waits_for_nothing(desk: Desk) -> None:
 
 
 def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
-    """The launcher sends the signal, and may be slower than the agent that withdraws the
-    request.
-    """
+    """The launcher sends SIGTERM, perhaps after the agent has withdrawn the request."""
     desk.ask(point=1, seconds=0.5)
     assert desk.link.should_checkpoint()
     began = time.monotonic()
