@@ -58,9 +58,7 @@ def build(recipe: Recipe) -> str:
 
 
 def _prepare() -> dict[Path, str]:
-    """Prepare the inputs of every build; return host paths to mount, by their places in
-    the image.
-    """
+    """Prepare the inputs of every build; return host paths to mount, by place in the image."""
     with locked(_LOCK):
         _provide_base()
         text, mounts = pipsettings.here()

@@ -33,7 +33,7 @@ class Console:
     def kubectl(
         self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
     ) -> str:
-        """Run kubectl with `given` as its input and return its output; `check=False` permits
+        """Run kubectl with `given` as input and return its output; `check=False` permits
         failure.
         """
         return self._run(self.kubectl_command, arguments, given, seconds, check)

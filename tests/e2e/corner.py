@@ -156,9 +156,7 @@ class Corner:
         return until(look, f"{what} in {self.namespace}", within)
 
     def running(self, name: str, nodes: int, after: int = 0, within: float = START_SECONDS) -> Json:
-        """Wait until all members of a round after `after` run on `nodes` nodes; return
-        the status.
-        """
+        """Wait until all members of a round after `after` run on `nodes` nodes; return status."""
 
         def look() -> Json | None:
             status = self.status(name)

@@ -51,9 +51,7 @@ class Nodes:
             self.cluster.mend_node(node)
 
     def kill_pods(self, node: str, namespace: str) -> None:
-        """Kill a node's kubelet, then a namespace's job processes on it: only other nodes can
-        notice.
-        """
+        """Kill a node's kubelet, then its pods of a namespace: only other nodes can notice."""
         self.cluster.exec_on_node(node, "systemctl", "kill", "--signal=KILL", "kubelet")
         assert self.cluster.kill_node_processes(node, namespace, JOBS)
 

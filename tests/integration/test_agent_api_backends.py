@@ -98,9 +98,7 @@ class Nodes:
         return process
 
     def after(self, number: int, world: int) -> tuple[int, list[dict[str, Any]]]:
-        """Return the first complete round of that size after `number`, and its workers'
-        environments.
-        """
+        """Return the first complete round of that size after `number`, and its environments."""
 
         def found() -> tuple[int, list[dict[str, Any]]] | None:
             rounds = {int(path.name.split("-")[1]) for path in self.folder.glob("ran-*")}

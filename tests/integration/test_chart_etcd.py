@@ -148,9 +148,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[li
 
 
 def client(members: list[Member], user: str | None = None, password: str | None = None) -> Client:
-    """Return a client configured like the operator's: it trusts the bundle, without a
-    certificate.
-    """
+    """Return a client like the operator's: it trusts the bundle, without a certificate."""
     ca_file = members[0].folder / "tls" / "ca.crt"
     endpoints = [member.endpoint for member in members]
     return Client(endpoints, tls=Tls(ca_file), user=user, password=password)

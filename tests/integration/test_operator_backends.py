@@ -97,9 +97,7 @@ def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
 
 
 def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Operator) -> None:
-    """Without the signature any client in the network could read the job's members and
-    tracebacks.
-    """
+    """An unsigned request would let any client read the job's members and tracebacks."""
     here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
     here.await_pods("job-0")
     gang = Gang(here)

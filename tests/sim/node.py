@@ -167,9 +167,7 @@ class Pod:
         self._move_deadline(agent.engine.live_until - self.clock_offset)
 
     def permit(self, number: int, until: float) -> None:
-        """Extend the life of workers without an agent, for the coordinator that keeps
-        their lease.
-        """
+        """Extend the life of workers without an agent, while the coordinator keeps their lease."""
         gone = self.agent is None or self.agent.silent or not self.agent.engine.session
         if gone and self.alive and not self.frozen and number == self.round:
             latest = self.agent_heard + self.world.plan.orphan_seconds

@@ -1,6 +1,4 @@
-"""Temporary folders: those of dead processes are removed, those of living ones and
-strangers stay.
-"""
+"""Temporary folders: only those of dead processes are removed, and no stranger's."""
 
 from __future__ import annotations
 

@@ -150,9 +150,7 @@ def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_an_older_python_is_told_what_is_wrong() -> None:
-    """Older Pythons do not even parse the launcher's syntax; here a newer one plays the
-    older one.
-    """
+    """Older Pythons do not even parse the launcher's syntax; a newer one plays the older here."""
     ast.parse(MAIN, feature_version=(3, 4))
     older = f"import sys; sys.version_info = (3, 7, 16)\n{MAIN}"
     ran = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)

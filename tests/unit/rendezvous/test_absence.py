@@ -317,9 +317,7 @@ def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
 
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.5, 0.5)])
 def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: float) -> None:
-    """The member may run for three seconds after its last message, and takes one to kill its
-    workers.
-    """
+    """The member may run for 3 s after its last message, and takes 1 s to kill its workers."""
     absent = Absent().heard(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)

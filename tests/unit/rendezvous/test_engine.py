@@ -564,9 +564,7 @@ def test_when_the_coordinator_goes_the_other_takes_over() -> None:
 
 
 def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> None:
-    """The successor has probed since beats were missing, and does not wait after the
-    lease's end.
-    """
+    """The successor has probed since beats were missing, and does not outwait the lease."""
     a, b = pair()
     silent = (identity("a"), a.engine.session)
     b.hear(LinkUp(*silent)).hear(LinkHeard(*silent, 1)).later(1.5)

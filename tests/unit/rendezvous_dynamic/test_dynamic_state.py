@@ -255,9 +255,7 @@ def test_who_is_gone(there: str, waits: str, fields: dict[str, Any], ranks: set[
 
 
 def test_beside_a_torch_node_nobody_is_missed() -> None:
-    """The torch node may be done, and then delays the others for the duration of its exit
-    barrier.
-    """
+    """The torch node may be done, and then delays the others until its exit barrier ends."""
     held = Seat(3, 0, {our("a"): 0, node("b"): 1, our("c"): 2})
     now = State(round=3, complete=True, participants={our("a"): 0, node("b"): 1})
     assert gone(now, held, our("a")) == frozenset()
