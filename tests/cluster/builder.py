@@ -109,7 +109,7 @@ def _buildah(*words: str, seen: dict[Path, str] | None = None) -> str:
 
 
 def _provide_base() -> None:
-    """Import the stand-in for the Python base image into buildah's storage, unless present."""
+    """Import the substitute for the Python base image into buildah's storage, unless present."""
     tree = python_tree()
     stamp = _WORK / "base"
     _WORK.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ class Cluster:
         self._docker("pause", node)
 
     def unpause_node(self, node: str) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._docker("unpause", node)
 
     def cut_node(self, node: str) -> None:

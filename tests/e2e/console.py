@@ -14,7 +14,7 @@ POLL_SECONDS = 0.25
 
 
 class CommandFailed(AssertionError):
-    """Failed command: its words, exit code and output."""
+    """Failed command: its arguments, exit code and output."""
 
     def __init__(self, command: list[str], ended: subprocess.CompletedProcess[str]) -> None:
         said = "\n".join(part for part in (ended.stdout[-2000:], ended.stderr[-4000:]) if part)
@@ -33,15 +33,11 @@ class Console:
     def kubectl(
         self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
     ) -> str:
-        """Run kubectl with `given` as input and return its output; `check=False` permits
-        failure.
-        """
+        """Run kubectl with `given` as input; return its output. `check=False` permits failure."""
         return self._run(self.kubectl_command, arguments, given, seconds, check)
 
     def plugin(self, *arguments: object) -> str:
-        """Run `kubectl elasticjob` and return its output; kubectl's options follow the plug-in's
-        name.
-        """
+        """Run `kubectl elasticjob`; return its output. kubectl's options come after a plug-in."""
         program, *where = self.kubectl_command
         return self._run((program, "elasticjob"), (*arguments, *where), "", 60.0, True)
 

@@ -119,9 +119,7 @@ class Recorder:
         raise AssertionError(f"etcd was not seen to make round {number} of {job} final")
 
     def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
-        """Return the seconds from a pod's deletion timestamp to its member's leave, waiting for
-        both.
-        """
+        """Wait for a pod's deletion and its member's leave; return the seconds between them."""
 
         def told() -> list[Seen]:
             return [seen for seen in self.deletions if seen.what["uid"] == pod_uid]

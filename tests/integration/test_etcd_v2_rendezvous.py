@@ -1,4 +1,4 @@
-"""V2 rendezvous on real etcd 3.4 and 3.5: versions come, change and go."""
+"""V2 rendezvous on real etcd 3.4 and 3.5: life cycle of versions."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_two_that_put_a_lost_folder_back_do_not_mislead_each_other(
     assert first is not None
     assert second is not None
     for place in (first, second):
-        place.release()  # it checks its key when the test says so
+        place.release()  # it checks its key on request
     run.client.delete(run.path("/"), recursive=True)
     write, meanwhile = first._client.write, list[bool]()
 

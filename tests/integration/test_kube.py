@@ -458,7 +458,7 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(
         finally:
             api_server.resume()
         async with asyncio.timeout(30):
-            while open_sockets() > before:  # TLS says goodbye to the server that answers again
+            while open_sockets() > before:  # TLS closes once the server answers again
                 await asyncio.sleep(0.02)
 
     run(api_server, scenario, call_seconds=2.0)

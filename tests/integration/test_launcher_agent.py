@@ -1,4 +1,4 @@
-"""Launcher with agents that come, go, are killed and come back."""
+"""Launcher with agents that attach, detach, are killed and return."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Replicas:
         return found()[0]
 
     def terms(self) -> list[str]:
-        """Return the sequence of active replicas; two at once show as one that comes twice."""
+        """Return the sequence of active replicas; two at once show as one that repeats."""
         names = [name for _, name, word in sorted(self.said()) if word == "active"]
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 

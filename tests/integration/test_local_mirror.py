@@ -1,4 +1,4 @@
-"""Operator's informer cache of the rendezvous, on a real etcd that comes, goes and loses data."""
+"""Operator's informer cache of the rendezvous, on a real etcd with outages and losses of data."""
 
 from __future__ import annotations
 

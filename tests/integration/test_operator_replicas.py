@@ -1,4 +1,4 @@
-"""Replicas that come and go: nothing is done twice, nothing is left undone."""
+"""Replacement of replicas: every action is done exactly once."""
 
 from __future__ import annotations
 

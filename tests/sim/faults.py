@@ -294,7 +294,7 @@ class Faults:
     # -- etcd -----------------------------------------------------------------------
 
     def restart_etcd(self, _pod: Pod, seconds: float) -> None:
-        """Stop etcd for a while; it comes back with its data."""
+        """Stop etcd for a while and restart it with its data."""
         self.world.truth.trouble()
         self.world.etcd_up = False
         self.world.etcd_refuses = self.world.rng.random() < 0.7

@@ -175,7 +175,7 @@ def _churn(rng: Random) -> Plan:
 
 
 def _crashes(rng: Random) -> Plan:
-    """Draw a run whose script fails repeatedly while nodes come and go."""
+    """Draw a run whose script fails repeatedly while nodes join and leave."""
     base = _disturbed(rng, "crashes", CRASHES, 3, 25.0)
     bounds = replace(base.bounds, max_restarts=rng.choice((2, 5, 9)), settle_seconds=0.3)
     return replace(

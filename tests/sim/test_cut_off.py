@@ -60,7 +60,7 @@ def test_no_round_begins_beside_workers_of_a_node_that_was_cut_off(
 
 
 def test_without_the_deadline_of_its_launcher_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same schedules without that deadline find the violation."""
+    """Without the deadline the same schedules violate the invariant."""
     monkeypatch.setattr(Pod, "_watch_deadline", lambda pod: None)
     results = [simulate(seed, plan=plan(seed, 3.0, launcher=False)) for seed in SEEDS]
     found = [result.violation.invariant for result in results if result.violation is not None]

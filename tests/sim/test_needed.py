@@ -169,7 +169,9 @@ def leader_watch_goes_on() -> Iterator[EngineFactory]:
 
 
 def nobody_succeeds(seed: int, new_engine: EngineFactory) -> bool:
-    """Compact the revisions since the coordinator was read, break its key's watches, silence it."""
+    """Compact the revisions since the coordinator was read, break the watches of its key, and
+    silence its machine.
+    """
     world = gang(seed, 3, new_engine)
     for number in range(3):
         world.etcd.txn(Txn((), (Put(f"/another/job/{number}", b"1"),)), "operator")

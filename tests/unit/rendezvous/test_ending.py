@@ -219,7 +219,7 @@ def test_proof_ends_the_patience() -> None:
 
 
 def test_who_is_still_linked_may_register_again() -> None:
-    """An etcd outage may have cost it its lease: a healthy gang goes on."""
+    """An etcd outage may have cost the member its lease: a healthy gang continues."""
     round = Round()
     round.peers.up(PeerUp(identity("b"), "s1"), round.job.now)
     round.job.gone("b")
@@ -241,7 +241,7 @@ def test_leaves_that_are_close_share_a_round() -> None:
     assert round.seen() is None
     assert round.timers.wake == pytest.approx(round.job.now + LEAVE_QUIET_SECONDS)
     round.job.change("a", state=LEAVING, reason="scaled down")
-    assert round.seen(LEAVE_QUIET_SECONDS - 0.01) is None  # and the quiet period begins anew
+    assert round.seen(LEAVE_QUIET_SECONDS - 0.01) is None  # the quiet period restarts
     look = round.look_after(LEAVE_QUIET_SECONDS)
     assert look.cause is not None
     assert (look.cause.kind, look.cause.members) == (CauseKind.LEAVE, ("a", "b"))
@@ -374,7 +374,7 @@ def test_a_newcomer_that_went_again_starts_no_round() -> None:
     round.job.gone("c")
     assert round.seen(10) is None
     round.job.member("c", session="s2")
-    assert round.seen() is None  # and settling begins anew
+    assert round.seen() is None  # settling restarts
     assert round.seen(3) == (CauseKind.JOIN, ("c",))
 
 

@@ -21,7 +21,7 @@ HEARD = LINK_SILENCE_SECONDS - 0.1
 
 
 class Cut:
-    """Member a, whose lease is over; without evidence by default."""
+    """Member a, whose lease has expired; without evidence by default."""
 
     def __init__(self, *roster: str) -> None:
         self.safety = Safety()

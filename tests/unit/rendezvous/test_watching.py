@@ -61,9 +61,7 @@ def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
     """A read from before the watch began comes from a store with another past."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    assert not watches.has_another_past(
-        1, revision, CLUSTER
-    )  # the watch's beginning is not known yet
+    assert not watches.has_another_past(1, revision, CLUSTER)  # its beginning is unknown
     watches.opened(1, 5, CLUSTER)
     assert watches.has_another_past(1, revision, CLUSTER) is ahead
 

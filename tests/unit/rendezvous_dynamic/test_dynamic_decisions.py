@@ -169,7 +169,7 @@ class TestRecovery:
 
 
 def test_a_node_that_knows_of_later_rounds_goes_on_with_them() -> None:
-    """The store was lost, and a newcomer made it anew."""
+    """The store was lost, and a newcomer recreated it."""
     fresh = state("b", round=0, deadline=UTC_NOW)
     after = applied(Action.ADD_TO_PARTICIPANTS, situation(fresh, least_round=6))
     assert after.round == 6
