@@ -1,21 +1,25 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-Each rule of `elasticjob_rendezvous/core` is changed a little, one change at a time, and the table
-tests of the rendezvous must fail. mutmut has an environment of its own, in the cache: nothing else
-needs it. It works on a copy below `build/mutation`, so the checkout is never changed, and it goes
-on where it was stopped. Without modules it takes those that decide, for a night.
+mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/core` at a time
+and runs the table tests that reach it; the simulation tries the mutants that no table test kills.
+mutmut has its own environment in the cache; nothing else needs it. It works on a copy below
+`build/mutation`, so the checkout is never changed, and a stopped run continues. Without modules it
+takes all modules that decide: hours.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from scripts.environment import ROOT, dependencies, is_complete, key, locked, site_packages
+from scripts.mutation_simulation import NO_TESTS, PACKAGE, SURVIVED, statuses
 
 MUTMUT = "mutmut==3.8.1"
 CORE = "elasticjob_rendezvous/core"
@@ -79,28 +83,43 @@ def copy(work: Path, modules: list[str]) -> None:
 
 
 def main() -> None:
-    """Test the modules, and tell of each how many of its mutants were killed."""
+    """Test the modules; print the survivors and each module's score."""
     cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
     mutmut = environment(cache) / "bin" / "mutmut"
     work = ROOT / "build" / "mutation" / "-".join(modules)[:80]
     if not work.exists():
         copy(work, modules)
     subprocess.run([mutmut, "run", "--max-children", "2"], cwd=work, check=False)
-    results = subprocess.run(
-        [mutmut, "results", "--all", "true"], cwd=work, check=True, capture_output=True, text=True
-    )
-    told: dict[str, list[str]] = {}
-    for line in results.stdout.splitlines():
-        name, _, status = line.strip().rpartition(": ")
-        if ".core." in name:
-            told.setdefault(name.split(".core.")[1].split(".")[0], []).append(status)
-            if status in ("survived", "no tests"):
-                print(line.strip())
-    for module, statuses in sorted(told.items()):
-        tried = [status for status in statuses if status != "not checked"]
-        caught = sum(status in ("killed", "timeout") for status in tried)
-        share = f"{caught / len(tried):.1%}" if tried else "none tried"
-        print(f"{module:12} {caught:4} of {len(tried):4} killed: {share}; {len(statuses)} in all")
+    simulation = [sys.executable, "-m", "scripts.mutation_simulation", work]
+    subprocess.run(simulation, cwd=ROOT, check=True)
+    report(work)
+
+
+def report(work: Path) -> None:
+    """Print each survivor's name, then a table of scores per module."""
+    kept = work / "simulation.json"
+    simulated = json.loads(kept.read_text()) if kept.exists() else {}
+    scores: dict[str, Counter[str]] = {}
+    for name, exit_code in statuses(work):
+        module = name.removeprefix(f"{PACKAGE}.").split(".")[0]
+        told = simulated.get(name, {})
+        if exit_code is None:
+            result = "untried"
+        elif exit_code not in (SURVIVED, NO_TESTS):
+            result = "tables"
+        elif told.get("killed"):
+            result = "simulation"
+        else:
+            result = "survived"
+            print(name)
+        scores.setdefault(module, Counter())[result] += 1
+    print("| module | mutants | killed by tables | by simulation | survived | score |")
+    print("|---|---|---|---|---|---|")
+    for module, score in [*sorted(scores.items()), ("all", sum(scores.values(), Counter()))]:
+        killed, tried = score["tables"] + score["simulation"], score.total() - score["untried"]
+        share = f"{killed / tried:.1%}" if tried else "not tried"
+        row = (module, tried, score["tables"], score["simulation"], score["survived"], share)
+        print("|", " | ".join(map(str, row)), "|")
 
 
 if __name__ == "__main__":

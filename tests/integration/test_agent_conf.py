@@ -48,7 +48,7 @@ def test_what_is_not_there_is_waited_for_no_longer_than_was_said(
         conf=f"connect_timeout=1{host}",
     )
     assert agent.wait(SECONDS) == 3, agent.output()
-    assert "nobody could be reached within 1 s" in agent.output()
+    assert "cannot reach the rendezvous within 1 s" in agent.output()
 
 
 def test_a_later_start_of_etcd_is_in_time_without_a_connect_timeout(

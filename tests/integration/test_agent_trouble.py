@@ -236,7 +236,7 @@ def test_an_etcd_that_dies_before_the_round_is_waited_for(gang: Gang, start_etcd
     agents[0].says("round 1 is joinable")
     etcd.kill()
     agents.append(gang.agent("2:2"))
-    agents[1].says("trying on")
+    agents[1].says("; retrying")
     etcd.start()
     workers = gang.started(1, 2)
     assert all(alive(worker["pid"]) for worker in workers)

@@ -16,7 +16,7 @@ __all__ = ["gang", "mark"]
 
 SECONDS = 60.0
 KEYS_LIVE_SECONDS = 10.0
-UNTOLD = "the others cannot be told yet"
+UNTOLD = "cannot notify the other nodes yet"
 
 
 @pytest.fixture(params=["3.4", "3.5.35"])

@@ -35,7 +35,7 @@ __all__ = ["launcher_file", "mark", "start_launcher"]
 
 NONCE = "00ff" * 8
 OBSERVED_SECONDS = 1.5
-NO_CONNECTION = "no connection can be taken: Too many open files; those that come wait"
+NO_CONNECTION = "cannot accept connections, new ones must wait: Too many open files"
 
 
 async def raw_probe(port: int, line: bytes) -> bytes:

@@ -73,7 +73,7 @@ def test_an_etcd_that_is_away_is_waited_for_and_counts_once(
     store = Flaky(failures=3)
     assert asyncio.run(barrier(store).arrived()) == LAST
     assert store.get(NUMBER) == b"1"
-    assert caplog.text.count("cannot be told yet") == 1
+    assert caplog.text.count("cannot notify the other nodes yet") == 1
 
 
 def test_it_is_not_waited_for_without_end() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.bounds import Mark
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.costs import History
-from elasticjob_rendezvous.core.counts import counted
+from elasticjob_rendezvous.core.counts import (
+    counted,
+    leave_cause,
+    told_of_preemption,
+    with_later_leaves,
+)
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
@@ -18,7 +24,8 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
-from tests.unit.rendezvous.builders import KEYS, Job, identity
+from elasticjob_rendezvous.core.roster import Seat, seal
+from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
 
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
 EVICTED = (Mark(identity("b"), "EvictionByEvictionAPI", preempted=True),)
@@ -212,3 +219,33 @@ def test_a_done_member_that_leaves_is_no_cause() -> None:
 
 def test_a_loss_meanwhile_is_no_leave() -> None:
     assert frozen(left().idle(), "a").cause.members == ("b",)
+
+
+# -- causes of leaves, alone ----------------------------------------------------------------
+
+
+def seats(*names: str) -> list[Seat]:
+    members = [a_member(name) for name in names]
+    return list(seal(1, members, 0).seats)
+
+
+def test_a_leave_without_a_reason_has_no_detail() -> None:
+    cause = leave_cause(seats("a", "b"), {identity("b"): "drained"}, Bounds(1, 3))
+    assert cause == Cause(CauseKind.LEAVE, ("a", "b"), "drained", urgent=False)
+    assert leave_cause(seats("a"), {}, Bounds(1, 3)).detail == ""
+
+
+def test_reasons_of_later_leaves_are_told_once_each() -> None:
+    first = Cause(CauseKind.LEAVE, ("a",), "drained; scaled")
+    words = {identity("a"): "drained", identity("b"): "drained", identity("c"): ""}
+    cause = with_later_leaves(first, seats("a", "b", "c"), words.get, Bounds(1, 3))
+    assert cause == Cause(CauseKind.LEAVE, ("a", "b", "c"), "drained; scaled")
+    silent = with_later_leaves(replace(first, detail=""), seats("a", "c"), words.get, Bounds(1, 3))
+    assert silent == Cause(CauseKind.LEAVE, ("a", "c"), "")
+
+
+def test_a_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
+    leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
+    told = told_of_preemption(leave, BEFORE, seats("a", "b"), Bounds(1, 3, marks=EVICTED))
+    wanted = Cause(CauseKind.PREEMPTION, ("b", "x"), "EvictionByEvictionAPI", urgent=True)
+    assert told == (wanted, Counts(1, 0, 2, 1, 1))

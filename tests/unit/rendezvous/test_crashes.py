@@ -18,7 +18,8 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
     Streak,
 )
-from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
+from elasticjob_rendezvous.core.timers import Timers
+from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_round, identity
 
 SOON_MS, LATE_MS = 3_000, int(SOON_SECONDS * 1000)
 ABORT = FailureClass.PEER_ABORT
@@ -225,3 +226,40 @@ def test_what_was_said_of_the_cause_stays() -> None:
 def test_each_failure_in_a_row_has_its_ordinal(row: int, said: str) -> None:
     detail = crashes.explained(Cause(CauseKind.FAILURE), Streak(row=row)).detail
     assert detail.endswith(f" s after the {said} failure in a row")
+
+
+def test_a_round_without_failure_records_counts_as_another_failure() -> None:
+    assert after_failure(Streak(2), [], Life(1.0)) == Streak(3)
+
+
+@pytest.mark.parametrize(
+    ("began", "next_opened", "seconds"),
+    [(None, None, 0.0), (None, 8.0, 0.0), (5.0, None, 15.0), (5.0, 8.0, 3.0)],
+    ids=["not seen", "end seen", "open until now", "ended when the next round opened"],
+)
+def test_life_of_a_round_is_from_final_to_the_next_round(
+    began: float | None, next_opened: float | None, seconds: float
+) -> None:
+    timers = Timers(now=20.0)
+    timers.start(("state", 6, RoundState.FINAL), 1.0)
+    timers.start(("state", 6, RoundState.JOINABLE), 2.0)
+    if began is not None:
+        timers.start(("state", 7, RoundState.FINAL), began)
+    if next_opened is not None:
+        timers.start(("state", 8, RoundState.JOINABLE), next_opened)
+    timers.start(("state", 9, RoundState.JOINABLE), 19.0)
+    assert crashes.lived(7, timers) == Life(seconds)
+    timers.start(("stepped", 7), 6.0)
+    assert crashes.lived(7, timers) == Life(seconds, stepped=True)
+
+
+@pytest.mark.parametrize(("charged", "pauses"), [((1,), True), ((), False)])
+def test_a_corrected_cause_names_the_pause_of_a_charged_round(
+    charged: tuple[int, ...], pauses: bool
+) -> None:
+    first, known = a_failure("a", kind=ABORT), a_failure("b", message="boom")
+    cause = Cause(CauseKind.FAILURE, ("a",), "rank 0 on a failed")
+    current = a_round(2, cause=cause, previous=1, charged=charged, streak=Streak(3))
+    detail = crashes.put_right(current, [first, known]).detail
+    assert detail.startswith("rank 0 on b ended with exit code 1: boom")
+    assert ("backing off 2 s" in detail) is pauses
