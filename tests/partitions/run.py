@@ -107,7 +107,7 @@ class Run:
     def _note(self, text: str) -> None:
         self.outcome.timeline.append(f"{time.monotonic() - self._origin:+8.3f} s: {text}")
 
-    # The run's parts
+    # Phases of the run
 
     def _begin(self, stack: ExitStack) -> None:
         """Start everything and wait until all workers of round 1 write."""
