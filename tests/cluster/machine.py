@@ -22,7 +22,7 @@ _CHANGED = (  # by the kubelet, a node's systemd or this module
     *("kernel/panic", "kernel/panic_on_oops", "kernel/pid_max"),
     *("vm/max_map_count", "vm/overcommit_memory", "vm/panic_on_oom"),
 )
-# Every kubelet, kube-proxy and containerd takes some; Debian's default suffices for one node.
+# Every kubelet, kube-proxy and containerd uses some; Debian's default suffices for one node.
 _RAISED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
 
 CGROUP = "elasticjob-cluster"  # parent of every node's control groups

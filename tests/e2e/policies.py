@@ -1,8 +1,8 @@
 """NetworkPolicy enforcement, for a pod network that lacks it.
 
-Owns a table of packet filters on each node, made from the policies of one namespace and the current
-addresses of its pods. It supports the features used here: selectors of pods and namespaces, and
-ports by number.
+This module owns a table of packet filters on each node, made from the policies of one namespace and
+the current addresses of its pods. It supports the features used here: selectors of pods and
+namespaces, and ports by number.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tests.integration.chart import (
 
 SECONDS = 30.0
 TAKE = "--take-ownership"
-"""Takes over the definition, which was applied to the tests' server by hand."""
+"""Option that takes over the definition, applied to the tests' server by hand."""
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
 
 

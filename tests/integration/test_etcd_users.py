@@ -26,7 +26,7 @@ from tests.integration.watching import drained, next_events, opened
 
 ROOT_PASSWORD = "the root password"
 GUARDED = VERSIONS[1:]
-"""3.4 has users too, but shows them too much of each other: only its client is supported."""
+"""Versions with supported user administration. On 3.4 users see too much of each other."""
 
 CHEAP = ("--bcrypt-cost=4",)
 NEWER = tuple(version for version in GUARDED if version != "3.5")

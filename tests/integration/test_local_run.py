@@ -228,7 +228,7 @@ def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
     assert runner.stdout is not None
     runner.stdout.close()
     runner.stdout = None
-    rig.call("scale", "job", "--nodes", "3")  # reported, unless something else was before
+    rig.call("scale", "job", "--nodes", "3")  # reported, unless another event was
     assert runner.wait(30) == 130
     assert rig.status()["phase"] == "Suspended"
     rig.nothing_left()

@@ -17,7 +17,7 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_i
 StartOperator = Callable[..., Operator]
 _TAKEOVER_SECONDS = 30.0
 _HANDOVER_SECONDS = 7.0
-"""Less than the eight seconds of a Lease that is not released."""
+"""Maximum of a hand-over: less than the eight seconds of a Lease that is not released."""
 _WRITES = re.compile(
     r'apiserver_request_total\{[^}]*resource="(?P<resource>[a-z]+)"[^}]*'
     r'verb="(?P<verb>POST|PUT|PATCH|APPLY|DELETE)"[^}]*\} (?P<count>\S+)'

@@ -1,7 +1,7 @@
 """Simulated agent process: the real engine in a model of the real driver.
 
-Owns the engine's clock, its wake-up and the order of its events. The agent can be stopped (events
-queue up) and killed (queued events are lost).
+This module owns the engine's clock, its wake-up and the order of its events. The agent can be
+stopped (events queue up) and killed (queued events are lost).
 """
 
 from __future__ import annotations

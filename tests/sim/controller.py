@@ -1,7 +1,7 @@
 """Simulated operator: bounds, expected size, replacements, keys of removed pods.
 
-Owns `bounds` if the plan has an operator. Like the real one it is slow, level-triggered, and not
-needed for the training to continue.
+This module owns `bounds` if the plan has an operator. Like the real one it is slow,
+level-triggered, and not needed for the training to continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the crash-loop back-off: growing pauses, and an early end without progress.
 
-Owns the charges in their order, with the steps reported by failed workers. The rule is implemented
-a second time here, on purpose.
+This module owns the charges in their order, with the steps reported by failed workers. The rule is
+implemented a second time here, on purpose.
 """
 
 from __future__ import annotations

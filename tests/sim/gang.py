@@ -1,7 +1,7 @@
 """Simulated training: collectives that break together, and scripts that finish together.
 
-Owns the gang of each round: the pods whose workers run in it and the state of its collectives. If a
-peer disappears, the workers soon fail with an aborted collective, or hang.
+This module owns the gang of each round: the pods whose workers run in it and the state of its
+collectives. If a peer disappears, the workers soon fail with an aborted collective, or hang.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Invariants of the store: the protocol's guarantees, checked on every commit.
 
-Owns the record of sealed rosters, confirmations and fenced sessions; `running` and `liveness` check
-the other guarantees. Each check states its own exceptions (a bound changed a moment ago, a frozen
-machine).
+This module owns the record of sealed rosters, confirmations and fenced sessions; `running` and
+`liveness` check the other guarantees. Each check states its own exceptions (a bound changed a
+moment ago, a frozen machine).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Self-fencing check: an isolated node ends its workers in time.
 
-Owns the start of each pod's isolation. There are no exceptions: a running agent must fence its
-workers by itself, no matter which process started them.
+This module owns the start of each pod's isolation. There are no exceptions: a running agent must
+fence its workers by itself, no matter which process started them.
 """
 
 from __future__ import annotations

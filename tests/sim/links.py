@@ -1,8 +1,8 @@
 """Connections between agents, and the probes of launchers.
 
-Owns every link. A process that ends closes its links within milliseconds; a cut, a stopped process
-or a machine without power only shows as silence, to each side separately: their heartbeats are not
-synchronised.
+This module owns every link. A process that ends closes its links within milliseconds; a cut, a
+stopped process or a machine without power only shows as silence, to each side separately: their
+heartbeats are not synchronised.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reachability between simulated hosts, and message delays. Owns the cuts."""
+"""Reachability between simulated hosts, and message delays. This module owns the cuts."""
 
 from __future__ import annotations
 

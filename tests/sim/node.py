@@ -1,7 +1,7 @@
 """Simulated pod: its launcher, its workers and its agent, modelled on the real ones.
 
-Owns the workers. They follow the agent's directive with the delays of real processes, outlive the
-agent, and die with the pod.
+This module owns the workers. They follow the agent's directive with the delays of real processes,
+outlive the agent, and die with the pod.
 """
 
 from __future__ import annotations

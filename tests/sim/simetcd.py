@@ -1,8 +1,8 @@
 """Simulated etcd v3, in memory: revisions, transactions, leases, watches, compaction.
 
-Owns the simulated store. It has no network and no clock: the caller passes the time, and delays,
-loses and answers requests. `tests/integration/test_simetcd_matches_etcd.py` compares its behaviour
-with a real server.
+This module owns the simulated store. It has no network and no clock: the caller passes the time,
+and delays, loses and answers requests. `tests/integration/test_simetcd_matches_etcd.py` compares
+its behaviour with a real server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ground truth of a run, unknown to the agents, on which the invariants are judged.
 
-Owns the record of deaths, leaves, failures, ends and faults of one run.
+This module owns the record of deaths, leaves, failures, ends and faults of one run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Watches of one agent: delivery of events from etcd to the agent, with stuck watches.
 
-Owns the open watches, by generation. Within a range events arrive in order; between ranges, even of
-one watch, in any order.
+This module owns the open watches, by generation. Within a range events arrive in order; between
+ranges, even of one watch, in any order.
 """
 
 from __future__ import annotations

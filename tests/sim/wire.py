@@ -1,7 +1,7 @@
 """Requests of one agent to etcd: delays, losses, time-outs.
 
-Owns the requests under way between one agent process and the store. A request is answered exactly
-once, independently of its effect in etcd.
+This module owns the requests under way between one agent process and the store. A request is
+answered exactly once, independently of its effect in etcd.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated run: virtual time, the event heap, and all simulated components.
 
-Owns time and randomness. All randomness of a run comes from one `Random(seed)`, drawn in the order
-of events, so a seed replays exactly.
+This module owns time and randomness. All randomness of a run comes from one `Random(seed)`, drawn
+in the order of events, so a seed replays exactly.
 """
 
 from __future__ import annotations

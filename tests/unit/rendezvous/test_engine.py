@@ -443,7 +443,7 @@ def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None
 
 
 def test_who_lives_by_its_link_gets_no_more_time_because_etcd_forgot_it() -> None:
-    """The coordinator counts from this member's last message, and does not know of etcd's loss."""
+    """The coordinator counts from the member's last message, and does not see the lost lease."""
     _, b = pair()
     b.held = True
     link = b.engine.leadership.link

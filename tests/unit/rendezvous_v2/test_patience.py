@@ -66,7 +66,7 @@ def test_the_lowest_rank_confirms_at_once() -> None:
         (2, KEYS[:2], None, 0.0, Free(f"{KEYS[2]} is not renewed")),  # no member is left to notify
         (1, [], None, 0.2, Stay(0.8)),  # all may just be coming back
         (1, [], None, 1.0, Free(f"{KEYS[0]} is not renewed")),
-        (3, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),  # so many have
+        (3, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),  # all three wait again
         (1, KEYS, KEYS[1], 0.0, Stay(1.0)),  # it was a member
         (1, KEYS, KEYS[1], 1.5, Free(f"{KEYS[1]} has come back")),
         (3, KEYS, KEYS[1], 0.0, Free(f"{KEYS[1]} has come back")),
