@@ -152,7 +152,7 @@ def test_a_loss_waits_for_no_checkpoint(gang: Gang, script: Path) -> None:
     trained(gang, 2, 1)
     gang.finish()
     assert agents[1].wait(60) == 0, gang.outputs()
-    assert "all save" not in agents[1].output()
+    assert "all workers save" not in agents[1].output()
     assert gang.round().charged == ()
 
 

@@ -160,7 +160,9 @@ def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
         pod.agent.signal(signal.SIGKILL)
-        until(lambda: job.said(f"{pod.name} lost its agent; its workers train on"), "the orphan")
+        until(
+            lambda: job.said(f"{pod.name} lost its agent; its workers keep running"), "the orphan"
+        )
         enough = time.monotonic() + 2 * LEASE_SECONDS
         while time.monotonic() < enough:
             gang.stepping(worker)
@@ -201,7 +203,10 @@ def test_the_operators_word_ends_the_wait_for_a_silent_node(
     with running(gang, launcher_file, lease_seconds=60.0) as job:
         pod, worker = job.pod(coordinates=False)
         job.stop(*job.pids(pod, worker))
-        until(lambda: job.said(f"{pod.name} does not answer; its lease decides"), "its silence")
+        until(
+            lambda: job.said(f"{pod.name} does not answer probes: waiting for its lease to expire"),
+            "its silence",
+        )
         began = time.monotonic()
         gang.etcd.ctl("del", "--prefix", job.keys.sessions(f"uid-{pod.name}"))
         kind, at = job.opened()

@@ -42,7 +42,7 @@ def test_the_next_one_coordinates_and_its_log_names_what_was_passed_over(
     named = [
         note.text
         for _, who, _, note in job.trace
-        if who == leader.name and isinstance(note, Note) and "passed over" in note.text
+        if who == leader.name and isinstance(note, Note) and "record ignored" in note.text
     ]
     assert len(named) == garbage, named
     assert all(f"uid-9{number}/s1" in "\n".join(named) for number in range(garbage))

@@ -147,7 +147,7 @@ def test_a_stop_of_another_round_is_not_ours() -> None:
 
 
 def test_idle_lets_running_workers_run() -> None:
-    assert not running().feed(directed(Idle("workers run; their roster is being read")))[1:]
+    assert not running().feed(directed(Idle("workers are running; reading their roster")))[1:]
 
 
 @pytest.mark.parametrize(

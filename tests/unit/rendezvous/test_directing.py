@@ -73,13 +73,13 @@ def test_what_forbids_a_start(own: dict[str, Any]) -> None:
 
 def test_the_first_round_says_what_it_waits_for() -> None:
     job = final("a", "b", number=1).round(1, RoundState.JOINABLE)
-    said = "round 1 is joinable: it begins with 4 nodes, or with 1 or more after 30 s"
+    said = "round 1 is joinable: it starts with 4 nodes, or with at least 1 after 30 s"
     assert directed(job) == Idle(said)
 
 
 def test_who_is_done_is_no_newcomer() -> None:
     done = Local(ready=True, round=2, done=True)
-    said = "round 2 is final: this node is done, and ends with the others"
+    said = "round 2 is final: this node is done, and ends when the others do"
     assert directed(final("a", "b"), done) == Idle(said)
 
 
