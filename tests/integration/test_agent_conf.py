@@ -1,4 +1,4 @@
-"""`--rdzv-conf` of agents on torch's backends, on real stores: what a setting says, happens."""
+"""Settings in `--rdzv-conf` of agents on torch's backends, on real stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def etcd_client(host: str, port: int, certificates: Certificates) -> etcd.Client
 
 @pytest.fixture
 def nobody() -> Iterator[int]:
-    """A port at which nobody listens."""
+    """Yield a port without a listener."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a store may listen over it
         held.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""What goes wrong around a gang: scripts that cannot run, an etcd that is none, disks, Ctrl-C."""
+"""Errors around a gang: scripts that cannot run, a wrong etcd, full disks, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["gang", "mark"]
 
 @pytest.fixture
 def garbage() -> Iterator[int]:
-    """A port at which something answers that is not etcd."""
+    """Yield a port with a server that is not etcd."""
 
     def answer(listener: socket.socket) -> None:
         with suppress(OSError):

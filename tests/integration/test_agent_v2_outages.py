@@ -1,4 +1,4 @@
-"""Agents on etcd's v2 API whose etcd goes away: training goes on, and an end waits to be told."""
+"""Outages of etcd's v2 API: training goes on, and the end is reported afterwards."""
 
 from __future__ import annotations
 

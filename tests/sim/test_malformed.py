@@ -1,4 +1,4 @@
-"""A record that nobody can read where the coordinator's would stand: the next one coordinates."""
+"""Unreadable record in place of the coordinator's: the next member coordinates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GARBAGE = (b"not JSON", b'{"id":"uid-9"}', b"[]")
 
 
 def world(seed: int, garbage: int) -> World:
-    """Three pods come to a job in which some keys below `members/` are older than theirs."""
+    """Return a world of three pods in which some keys below `members/` are older than theirs."""
     plan = Plan("malformed", Bounds(2, 3), arrivals=(), operator=bool(seed % 2))
     found = World(seed, plan)
     for number in range(garbage):

@@ -1,4 +1,4 @@
-"""`elasticjob agent`: every wrong option is a clear error and exit code 2, before anything runs."""
+"""Options of `elasticjob agent`: a wrong one is an error with exit code 2, before any start."""
 
 from __future__ import annotations
 
@@ -301,6 +301,6 @@ def test_the_v2_api() -> None:
 def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
     backend: str, lease: int, seconds: float
 ) -> None:
-    """Over etcd v3 the launcher has a deadline besides, from the agent's evidence."""
+    """The launcher also has a deadline on etcd v3, derived from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert plain_agent(options).hung_agent_seconds == seconds

@@ -1,4 +1,4 @@
-"""The exit barrier while the store answers, while it does not, and when an answer is lost."""
+"""Exit barrier with a store that answers, one that does not, and a lost answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER, LAST = (
 
 
 class Kept:
-    """A handler, by who keeps its rendezvous."""
+    """Handler of a given backend."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -31,7 +31,7 @@ class Kept:
 
 
 class Flaky(MemoryStore):
-    """Fails so often, and loses that many answers to `add`."""
+    """Store that fails `failures` times and loses `lost` answers to `add`."""
 
     def __init__(self, failures: int = 0, lost: int = 0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Specs, failures, events, metrics and stores: what users hold in their hands."""
+"""Public values: specs, failures, events, metrics and stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a round's time went, in numbers and in words."""
+"""Time costs of a round, in numbers and in words."""
 
 from __future__ import annotations
 

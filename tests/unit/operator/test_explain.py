@@ -1,4 +1,4 @@
-"""What is said of a job in every situation: whole sentences, plain words, one story."""
+"""Explanation of a job in every situation: whole sentences, plain words, one story."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SEEN_LOST = replace(JOINED, cause="loss")
 
 
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
-    """What the operator writes of a job, from what it sees of it."""
+    """Return the operator's explanation of a job, from its observation."""
     a_job = job(status=before, **{**JOB, **spec})
     status = next_status(a_job, here, here.rendezvous, NOW)
     told = a_job.model_copy(update={"status": status})
@@ -110,7 +110,7 @@ def trained(**changes: Any) -> RendezvousView:
 
 
 def with_waiting(count: int, *names: str) -> RendezvousView:
-    """A final round of that many, and these that have come since."""
+    """Return a final round of `count` members, and these newcomers."""
     view = final_round(count)
     more = tuple(MemberView(name, "waiting") for name in names)
     return replace(view, members=(*view.members, *more), waiting=len(names))
@@ -513,7 +513,7 @@ def test_between_two_rounds(here: Observed, text: str) -> None:
     assert said(here, BEFORE, maxNodes=3) == text
 
 
-# -- no round any more --------------------------------------------------------------
+# -- after the last round -----------------------------------------------------------
 
 
 def ended(kind: OutcomeKind, detail: str = "") -> Observed:
@@ -658,7 +658,7 @@ def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
     assert "the machine's memory ran out: container trainer: out of memory." in text
 
 
-# -- words --------------------------------------------------------------------------
+# -- wording ------------------------------------------------------------------------
 
 JARGON = re.compile(
     r"\b(joinable|frozen|final|closed|lease|roster|coordinator|incarnation|fence|Txn|watch|key|"

@@ -1,4 +1,4 @@
-"""What is told of a job: each thing once, in words that say why."""
+"""Events of a job: each one once, with its cause."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_end_is_told_with_its_reason() -> None:
 
 
 def test_what_may_be_untold_is_told_as_the_same_events() -> None:
-    """Rounds, their failure and the end; what is old, or has no occasion, is told no more."""
+    """Rounds, their failure and the end are repeated, old events and those without occasion not."""
     old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
     new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
     failure = FirstFailure(round=1, pod="job-1", rank=1, exit_code=1, message="no")

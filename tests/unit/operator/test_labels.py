@@ -1,4 +1,4 @@
-"""Pods whose labels somebody took off: whose they are, and what is said of them."""
+"""Pods whose labels a user removed: their owner, and the messages about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = PodSettings("sidecar:1", endpoints=("http://etcd:2379",))
 
 
 def made(**labels: str | None) -> dict[str, Any]:
-    """A pod as it was made, with these of its labels changed, or taken off where None."""
+    """Return a pod as created, with these labels changed, or removed if None."""
     raw = manifest_of(job(), 1, 3, SETTINGS, Access(b"k" * 32, None, None, None))
     raw["metadata"]["labels"] |= labels
     return raw

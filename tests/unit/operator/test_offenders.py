@@ -1,4 +1,4 @@
-"""Machines that fail a job again and again, and nodes that hold up their peers."""
+"""Nodes that fail a job repeatedly, and nodes that slow down their peers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_is_remembered_until_its_time_and_not_longer() -> None:
 
 
 def lost_and_failed(kind: FailureClass) -> RendezvousView:
-    """Round 2 after a loss, round 3 after a failure of that class, both on rack-1."""
+    """Return round 2 after a loss and round 3 after a failure of that class, both on rack-1."""
     members = [
         Member(f"id-{n}", "s", f"pod-{n}", "10.0.0.1", 1, node=f"rack-{n}", round=3)
         for n in range(2)

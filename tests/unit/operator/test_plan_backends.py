@@ -1,4 +1,4 @@
-"""What the plan does for rendezvous that take no word of the operator's."""
+"""Planner decisions for rendezvous that the operator cannot steer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deleted(done: tuple[Action, ...]) -> list[str]:
 
 
 def suspended(**spec: Any) -> ElasticJob:
-    """One whose status says that it is suspended, and whose spec no longer does."""
+    """Return a job that is suspended in its status but no longer in its spec."""
     asleep = job(runPolicy={"suspend": True}, **spec)
     status = next_status(asleep, observed(), observed().rendezvous, ago(60))
     assert status.phase is Phase.SUSPENDED

@@ -1,4 +1,4 @@
-"""The status: what is mirrored, what is counted, and what the conditions say."""
+"""Status of a job: mirrored fields, counters and conditions."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_a_message_stays_short_for_a_large_job() -> None:
 
 
 RESIZING = [
-    # nodes asked for, nodes in the round, status, reason
+    # requested nodes, nodes in the round, status, reason
     (4, 4, ConditionStatus.FALSE, "AtWantedSize"),
     (4, 2, ConditionStatus.TRUE, "Growing"),
     (2, 4, ConditionStatus.TRUE, "Shrinking"),
@@ -361,7 +361,7 @@ def test_either_end_is_finished_with_its_reason(
 
 
 def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
-    """Until they have, nothing is known: no round forms, and no failure is charged once more."""
+    """Nothing is known before they have: no round forms, and no failure is charged again."""
     rounds = (RoundView(1, "start", 2), RoundView(2, "failure", 2, start_ms=5))
     failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
     view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)

@@ -1,4 +1,4 @@
-"""How many things are said of: one node or several, with what took each of them, in any number."""
+"""Wording about several nodes: one or many, with the disruption of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.excuses import ABORTED
 from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
 
 EVICTION, PREEMPTION = "EvictionByEvictionAPI", "PreemptionByScheduler"
-LONG = "a" * 55  # no job's name is longer
+LONG = "a" * 55  # maximum length of a job's name
 
 
 def cause(kind: str, count: int, detail: str = "", reason: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Failures in a row: the pause before the next recovery, and the end of what is hopeless."""
+"""Crash-loop back-off: the pause before the next recovery, and the end without progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABORT = FailureClass.PEER_ABORT
 
 
 def failed(*failures: dict[str, Any], seconds: float = 3.0, stepped: bool = False) -> Streak:
-    """The streak after one failure after the other, each a charge of its own."""
+    """Return the streak after these consecutive failures, each a charge of its own."""
     streak = Streak()
     for fields in failures:
         streak = after_failure(streak, [a_failure("a", **fields)], Life(seconds, stepped))
@@ -68,7 +68,7 @@ def test_a_coordinator_that_saw_the_round_stand_for_long_knows_it_too() -> None:
 
 
 def test_steps_of_any_worker_are_training() -> None:
-    """Often one rank alone tells them, and it is not the one that fails."""
+    """Often one rank alone reports steps, and another one fails."""
     assert failed({}, {}, stepped=True).row == 0
     found = [a_failure("a"), a_failure("b", kind=ABORT, step=3)]
     assert after_failure(Streak(2), found, Life(1.0)).row == 0
@@ -92,7 +92,7 @@ def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -
 
 
 def test_the_culprits_step_counts() -> None:
-    """Its peers, whose collectives broke, may have told another."""
+    """The culprit's peers, whose collectives broke, may have reported another step."""
     found = [a_failure("a", step=6, kind=ABORT), a_failure("b", step=7)]
     assert after_failure(Streak(), found, Life(1.0)).step == 7
 
@@ -101,7 +101,7 @@ def test_the_culprits_step_counts() -> None:
 
 
 def crashed(row: int, **fields: Any) -> Job:
-    """Workers failed in round 1 soon after `row` failures in a row; round 2 is open."""
+    """Return a job whose workers failed soon in round 1, after `row` failures; round 2 is open."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9, join_timeout_seconds=1)
     job.sealed("a", "b", streak=Streak(row)).idle().later(5)
     job.failure("b", ran_ms=SOON_MS, **fields)
@@ -122,7 +122,7 @@ def test_the_recovery_waits_and_says_so() -> None:
 
 @pytest.mark.parametrize("verdict", ["at once", "later"])
 def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
-    """Rank 0 told a step; another rank failed."""
+    """Rank 0 reported a step; another rank failed."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(5)).idle().later(5).change("a", step=17)
     if verdict == "at once":
@@ -173,12 +173,12 @@ def test_what_is_no_failure_never_waits(trouble: str) -> None:
 
 
 def test_an_abort_waits_once_it_is_charged() -> None:
-    """Before that it may be a loss, which waits for nothing."""
+    """An uncharged abort may be a loss, which causes no pause."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
     current = job.act()
     assert (current.streak.row, current.pending) == (4, (1,))
-    job.idle().later(12)  # nobody told that its workers have ended
+    job.idle().later(12)  # no member has reported stopped workers
     current = job.act()
     assert (current.streak.row, current.charged) == (5, (1,))
     assert "backing off 8 s" in current.cause.detail

@@ -1,4 +1,4 @@
-"""What the agent is told to do with its workers."""
+"""Directives to the agent about its workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def directed(
 
 
 def final(*names: str, number: int = 2) -> Job:
-    """A round that has just become final; a has not started."""
+    """Return a job whose round has just become final; a has not started."""
     job = Job(*names).sealed(*names, number=number)
     return job.change("a", state=MemberState.WAITING, round=0)
 
@@ -96,7 +96,7 @@ def test_nothing_is_known_yet() -> None:
     assert directed(Job("a")) == Idle("registering")
 
 
-# -- going on and stopping ------------------------------------------------------------
+# -- continuing and stopping ----------------------------------------------------------
 
 
 def test_running_workers_go_on() -> None:

@@ -13,7 +13,7 @@ from tests.unit.rendezvous.builders import Job, identity
 
 
 def gang() -> Job:
-    """Three members of final round 1."""
+    """Return three members of final round 1."""
     return Job("a", "b", "c", max_nodes=3).sealed("a", "b", "c")
 
 

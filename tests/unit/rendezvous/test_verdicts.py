@@ -1,4 +1,4 @@
-"""What a failure says, and what it costs."""
+"""Message and cost of a failure."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_verdict_outwaits_a_lease() -> None:
     assert window_seconds(Bounds(1, 1, keep_alive_seconds=7)) == 8.0
 
 
-# -- how many are kept ----------------------------------------------------------------
+# -- retention ------------------------------------------------------------------------
 
 
 def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:

@@ -1,4 +1,4 @@
-"""The pickle that torch reads and writes, and what we refuse to read."""
+"""Pickle that torch reads and writes, and refusals to read others."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_is_written_is_read_again_and_always_the_same(state: State) -> None
 
 
 class Calls:
-    """Unpickling this would call something."""
+    """Object whose unpickling would call a function."""
 
     def __reduce__(self) -> tuple:
         return (os.getpid, ())
@@ -179,7 +179,7 @@ def test_a_field_that_cannot_be_written_is_an_error_of_ours() -> None:
 
 
 class StandIn:
-    """Becomes torch's class by name in a pickle of Python's own making."""
+    """Substitute for torch's class, by name, in a pickle made by Python."""
 
     def __init__(self, **attributes: object) -> None:
         self.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""The paths in etcd, and the names that would not survive there."""
+"""Paths in etcd, and names that would not survive there."""
 
 from __future__ import annotations
 
