@@ -1,4 +1,4 @@
-"""What each class of failure means, and what to do about it. docs/explain.md has the same."""
+"""Meaning and remedy of each failure class. docs/explain.md repeats them."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ CLASSES: Mapping[str, Words] = {
         "it cost no restart",
     ),
 }
-"""By class. One that is not here is of a newer agent."""
+"""Meaning and remedy by class. A class that is absent here comes from a newer agent."""
 UNCHARGED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED)
-"""Classes of nodes: none of their workers failed."""
+"""Classes of lost or preempted nodes: none of their workers failed."""
 UNKNOWN_CLASS = Words("a worker failed", "See the pod's log")
 _CRASHED = "Native code crashed: see the end of the pod's log"
 _SENT = (
@@ -90,20 +90,20 @@ _OF_SIGNALS: Mapping[int, str] = {
     25: _LIMITED,
 }
 _STACK = "Stack "
-"""So begins what a worker wrote that was asked where it stood."""
+"""Prefix of a stack dump that a worker wrote on request."""
 
 
 def meaning(failure: FirstFailure) -> str:
-    """What it means, without a full stop."""
+    """Return the meaning of a failure, without a full stop."""
     if failure.class_ == FailureClass.SIGNAL and failure.signal is failure.exit_code is None:
         return "its workers were ended from outside"
     return CLASSES.get(failure.class_, UNKNOWN_CLASS).meaning
 
 
 def remedy(failure: FirstFailure) -> str:
-    """What to do about it, without a full stop."""
+    """Return the remedy of a failure, without a full stop."""
     told = bool(failure.traceback)
-    # A shell makes an exit code of the signal that ended its command.
+    # A shell reports a signal that ended its command as exit code 128 + signal.
     of_signal = _OF_SIGNALS.get(failure.signal or (failure.exit_code or 0) - 128)
     match failure.class_:
         case FailureClass.USER_ERROR if not told:
