@@ -1,7 +1,7 @@
-"""Where a job stands and why, in plain words: what somebody asks who looks at it.
+"""Explanation of a job in sentences: state, missing nodes with remedies, last round, failure.
 
-A function of the object and its pods, so that the operator's status and the command line say the
-same. Each sentence is whole; the times in them are absolute, so that nothing changes by waiting.
+Computed from the object and its pods alone, so that the operator's status and the command line
+agree. Each sentence stands alone. Times are absolute, so that the text does not change with time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from elasticjob_operator.model.status import (
 from elasticjob_rendezvous.core.records import CauseKind
 
 _OF_ETCD = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD)
-"""Obstacles that say themselves why nothing is known of the rendezvous."""
+"""Obstacles whose own sentence explains why the rendezvous is unknown."""
 
 
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
+    """Return the sentences: state, missing nodes with remedies, last round, failure."""
     known = sorted(pods, key=lambda pod: pod.index)
     said = [
         *_standing(job, known),
@@ -89,7 +89,7 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         case Phase.FAILED:
             yield _failed(job)
         case Phase.INTERRUPTED:
-            pass  # what to do is the command line's to say
+            pass  # the command line prints the remedy
 
 
 def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
 
 
 def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
-    """Before the first round, or between two: who has come, and who is waited for."""
+    """Yield the nodes that have joined and those that are missing, while no round is final."""
     status, current = job.status, _current(job.status)
     if current.state is RendezvousState.FROZEN:
         confirm = "confirms that it takes" if current.nodes == 1 else "confirm that they take"
@@ -145,7 +145,7 @@ def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
 
 
 def _keeper(job: ElasticJob) -> str:
-    """What keeps a rendezvous that is not the operator's."""
+    """Return the name of a rendezvous store that is not the operator's etcd."""
     endpoints = job.spec.rendezvous.endpoints
     if endpoints:
         return f"the rendezvous at {listed(endpoints)}"
@@ -191,7 +191,7 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
 
 
 def _poor(status: Status) -> Iterator[str]:
-    """Machines and nodes that the job would do better without."""
+    """Yield stragglers and avoided machines."""
     for slow in status.stragglers:
         where = f" on {slow.node}" if slow.node else ""
         yield f"{slow.pod}{where} has been slower than its peers since {clock(slow.since)}"
@@ -203,7 +203,7 @@ def _poor(status: Status) -> Iterator[str]:
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:
-    """Why nodes that have come are not in the round."""
+    """Return the reason why waiting nodes are not in the round."""
     who, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
@@ -248,7 +248,7 @@ def _suspended(pods: list[Pod]) -> str:
 
 
 def _failed(job: ElasticJob) -> str:
-    """The end and its reason, as the condition has it."""
+    """Return the failure and its reason, taken from condition Failed."""
     status = job.status
     found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
     reason, said = (
