@@ -1,4 +1,4 @@
-"""What has interrupted a job and what has failed in it, in plain words."""
+"""Sentences on a job's latest interruption and its latest failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VERBS = {
 
 
 def interruptions(status: Status) -> Iterator[str]:
-    """The latest interruption and where its time went; then who has joined since."""
+    """Yield the latest interruption with its phases, then the nodes that joined since."""
     if status.phase in (*ENDED, None):
         return
     later = [found for found in status.rounds if found.cause != CauseKind.START]
@@ -64,7 +64,7 @@ def _told(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
 
 
 def _parts(found: RoundStatus) -> str:
-    """What took a time that can be felt, or at least be measured."""
+    """Return the phases that took at least a millisecond, with their durations."""
     known = recovery_parts_ms(found)
     return ", ".join(
         f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
@@ -72,7 +72,7 @@ def _parts(found: RoundStatus) -> str:
 
 
 def latest_failure(job: ElasticJob) -> Iterator[str]:
-    """The latest failure, what its class means, and what to do."""
+    """Yield the latest failure, the meaning of its class, and the remedy."""
     failure = job.status.first_failure
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
