@@ -19,7 +19,8 @@ class PodPhase(StrEnum):
 
 
 GIVEN_UP = frozenset({1, 3})
-"""Exit codes of a launcher ended by its agent: 1, the job failed; 3, the rendezvous is closed."""
+"""Exit codes of a launcher ended by its agent: 1, the job failed; 3, the rendezvous refused the
+agent, was closed, or its join timed out."""
 
 
 class NodeState(StrEnum):

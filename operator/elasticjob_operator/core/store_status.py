@@ -1,7 +1,6 @@
-"""Condition `RendezvousUnavailable`, its events and sentences: the store cannot be used.
+"""Texts for an unusable rendezvous store: condition `RendezvousUnavailable`, events, sentences.
 
-What is known of it comes from the operator's own probes and from the agents; here it gets its
-words.
+The trouble itself is reported by the operator's own probes and by the agents.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _REMEDIES = (
 def state(
     observed: Observed, backend: Backend, phase: Phase, before: Status, now: datetime
 ) -> tuple[ConditionStatus, str, str]:
-    """Status, reason and message of the condition."""
+    """Return status, reason and message of the condition."""
     was, seen = found(before), observed.store
     if phase in FINISHED:
         return ConditionStatus.FALSE, f"Job{phase.value}", ""
@@ -77,24 +76,24 @@ def _same(was: Condition, reason: str, sentence: str, refuses: bool) -> bool:
 
 
 def found(status: Status) -> Condition | None:
-    """The condition as a status has it."""
+    """Return the condition in a status, or None."""
     return next((one for one in status.conditions if one.type is KIND), None)
 
 
 def trouble_text(status: Status) -> str:
-    """Store, endpoint and cause while it cannot be used; empty otherwise."""
+    """Return store, endpoint and cause while the store cannot be used; empty otherwise."""
     one = found(status)
     return one.message if one is not None and one.status is ConditionStatus.TRUE else ""
 
 
 def over_text(status: Status) -> str:
-    """That it can be used again, where it could not before; else empty."""
+    """Return the message that the store can be used again; empty if it had no trouble."""
     one = found(status)
     return one.message if one is not None and one.reason == AVAILABLE else ""
 
 
 def sentences(job: ElasticJob) -> Iterator[str]:
-    """Sentences that come first in an explanation while the store cannot be used."""
+    """Yield the first sentences of an explanation while the store cannot be used."""
     one = found(job.status)
     if one is None or one.status is not ConditionStatus.TRUE or job.status.phase in FINISHED:
         return

@@ -1,6 +1,6 @@
-"""How deletions, causes, what machines did and obstacles are called, and what to do: tables alone.
+"""Phrases for deletions, causes, offences of machines and obstacles, with remedies. Tables only.
 
-`core.words` makes sentences of them; classes of failures: `core.classes`.
+`core.words` builds sentences from them; `core.classes` has the failure classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
     "DeletionByTaintManager": "its node was tainted",
     "DeletionByPodGC": "its node is gone",
 }
-"""What the agents say of a cause, of one member."""
+"""Phrases for the agents' details of a cause with one member."""
 DETAILS_OF_MANY = {
     "SIGTERM": "they were told to end",
     "Terminating": "their pods are deleted",
@@ -48,7 +48,7 @@ DETAILS_OF_MANY = {
     "DeletionByPodGC": "their nodes are gone",
     ABORTED: "their peers' collectives broke",
 }
-"""The same, where it is said of several."""
+"""Phrases for the agents' details of a cause with several members."""
 
 OFFENDED: Mapping[str, str] = {
     FailureClass.NODE_LOST: "it was lost",
@@ -56,11 +56,11 @@ OFFENDED: Mapping[str, str] = {
     FailureClass.HANG: "a worker hung",
     FailureClass.HOST_OUT_OF_MEMORY: "its memory ran out",
 }
-"""What a machine did to the job."""
+"""Phrases for offences of machines."""
 
 
 class Words(NamedTuple):
-    """What a thing means, and what to do about it; neither ends with a full stop."""
+    """Meaning and remedy, both without a full stop."""
 
     meaning: str
     remedy: str
