@@ -110,7 +110,7 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
     )
 
 
-# -- between rounds -----------------------------------------------------------------
+# -- no final round -----------------------------------------------------------------
 
 
 def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _remedies(reasons: list[Missing]) -> Iterator[str]:
     yield from dict.fromkeys(reason.remedy for reason in reasons if reason.remedy)
 
 
-# -- in a round ---------------------------------------------------------------------
+# -- final round --------------------------------------------------------------------
 
 
 def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -236,7 +236,7 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
         )
 
 
-# -- no round any more --------------------------------------------------------------
+# -- suspended or failed ------------------------------------------------------------
 
 
 def _suspended(pods: list[Pod]) -> str:

@@ -262,7 +262,7 @@ def _store(was: Condition | None, now: Condition) -> Iterator[Happening]:
     if now.status is ConditionStatus.TRUE:
         yield Happening(EventType.WARNING, now.reason, now.message)
     elif was is not None and was.status is ConditionStatus.TRUE and now.message:
-        occasion = f"{now.last_transition_time:{_STAMP}}"  # two may have lasted equally long
+        occasion = f"{now.last_transition_time:{_STAMP}}"  # two messages may be equal
         yield _normal("RendezvousAvailable", now.message, occasion)
 
 
