@@ -140,7 +140,7 @@ def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
             message = refusal.message
         elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
             strangers = [pod_name(job.metadata.name, index) for index in observed.foreign]
-            message = f"{_some(strangers)}: of this name, but not this job's; passed over"
+            message = f"{_some(strangers)}: taken by a pod of another owner; skipped"
         else:
             if kind in before:
                 found.append(Finding(kind, ConditionStatus.FALSE, "Resolved"))
@@ -193,7 +193,7 @@ def _because(view: RendezvousView) -> str:
 _CLAMPED = {
     Clamp.BELOW_MIN_NODES: "below minNodes",
     Clamp.ABOVE_MAX_NODES: "above maxNodes",
-    Clamp.BETWEEN_INCREMENTS: "no legal size",
+    Clamp.BETWEEN_INCREMENTS: "not a legal size",
 }
 
 
@@ -203,7 +203,7 @@ def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
     kind = ConditionType.RESIZING
     clamped = ""
     if size.clamp is not None:
-        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted are {size.nodes}"
+        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted: {size.nodes}"
     if phase in (Phase.RUNNING, Phase.RESTARTING):
         if not view.readable:
             return Finding(kind, ConditionStatus.UNKNOWN, "RendezvousUnknown", clamped)
@@ -228,7 +228,7 @@ def end_reason(view: RendezvousView) -> tuple[str, str]:
     detail = view.outcome.detail
     match view.outcome.kind:
         case OutcomeKind.TIMED_OUT:
-            return "JoinTimeout", detail or "minNodes did not come together in time"
+            return "JoinTimeout", detail or "fewer than minNodes joined in time"
         case OutcomeKind.STOPPED:
             reason, _, message = detail.partition(": ")
             known = reason in {reason.value for reason in StopReason}

@@ -106,7 +106,7 @@ def _later(at: datetime | None, since: datetime) -> bool:
 
 def invalid(problems: str) -> Happening:
     """Return the event for a job that the API server accepted and this operator cannot parse."""
-    message = f"this operator does not understand the job and leaves it alone: {problems}"
+    message = f"this operator cannot parse the job and ignores it: {problems}"
     return Happening(EventType.WARNING, "InvalidJob", message)
 
 
@@ -154,11 +154,13 @@ def _settled(status: Status, found: RoundStatus) -> bool:
 def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
     for action in applied:
         if isinstance(action, WriteNodes):
-            yield _normal("NodesSet", f"spec.nodes was not set: it is maxNodes, {action.nodes}")
+            yield _normal("NodesSet", f"spec.nodes was not set: using maxNodes, {action.nodes}")
         elif isinstance(action, RemoveMembers):
             count = len(action.members)
+            gone = "its pod is" if count == 1 else "their pods are"
             yield _normal(
-                "MembersRemoved", f"{count} member{_s(count)} left the rendezvous: no pod any more"
+                "MembersRemoved",
+                f"{count} member{_s(count)} removed from the rendezvous: {gone} gone",
             )
     created = [action.name for action in applied if isinstance(action, CreatePod)]
     if created:
@@ -215,7 +217,7 @@ def gone_text(failure: FirstFailure) -> str:
     """Return one sentence for a lost or preempted node, none of whose workers failed."""
     where = f" on {failure.node}" if failure.node else ""
     said = f": {failure.message}" if failure.message else ""
-    return f"{failure.pod}{where} went in round {failure.round}: {meaning(failure)}{said}"
+    return f"{failure.pod}{where} was lost in round {failure.round}: {meaning(failure)}{said}"
 
 
 def failure_text(failure: FirstFailure) -> str:
@@ -295,7 +297,7 @@ def _phase(before: Status, after: Status) -> Iterator[Happening]:
             yield _normal("Running", f"trains on {nodes} node{_s(nodes)}")
         case Phase.RESTARTING:
             cause = after.rendezvous.cause if after.rendezvous else None
-            text = because(cause) if cause else "the round is formed anew"
+            text = because(cause) if cause else "a new round is being formed"
             yield _normal("Restarting", text)
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true")

@@ -71,9 +71,10 @@ def label_words(pods: Iterable[Pod]) -> Iterator[str]:
     what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
     many = len(lost) > 1
     yield (
-        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: still of the "
-        "job, but seen late by the operator, and perhaps unknown to the job's Service and budget"
+        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: the job goes "
+        "on, but the operator sees its state late, and the job's Service and PodDisruptionBudget "
+        f"may not select {'these pods' if many else 'this pod'}"
     )
     for pod in sorted(lost, key=lambda pod: pod.index)[:NAMED]:
         labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
-        yield f"`kubectl label --overwrite pod {pod.name} {labels}` puts {it} back"
+        yield f"`kubectl label --overwrite pod {pod.name} {labels}` restores {it}"

@@ -25,14 +25,6 @@ from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
-_VERBS = {
-    "detect": "noticing",
-    "stop": "stopping",
-    "backoff": "waiting after failures",
-    "join": "coming together",
-    "confirm": "confirming",
-    "start": "starting",
-}
 
 
 def interruptions(status: Status) -> Iterator[str]:
@@ -58,7 +50,7 @@ def _told(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
     lasted = "with a pause of" if found.cause in WISHED else "recovered in"
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
     if found.first_step_ms is not None:
-        yield f"The first step came {seconds_text(found.first_step_ms)} after that"
+        yield f"The first step followed {seconds_text(found.first_step_ms)} after the start"
     if cold := cold_text(found):
         yield cold[:1].upper() + cold[1:]
 
@@ -66,9 +58,7 @@ def _told(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
 def _parts(found: RoundStatus) -> str:
     """Return the phases that took at least a millisecond, with their durations."""
     known = recovery_parts_ms(found)
-    return ", ".join(
-        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
-    )
+    return ", ".join(f"{part} {seconds_text(ms)}" for part, ms in known.items() if ms)
 
 
 def latest_failure(job: ElasticJob) -> Iterator[str]:
@@ -91,5 +81,5 @@ def _message(failure: FirstFailure) -> str:
 def _culprit(failure: FirstFailure) -> str:
     where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
     if failure.rank is None or failure.rank < 0:
-        return f"The latest failure, in round {failure.round}, was of {where}"
-    return f"The latest failure, in round {failure.round}, was of rank {failure.rank} on {where}"
+        return f"Latest failure, in round {failure.round}: {where}"
+    return f"Latest failure, in round {failure.round}: rank {failure.rank} on {where}"

@@ -42,12 +42,13 @@ def without_store(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...])
         return ""
     name = pod_name(job.metadata.name, STORE_INDEX)
     if STORE_INDEX in observed.foreign:
-        return f"{name}, which is to keep the store, cannot be made: another's pod has its name"
+        return f"{name}, which hosts the store, cannot be created: a pod of another owner exists"
     for pod in observed.pods:
         if pod.index == STORE_INDEX:
             lost = pod.node_state is NodeState.NOT_READY
             where = f"; its machine {pod.node} is not ready" if lost else ""
-            return f"a new {name}, which keeps the store, is made once the old one is gone{where}"
+            new = f"a new {name}, which hosts the store, is created once the old one is gone"
+            return f"{new}{where}"
     return ""
 
 

@@ -30,10 +30,10 @@ _REMEDIES = (
         "`etcdctl alarm disarm`",
     ),
     ("corrupt", "Replace the corrupt member of etcd, then run `etcdctl alarm disarm`"),
-    ("permission denied", "Grant etcd's user of the job its keys again"),
-    ("authentication failed", "See to etcd's user of the job and its password"),
-    ("invalid auth token", "See to etcd's user of the job and its password"),
-    ("user name is empty", "Give the job etcd's user and password"),
+    ("permission denied", "Grant the job's etcd user access to its keys again"),
+    ("authentication failed", "Check the job's etcd user and its password"),
+    ("invalid auth token", "Check the job's etcd user and its password"),
+    ("user name is empty", "Give the job an etcd user and password"),
     ("no leader", "Start etcd's missing members again: it needs more than half of them"),
 )
 """Remedies, by a part of etcd's own text."""
@@ -116,8 +116,8 @@ def _remedy(one: Condition) -> Iterable[str]:
     if one.reason == ETCD_REFUSES_WRITES:
         return [remedy for part, remedy in _REMEDIES if part in one.message][:1]
     if one.reason == ETCD_UNREACHABLE:
-        return ["See that etcd runs at its endpoints and can be reached from the pods"]
-    return ["It comes back with the pod that hosts it"]
+        return ["Check that etcd runs at its endpoints and can be reached from the pods"]
+    return ["The store returns with the pod that hosts it"]
 
 
 def _reason(trouble: StoreTrouble, backend: Backend) -> str:

@@ -68,21 +68,21 @@ class Words(NamedTuple):
 
 OBSTACLES: Mapping[Obstacle, Words] = {
     Obstacle.UNSCHEDULABLE: Words(
-        "Pending", "Free or add machines that fit, or let the template ask for less"
+        "Pending", "Free or add machines that fit, or reduce the template's requests"
     ),
     Obstacle.IMAGE: Words(
-        "without its image", "Correct the image's name, or give it the pull secret that it needs"
+        "without its image", "Correct the image's name, or add the pull secret it needs"
     ),
     Obstacle.CONFIG: Words(
         "not startable", "Correct what the template names: a ConfigMap, a Secret or a volume"
     ),
-    Obstacle.INIT: Words("held up by an init container", "Look at that init container's log"),
-    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or let the template ask for less"),
-    Obstacle.REFUSED: Words("", "Change what the cluster refuses, or ask who set that rule"),
-    Obstacle.NAME_CONFLICT: Words("", "Delete what has the name, or give the job another one"),
+    Obstacle.INIT: Words("blocked by an init container", "See that init container's log"),
+    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or reduce the template's requests"),
+    Obstacle.REFUSED: Words("", "Change the rejected field, or ask the owner of the policy"),
+    Obstacle.NAME_CONFLICT: Words("", "Delete the object of that name, or rename the job"),
     Obstacle.TEMPLATE_INVALID: Words("", "Suspend the job, correct spec.template and resume it"),
     Obstacle.ENDPOINT: Words(
-        "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
+        "", "Allow the endpoint in the operator's chart, or leave rendezvous.endpoints empty"
     ),
     Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
     Obstacle.ANOTHERS_ETCD: Words(

@@ -104,7 +104,7 @@ def _took(reason: str, who: str, many: bool) -> str:
         case PodEnd.OUT_OF_MEMORY:
             return f"{who} ran out of memory"
         case other:
-            return f"{who} went ({other})"
+            return f"{who} left ({other})"
 
 
 def _detail(said: str, many: bool) -> str:

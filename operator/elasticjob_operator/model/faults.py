@@ -49,7 +49,7 @@ def _unknown(location: Location) -> str:
         folded = {name.lower().replace("_", ""): name for name in known}
         name = folded.get(str(location[-1]).lower().replace("_", ""))
         close = [name] if name else []
-    hint = f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"
+    hint = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
     return f"must not be set: there is no such field; {hint}"
 
 

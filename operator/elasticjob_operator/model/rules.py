@@ -202,7 +202,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         NODE_INCREMENT,
-        "must be 1 unless rendezvous.backend is etcd: the others know a least and a most alone",
+        "must be 1 unless rendezvous.backend is etcd: the others only know a minimum and a maximum",
         "self.rendezvous.backend == 'etcd' || self.nodeIncrement == 1",
         _sizes_are_known,
     ),
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         SECRET_NAME,
-        "must be absent unless endpoints of etcd are given: for its own the operator makes one",
+        "must be absent unless endpoints of etcd are given: the operator makes one for its own",
         "!has(self.rendezvous.secretName) || "
         "(self.rendezvous.backend != 'c10d' && self.rendezvous.endpoints.size() > 0)",
         _secret_belongs_to_endpoints,

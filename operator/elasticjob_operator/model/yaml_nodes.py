@@ -140,7 +140,7 @@ class _Reader:
             if key is None:
                 continue
             if key in values:
-                text = f"must be given once: {echoed(key)} stands here a second time"
+                text = f"must be given once: {echoed(key)} is repeated here"
                 self._fault(key_node, (*location, key), text)
                 continue
             self.document.places[(*location, key)] = _place(key_node)
