@@ -51,12 +51,12 @@ def costs_text(found: RoundStatus) -> str:
 
 
 def recovery_text(found: RoundStatus) -> str:
-    """Return text such as `stop 120 ms, start 300 ms; the first step 80 ms later`; the phases
+    """Return text such as `stop 120 ms, start 300 ms; first step 80 ms later`; the phases
     before the semicolon add up to the recovery time."""
     text = ", ".join(f"{part} {ms} ms" for part, ms in recovery_parts_ms(found).items())
     if found.first_step_ms is None:
         return text
-    return f"{text}; the first step {found.first_step_ms} ms later"
+    return f"{text}; first step {found.first_step_ms} ms later"
 
 
 def cold_text(found: RoundStatus) -> str:

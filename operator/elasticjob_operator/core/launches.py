@@ -38,8 +38,8 @@ def held_until(failures: list[Pod]) -> datetime | None:
 
 
 def hopeless(failures: list[Pod], view: RendezvousView, able: int, min_nodes: int) -> str | None:
-    """Return the reason to fail the job, or None. It fails if no round is final and too few of its
-    pods can be started."""
+    """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
+    if no round is final and fewer than `min_nodes` pods run a launcher."""
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None

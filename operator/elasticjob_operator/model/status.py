@@ -139,7 +139,8 @@ class RoundStatus(StatusModel):
     detectMs to startMs. For a join or scale-down detectMs is left out: until the decision nothing
     was interrupted."""
     first_step_ms: Milliseconds | None = None
-    """Milliseconds from then until all workers had reported a step; absent if they report none."""
+    """Milliseconds from the start of all workers until each had reported a step; absent if they
+    report none."""
     cold_nodes: int | None = None
     """Number of nodes whose workers were started cold and had to import everything anew; absent if
     recovery.warmStart is Off."""
