@@ -42,7 +42,8 @@ def without_store(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...])
         return ""
     name = pod_name(job.metadata.name, STORE_INDEX)
     if STORE_INDEX in observed.foreign:
-        return f"{name}, which hosts the store, cannot be created: a pod of another owner exists"
+        reason = "a pod of another owner has its name"
+        return f"{name}, which hosts the store, cannot be created: {reason}"
     for pod in observed.pods:
         if pod.index == STORE_INDEX:
             lost = pod.node_state is NodeState.NOT_READY
