@@ -64,7 +64,7 @@ def test_a_job_on_a_cluster_is_explained_as_its_status_does(
     assert said == [
         "Training on 1 of 2 nodes (round 1, 1 worker) because job-1 is Pending: Insufficient "
         "nvidia.com/gpu.",
-        "Free or add machines that fit, or let the template ask for less.",
+        "Free or add machines that fit, or reduce the template's requests.",
     ]
 
 

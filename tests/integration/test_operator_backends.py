@@ -119,7 +119,8 @@ def test_the_stores_pod_comes_back_under_its_own_name_alone(here: Namespace) -> 
     here.server.request("DELETE", here.path("pods", "job-0"))
     found = here.await_condition("PodsReady", "StoreMissing")
     assert (
-        "a new job-0, which keeps the store, is made once the old one is gone" in found["message"]
+        "a new job-0, which hosts the store, is created once the old one is gone"
+        in found["message"]
     )
     here.remove_pod("job-2")
     wait_until(lambda: "job-3" in here.pods() or "job-2" in here.pods(), "another pod", SECONDS)

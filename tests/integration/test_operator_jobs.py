@@ -108,7 +108,7 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
     here.scale(1)
     here.await_pods("job-0")
     here.await_status(wantedNodes=1, pods=1)
-    here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted are 4")
+    here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted: 4")
     here.await_event(
         "PodsDeleted", "deleted job-1, job-2, job-3: more than wanted; had not started"
     )

@@ -79,8 +79,8 @@ def test_the_member_of_a_pod_that_is_gone_is_taken_out_at_once(
     assert etcd.ctl("get", "--prefix", key)
     here.remove_pod("job-1")
     wait_until(lambda: not etcd.ctl("get", "--prefix", key), "no member any more", SECONDS)
-    here.await_event("MembersRemoved", "1 member left the rendezvous: no pod any more")
-    # Its index became free only after it had gone.
+    here.await_event("MembersRemoved", "1 member removed from the rendezvous: its pod is gone")
+    # Its index was free only after it had gone.
     wait_until(lambda: len(here.pods()) == 2, "a replacement", SECONDS)
 
 

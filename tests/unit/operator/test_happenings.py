@@ -111,8 +111,8 @@ def test_what_was_done_is_told_together() -> None:
     ]
     done: list[Action] = [WriteNodes(8), RemoveMembers(1, ("a", "b")), *created, *deleted]
     assert told(status, status, *done) == [
-        ("NodesSet", "spec.nodes was not set: it is maxNodes, 8"),
-        ("MembersRemoved", "2 members left the rendezvous: no pod any more"),
+        ("NodesSet", "spec.nodes was not set: using maxNodes, 8"),
+        ("MembersRemoved", "2 members removed from the rendezvous: their pods are gone"),
         ("PodsCreated", "created job-0 … job-7 (8)"),
         ("PodsDeleted", "deleted job-9, job-10: more than wanted; had the highest rank"),
         ("PodsDeleted", "deleted job-11: more than wanted; had not started"),
@@ -150,8 +150,8 @@ def test_a_node_that_went_is_no_failed_worker() -> None:
     assert found == [
         (
             "NodeLost",
-            "job-0 on node-a went in round 2: it stopped without a word, as when its machine is "
-            "lost",
+            "job-0 on node-a was lost in round 2: it disappeared without reporting an error, for "
+            "example because its node was lost",
         )
     ]
 

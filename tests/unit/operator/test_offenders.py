@@ -167,7 +167,7 @@ def test_both_are_said_in_plain_words() -> None:
     )
     said = " ".join(explanation(job(status), [pod(index).get() for index in range(4)]))
     assert "job-2 on rack-c has been slower than its peers since 12:00:00 UTC" in said
-    assert "New pods prefer other nodes than rack-a until 12:00:00 UTC" in said
+    assert "New pods avoid rack-a until 12:00:00 UTC" in said
     assert "because it failed the job 2 times: it was lost." in said
 
 

@@ -68,7 +68,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.maxNode", 4, "spec.maxNode", "did you mean maxNodes?"),
     ("spec.max_nodes", 4, "spec.max_nodes", "did you mean maxNodes?"),
     ("spec.NPROCPERNODE", 4, "spec.NPROCPERNODE", "did you mean nprocPerNode?"),
-    ("spec.zzz", 4, "spec.zzz", "known here are minNodes"),
+    ("spec.zzz", 4, "spec.zzz", "known fields are minNodes"),
     ("replicas", 4, "replicas", "must not be set"),
     ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
     ("spec.trainer", "", "spec.trainer", "must not be empty"),

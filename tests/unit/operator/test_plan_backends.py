@@ -132,7 +132,7 @@ def test_the_status_says_what_the_store_waits_for() -> None:
     stranger = observed(*running(4)[1:], foreign=frozenset({0}))
     status = next_status(found, stranger, UNREADABLE, NOW)
     [ready] = [one for one in status.conditions if one.type == "PodsReady"]
-    assert "another's pod has its name" in ready.message
+    assert "a pod of another owner has its name" in ready.message
 
 
 def test_a_resumption_waits_until_nobody_of_before_is_left() -> None:

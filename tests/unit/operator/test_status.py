@@ -424,7 +424,7 @@ def test_a_foreign_pod_is_a_condition_while_it_stands_in_the_way() -> None:
     before = status_of(job(), observed(*running(1), foreign=frozenset({2, 1})))
     found = condition(before, ConditionType.NAME_CONFLICT)
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "NameConflict")
-    assert found.message == "job-1, job-2: of this name, but not this job's; passed over"
+    assert found.message == "job-1, job-2: taken by a pod of another owner; skipped"
     after = condition(status_of(job(before), observed(*running(1))), ConditionType.NAME_CONFLICT)
     assert (after.status, after.reason) == (ConditionStatus.FALSE, "Resolved")
 

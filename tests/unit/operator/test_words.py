@@ -114,7 +114,7 @@ def test_one_node_is_not_called_nodes() -> None:
     assert said["Resizing"] == "from 2 to 1 node"
     frozen = RendezvousView(state=RendezvousState.FROZEN, round=1, nodes=1)
     status, _ = _told(frozen, running(1), job(maxNodes=1))
-    assert status.explanation[0] == "Not training yet: 1 node confirms that it takes part."
+    assert status.explanation[0] == "Not training yet: 1 node is confirming the round."
 
 
 def test_sixteen_pods_with_one_obstacle_are_told_in_one_breath() -> None:
