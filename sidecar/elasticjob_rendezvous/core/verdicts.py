@@ -106,7 +106,7 @@ def describe(failure: Failure) -> str:
     who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
     said = first_line(failure.message, LINE_CHARACTERS)
     if failure.kind is FailureClass.HANG:
-        how = "stood still"  # the signal that ended it was ours
+        how = "hung"  # the launcher sent the signal that ended it
     elif failure.signal is not None:
         how = f"ended with signal {failure.signal}"
     elif failure.exit_code is not None:

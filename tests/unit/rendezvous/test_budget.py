@@ -268,7 +268,7 @@ def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> N
     job = aborted(stop_grace_seconds=60).change("c", state=MemberState.STOPPING, round=1)
     current = job.failure("c", kind=HANG, message="no progress").act()
     assert current.cause.members == ("c",)
-    assert current.cause.detail == "rank 0 on c stood still: no progress"
+    assert current.cause.detail == "rank 0 on c hung: no progress"
     assert current.cause.kind is CauseKind.FAILURE
 
 

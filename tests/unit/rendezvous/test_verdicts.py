@@ -124,7 +124,7 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
         ),
         (
             a_failure("a", kind=HANG, exit_code=None, signal=6, message="no progress for 4 s"),
-            "rank 0 on a stood still: no progress for 4 s",
+            "rank 0 on a hung: no progress for 4 s",
         ),
         (a_failure("a", message=" \n "), "rank 0 on a ended with exit code 1"),
         (
