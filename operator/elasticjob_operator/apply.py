@@ -37,7 +37,6 @@ from elasticjob_operator.pods import Pods
 from elasticjob_operator.refusals import obstacle_of
 from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 SEEN_SECONDS = 2.0
@@ -122,10 +121,9 @@ class Applier:
                 revision = await write_bounds(etcd.client, task.prefix(incarnation), bounds)
                 task.memory.incarnation, task.memory.bounds = incarnation, bounds
                 await etcd.mirror.reached(revision, SEEN_SECONDS)
-            case CloseRendezvous(incarnation, kind):
-                outcome = Outcome(OutcomeKind(kind.value), action.detail)
+            case CloseRendezvous(incarnation):
                 etcd, now_ms = task.usable_etcd(), int(self._now().timestamp() * 1000)
-                closed = await close(etcd.client, task.prefix(incarnation), outcome, now_ms)
+                closed = await close(etcd.client, task.prefix(incarnation), action.outcome, now_ms)
                 if closed is not None:
                     await etcd.mirror.reached(closed, SEEN_SECONDS)
             case RemoveMembers(incarnation, members):

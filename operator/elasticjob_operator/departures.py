@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from elasticjob_operator.core.rendezvous_view import StopReason
+from elasticjob_operator.core.actions import CloseRendezvous
+from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.etcd_access import forget_job
 from elasticjob_operator.etcds import Etcds
 from elasticjob_operator.mirror import Contended, close
 from elasticjob_rendezvous.core.keys import job_prefix
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 TROUBLE = (EtcdError, Contended)
@@ -26,7 +26,7 @@ async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) 
     Returns whether all is closed; the sweep comes back to what is not. Raises `TROUBLE`.
     """
     etcds.agents.forget(uid)
-    outcome = Outcome(OutcomeKind.STOPPED, StopReason.DELETED.value)
+    outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.DELETED).outcome
     whole = True
     for etcd in etcds.all():
         newest = etcd.newest(namespace, uid)

@@ -22,7 +22,6 @@ from elasticjob_operator.core.endings import Plan
 from elasticjob_operator.core.grace import grace_seconds
 from elasticjob_operator.mirror import Contended, Mirror, close, remove_members, write_bounds
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
@@ -95,8 +94,7 @@ class Applier:
                 revision = await write_bounds(client, prefix, bounds)
                 self.incarnation, self.bounds = incarnation, bounds
                 await mirror.reached(revision, SEEN_SECONDS)
-            case CloseRendezvous(_, kind):
-                outcome = Outcome(OutcomeKind(kind.value), action.detail)
-                await close(client, prefix, outcome, time.time_ns() // 1_000_000)
+            case CloseRendezvous():
+                await close(client, prefix, action.outcome, time.time_ns() // 1_000_000)
             case RemoveMembers(_, members):
                 await remove_members(client, prefix, members)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elasticjob_operator.core.rendezvous_view import OutcomeKind, StopReason
 from elasticjob_operator.core.victims import DeleteReason
+from elasticjob_rendezvous.core import records
 from elasticjob_rendezvous.core.bounds import Bounds
 
 
@@ -35,9 +36,11 @@ class CloseRendezvous:
     message: str = ""
 
     @property
-    def detail(self) -> str:
-        """Detail written with the outcome: the reason, followed by the message if there is one."""
-        return f"{self.reason}: {self.message}" if self.message else self.reason.value
+    def outcome(self) -> records.Outcome:
+        """Record to write. Its detail repeats the reason for readers of the previous release."""
+        detail = f"{self.reason}: {self.message}" if self.message else self.reason.value
+        kind = records.OutcomeKind(self.kind.value)
+        return records.Outcome(kind, detail, reason=self.reason.value)
 
 
 @dataclass(frozen=True, slots=True)

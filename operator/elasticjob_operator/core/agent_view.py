@@ -69,7 +69,7 @@ def undecided_until(job: ElasticJob, pods: Iterable[Pod], now: datetime) -> date
 
 
 def _suspended(before: RendezvousView) -> RendezvousView:
-    outcome = OutcomeView(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    outcome = OutcomeView(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
     return replace(before, state=RendezvousState.CLOSED, members=(), outcome=outcome)
 
 
@@ -121,7 +121,7 @@ def _launches(
     reason = hopeless(launch_failures(census.failed, view), view, able, job.spec.min_nodes)
     if reason is None:
         return None
-    return OutcomeView(OutcomeKind.STOPPED, f"{StopReason.LAUNCH_FAILED}: {reason}")
+    return OutcomeView(OutcomeKind.STOPPED, reason, StopReason.LAUNCH_FAILED)
 
 
 def _failed(pods: list[Pod]) -> OutcomeView:

@@ -230,9 +230,8 @@ def end_reason(view: RendezvousView) -> tuple[str, str]:
         case OutcomeKind.TIMED_OUT:
             return "JoinTimeout", detail or "fewer than minNodes joined in time"
         case OutcomeKind.STOPPED:
-            reason, _, message = detail.partition(": ")
-            known = reason in {reason.value for reason in StopReason}
-            return (reason, message) if known else ("Stopped", detail)
+            reason = view.outcome.reason
+            return ("Stopped" if reason is None else reason.value), detail
         case OutcomeKind.FAILED | OutcomeKind.SUCCEEDED:
             return WORKERS_FAILED, detail
 

@@ -17,6 +17,7 @@ from elasticjob_operator.core.rendezvous_view import (
     OutcomeView,
     RendezvousView,
     RoundView,
+    StopReason,
 )
 from elasticjob_operator.model.enums import RendezvousState
 from elasticjob_rendezvous.core import served, verdicts
@@ -243,8 +244,19 @@ def _interruptions(counts: Counts) -> InterruptionsView:
     )
 
 
+_REASONS = {reason.value: reason for reason in StopReason}
+
+
 def _outcome_view(outcome: Outcome | None) -> OutcomeView | None:
-    return None if outcome is None else OutcomeView(OutcomeKind(outcome.kind.value), outcome.detail)
+    if outcome is None:
+        return None
+    kind = OutcomeKind(outcome.kind.value)
+    word, _, message = outcome.detail.partition(": ")
+    # The previous release wrote the reason only as the first word of the detail.
+    reason = _REASONS.get(outcome.reason or word) if kind is OutcomeKind.STOPPED else None
+    if reason is None:
+        return OutcomeView(kind, outcome.detail)
+    return OutcomeView(kind, message if word == reason.value else outcome.detail, reason)
 
 
 def _member_view(member: Member, roster: Roster | None) -> MemberView:

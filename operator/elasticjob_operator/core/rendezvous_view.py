@@ -18,11 +18,11 @@ class OutcomeKind(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timedOut"
-    STOPPED = "stopped"  # from outside; the detail is a StopReason if the plan closed it
+    STOPPED = "stopped"  # from outside; with a StopReason if the plan closed it
 
 
 class StopReason(StrEnum):
-    """Reason for which the plan closes a rendezvous. Written as the detail of the outcome."""
+    """Reason for which the plan closes a rendezvous."""
 
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -32,10 +32,11 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """Outcome of the rendezvous."""
+    """Outcome of the rendezvous; `reason` is set if the plan closed it."""
 
     kind: OutcomeKind
     detail: str = ""
+    reason: StopReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,7 @@ class RendezvousView:
     @property
     def suspended(self) -> bool:
         """True if it was closed by a suspension: a later incarnation may continue."""
-        return self.outcome is not None and self.outcome == OutcomeView(
-            OutcomeKind.STOPPED, StopReason.SUSPENDED
-        )
+        return self.outcome is not None and self.outcome.reason is StopReason.SUSPENDED
 
     @property
     def ended(self) -> bool:

@@ -91,11 +91,20 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """End of a job, written with `closed`. `culprit` is the member whose failure ended it."""
+    """End of a job, written with `closed`.
+
+    Args:
+        kind: the kind.
+        detail: text for people.
+        culprit: the member whose failure ended the job.
+        reason: the operator's reason to close it, one word such as `Suspended`; empty if the
+            operator did not, or was of a release that wrote the reason into `detail`.
+    """
 
     kind: OutcomeKind
     detail: str = ""
     culprit: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

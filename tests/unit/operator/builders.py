@@ -14,6 +14,7 @@ from elasticjob_operator.core.rendezvous_view import (
     OutcomeKind,
     OutcomeView,
     RendezvousView,
+    StopReason,
 )
 from elasticjob_operator.model import ElasticJob, RendezvousState, parse_manifest
 from elasticjob_operator.model.status import Status
@@ -147,10 +148,9 @@ def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
     )
 
 
-def closed(kind: OutcomeKind, detail: str = "") -> RendezvousView:
-    return RendezvousView(
-        state=RendezvousState.CLOSED, round=2, nodes=2, outcome=OutcomeView(kind, detail)
-    )
+def closed(kind: OutcomeKind, detail: str = "", reason: StopReason | None = None) -> RendezvousView:
+    outcome = OutcomeView(kind, detail, reason)
+    return RendezvousView(state=RendezvousState.CLOSED, round=2, nodes=2, outcome=outcome)
 
 
 def observed(*pods: Pod, view: RendezvousView | None = None, **changes: Any) -> Observed:

@@ -517,8 +517,8 @@ def test_between_two_rounds(here: Observed, text: str) -> None:
 # -- after the last round -----------------------------------------------------------
 
 
-def ended(kind: OutcomeKind, detail: str = "") -> Observed:
-    return observed(view=closed(kind, detail))
+def ended(kind: OutcomeKind, detail: str = "", reason: StopReason | None = None) -> Observed:
+    return observed(view=closed(kind, detail, reason))
 
 
 ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
@@ -548,13 +548,14 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "pods could not be started": (
         ended(
             OutcomeKind.STOPPED,
-            f"{StopReason.LAUNCH_FAILED}: 5 pods in a row could not be started",
+            "5 pods in a row could not be started",
+            StopReason.LAUNCH_FAILED,
         ),
         {},
         "Failed at 12:00:00 UTC on 2026-01-31: 5 pods in a row could not be started.",
     ),
     "too long": (
-        ended(OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED),
+        ended(OutcomeKind.STOPPED, reason=StopReason.DEADLINE_EXCEEDED),
         {"runPolicy": {"activeDeadlineSeconds": 60}},
         "Failed at 12:00:00 UTC on 2026-01-31: it was active for longer than 60 s "
         "(runPolicy.activeDeadlineSeconds).",

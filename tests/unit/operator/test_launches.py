@@ -65,7 +65,7 @@ def test_a_job_of_which_no_pod_can_be_started_fails_and_says_why() -> None:
     (close,) = found.actions
     assert isinstance(close, CloseRendezvous)
     assert (close.kind, close.reason) == (OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED)
-    assert close.detail == (
+    assert close.outcome.detail == (
         "LaunchFailed: 5 pods in a row could not be started, the last one job-4: no python3"
     )
 

@@ -21,7 +21,7 @@ from tests.unit.operator.builders import NOW, ago, closed, final_round, job
 
 FORMING = RendezvousView(round=1, waiting=1)
 AGAIN = RendezvousView(round=3, rounds=(RoundView(2, "start", 4),))
-SUSPENDED = replace(closed(OutcomeKind.STOPPED, StopReason.SUSPENDED), rounds=AGAIN.rounds)
+SUSPENDED = replace(closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED), rounds=AGAIN.rounds)
 VIEWS = {
     "nobody": RendezvousView(),
     "forming": FORMING,

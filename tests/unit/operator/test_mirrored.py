@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from elasticjob_operator.core.actions import CloseRendezvous
 from elasticjob_operator.core.mirrored import (
     closed,
     is_mere_progress,
@@ -21,6 +22,7 @@ from elasticjob_operator.core.rendezvous_view import (
     CauseView,
     InterruptionsView,
     OutcomeKind,
+    OutcomeView,
     RendezvousView,
     StopReason,
 )
@@ -248,7 +250,7 @@ def test_what_is_malformed_is_named_and_left_out() -> None:
 
 
 def test_closing_keeps_the_round_and_closes_once() -> None:
-    outcome = stored.Outcome(stored.OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.SUSPENDED).outcome
     first = closed(kv(KEYS.round, final()), outcome, 77)
     assert first is not None
     written = decode(Round, KEYS.round, first)
@@ -260,6 +262,46 @@ def test_closing_keeps_the_round_and_closes_once() -> None:
     assert view.suspended
     assert view.outcome is not None
     assert view.outcome.kind is OutcomeKind.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "view"),
+    [
+        (
+            CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.LAUNCH_FAILED, "a: b").outcome,
+            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+        ),
+        (
+            stored.Outcome(stored.OutcomeKind.STOPPED, "LaunchFailed: a: b"),
+            OutcomeView(OutcomeKind.STOPPED, "a: b", StopReason.LAUNCH_FAILED),
+        ),
+        (
+            stored.Outcome(stored.OutcomeKind.STOPPED, "Suspended"),
+            OutcomeView(OutcomeKind.STOPPED, "", StopReason.SUSPENDED),
+        ),
+        (
+            stored.Outcome(stored.OutcomeKind.STOPPED, "x: y", reason="Suspended"),
+            OutcomeView(OutcomeKind.STOPPED, "x: y", StopReason.SUSPENDED),
+        ),
+        (
+            stored.Outcome(stored.OutcomeKind.STOPPED, "by hand"),
+            OutcomeView(OutcomeKind.STOPPED, "by hand"),
+        ),
+        (
+            stored.Outcome(stored.OutcomeKind.FAILED, "Suspended: said by a worker"),
+            OutcomeView(OutcomeKind.FAILED, "Suspended: said by a worker"),
+        ),
+    ],
+    ids=["typed", "of the previous release", "without text", "other text", "by hand", "failed"],
+)
+def test_an_outcome_has_its_reason_typed(outcome: stored.Outcome, view: OutcomeView) -> None:
+    current = replace(final(), state=RoundState.CLOSED, outcome=outcome)
+    assert rendezvous_view(records(PREFIX, [kv(KEYS.round, current)])).outcome == view
+
+
+def test_the_previous_release_reads_the_reason_of_a_new_record() -> None:
+    outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.SUSPENDED).outcome
+    assert outcome.detail == "Suspended"
 
 
 def told(name: str = "pod-0", **fields: object) -> KeyValue:

@@ -283,7 +283,7 @@ def test_suspension_does_not_wait_for_an_unreadable_rendezvous() -> None:
     assert found.actions == (DeletePod("job-0", "uid-0-0", DeleteReason.SUSPENDED),)
 
 
-SUSPENDED = closed(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+SUSPENDED = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
 
 
 def test_resumption_is_a_new_incarnation() -> None:

@@ -86,7 +86,7 @@ def views(draw: st.DrawFn) -> RendezvousView:
         state=RendezvousState.FINAL, round=1, nodes=len(members), members=members
     )
     ends = [closed(kind) for kind in OutcomeKind]
-    suspended = closed(OutcomeKind.STOPPED, StopReason.SUSPENDED)
+    suspended = closed(OutcomeKind.STOPPED, reason=StopReason.SUSPENDED)
     return draw(st.sampled_from([RendezvousView(), final, final, UNREADABLE, suspended, *ends]))
 
 
@@ -113,7 +113,7 @@ def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob
                 world = replace(world, bounds=bounds)
             case CloseRendezvous(_, kind, reason):
                 view = RendezvousView(
-                    state=RendezvousState.CLOSED, outcome=OutcomeView(kind, reason)
+                    state=RendezvousState.CLOSED, outcome=OutcomeView(kind, reason=reason)
                 )
                 world = replace(world, rendezvous=view)
             case CreatePod(index, name, _):

@@ -342,7 +342,7 @@ ENDS = [
     (closed(OutcomeKind.TIMED_OUT), Phase.FAILED, "JoinTimeout"),
     (closed(OutcomeKind.STOPPED, "by hand"), Phase.FAILED, "Stopped"),
     (
-        closed(OutcomeKind.STOPPED, StopReason.DEADLINE_EXCEEDED),
+        closed(OutcomeKind.STOPPED, reason=StopReason.DEADLINE_EXCEEDED),
         Phase.FAILED,
         "DeadlineExceeded",
     ),
@@ -438,8 +438,9 @@ def test_a_template_that_the_api_server_refuses_is_a_condition() -> None:
 
 
 def test_a_job_whose_pods_could_not_be_started_says_why_it_failed() -> None:
-    detail = "LaunchFailed: 5 pods in a row could not be started, the last one job-4: no python3"
-    status = status_of(job(), observed(view=closed(OutcomeKind.STOPPED, detail)))
+    detail = "5 pods in a row could not be started, the last one job-4: no python3"
+    view = closed(OutcomeKind.STOPPED, detail, StopReason.LAUNCH_FAILED)
+    status = status_of(job(), observed(view=view))
     found = condition(status, ConditionType.FAILED)
     assert (status.phase, found.reason) == (Phase.FAILED, "LaunchFailed")
     assert found.message.endswith("job-4: no python3")
