@@ -1,9 +1,9 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-Each rule of `elasticjob_rendezvous/core` is changed a little, one change at a time, and the table
-tests of the rendezvous must fail. mutmut has an environment of its own, in the cache: nothing else
-needs it. It works on a copy below `build/mutation`, so the checkout is never changed, and it goes
-on where it was stopped. Without modules it takes those that decide, for a night.
+Each rule of `elasticjob_rendezvous/core` is mutated, one change at a time, and the table tests of
+the rendezvous must fail. mutmut has its own environment in the cache: nothing else needs it. It
+works on a copy below `build/mutation`, so the checkout is never changed, and it resumes after an
+interruption. Without arguments it mutates all decision modules, which takes a night.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DECIDE = (
     "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions", "silenced",
     "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
 )  # fmt: skip
-"""The modules that decide; the others hold records, keys and words."""
+"""Modules with decisions; the others hold records, keys and texts."""
 EDGE = re.compile(
     r"(?:import|from) (?:elasticjob_(?:operator|cli|agent)|torch|grpc|tests.integration"
     r"|elasticjob_rendezvous\.(?!core))|elasticjob_rendezvous import"
 )
-"""Tests that import these start servers or threads, or know nothing of the rules."""
+"""Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
 CONFIG = """
 [mutmut]
 paths_to_mutate={modules}
@@ -47,7 +47,7 @@ also_copy=
 
 
 def environment(cache: Path) -> Path:
-    """mutmut beside the project's dependencies."""
+    """Return an environment with mutmut and the project's dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     deps = dependencies(cache, project)
     wanted = key(MUTMUT, deps)
@@ -64,7 +64,7 @@ def environment(cache: Path) -> Path:
 
 
 def copy(work: Path, modules: list[str]) -> None:
-    """The packages and tests, laid out as they are imported."""
+    """Copy the packages and tests into the layout they are imported from."""
     ignored = shutil.ignore_patterns("__pycache__")
     for source in ("elasticjob", "elasticjob_agent", "elasticjob_rendezvous"):
         shutil.copytree(ROOT / "sidecar" / source, work / source, ignore=ignored)
@@ -79,7 +79,7 @@ def copy(work: Path, modules: list[str]) -> None:
 
 
 def main() -> None:
-    """Test the modules, and tell of each how many of its mutants were killed."""
+    """Run the mutation tests and print the share of killed mutants of each module."""
     cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
     mutmut = environment(cache) / "bin" / "mutmut"
     work = ROOT / "build" / "mutation" / "-".join(modules)[:80]
@@ -100,7 +100,7 @@ def main() -> None:
         tried = [status for status in statuses if status != "not checked"]
         caught = sum(status in ("killed", "timeout") for status in tried)
         share = f"{caught / len(tried):.1%}" if tried else "none tried"
-        print(f"{module:12} {caught:4} of {len(tried):4} killed: {share}; {len(statuses)} in all")
+        print(f"{module:12} {caught:4} of {len(tried):4} killed: {share}; {len(statuses)} in total")
 
 
 if __name__ == "__main__":
