@@ -44,8 +44,8 @@ class Cost:
 
     members: int
     processes: int
-    wall_seconds: float  # until the last has its rank
-    cpu_seconds: float  # of the members together
+    wall_seconds: float  # until the last member has its rank
+    cpu_seconds: float  # of all members together
     etcd_cpu_seconds: float
     requests: Mapping[str, int]  # by method, the aftermath included
 
@@ -123,7 +123,7 @@ async def _members(
         spent = (time.process_time() - began_cpu) / len(members)
         for rank, world, at in reports:
             say(asdict(Report(rank, world, at, spent)))
-        await asyncio.Event().wait()  # stay, with the leases' keep-alives, until the case is over
+        await asyncio.Event().wait()  # keep the leases alive until the case is over
 
 
 async def _seated(member: RendezvousMember) -> tuple[int, int, float]:

@@ -96,7 +96,7 @@ class Soaked(ABC):
         """Return True if the killed part is replaced, for faults that cause no round."""
         return True
 
-    # -- its end
+    # -- end of the job
 
     def finish(self) -> int:
         """Set the last step, with a final failure so that workers read it; return the step."""

@@ -161,7 +161,7 @@ class SoakedHere(Soaked):
         }
         return next(pid for pid in found if processes.parent(pid) not in found)
 
-    # -- its end
+    # -- end of the job
 
     def let_end(self, step: int) -> None:
         (self._folder / LAST).write_text(str(step))

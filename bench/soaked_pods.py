@@ -248,7 +248,7 @@ class SoakedPods(Soaked):
         found = (self._pod(name).get("status") or {}).get("initContainerStatuses") or ()
         return sum(int(each["restartCount"]) for each in found if each["name"] == AGENT)
 
-    # -- its end
+    # -- end of the job
 
     def let_end(self, step: int) -> None:
         for pod in self._running:

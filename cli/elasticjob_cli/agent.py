@@ -89,7 +89,7 @@ def agent(
     role: Annotated[str, typer.Option("--role", help="The workers' role.")] = "default",
     log_dir: Annotated[
         str,
-        typer.Option("--log-dir", "--log_dir", help="Folder for the workers' logs."),
+        typer.Option("--log-dir", "--log_dir", help="Folder in which to keep the workers' logs."),
     ] = "",
     name: Annotated[
         str,

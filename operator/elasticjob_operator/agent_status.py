@@ -118,7 +118,7 @@ class AgentStatus:
         return self._merged(job, pods)
 
     def trouble(self, uid: str) -> SeenTrouble | None:
-        """Return the store trouble that the job's agents report; None where they report none."""
+        """Return the store trouble that the job's agents report; None if they report none."""
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.asked.agents}
         said = [] if job is None else [one for one in self._believed(job) if one.member in there]

@@ -33,7 +33,7 @@ INTERRUPTED = (
     "Stopped before its end, by Ctrl-C or a signal to its runner: `elasticjob run` starts it "
     "again, and a script that keeps checkpoints goes on from the last."
 )
-JUST_BEGUN = "It has only just begun: nothing is known of it yet."
+JUST_BEGUN = "The job has just started: it has no status yet."
 
 
 def explain(

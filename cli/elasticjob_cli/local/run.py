@@ -194,7 +194,7 @@ class LocalRun:
         stopped = self._interrupted or self._stored.deleted
         return ExitCode.INTERRUPTED if stopped else ExitCode.FAILED
 
-    # -- what happens
+    # -- events
 
     def _wake(self) -> None:
         if self._loop is not None:
@@ -266,7 +266,7 @@ class LocalRun:
         finally:
             root.removeHandler(handler)
 
-    # -- what is written and shown
+    # -- output
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
