@@ -41,7 +41,7 @@ from elasticjob_rendezvous.core.records import Outcome, OutcomeKind
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 SEEN_SECONDS = 2.0
-"""Maximum wait for a write to appear in the mirror before the status is computed without it."""
+"""Maximum wait for a write to reach the informer cache before the status is computed."""
 EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
 """Errors of a pass that are not bugs in this program."""
 

@@ -1,6 +1,6 @@
 """Exclusive, permanent claim of an etcd by one Kubernetes cluster.
 
-The sweep treats jobs unknown to its API server as deleted: two clusters on one etcd would delete
+The resync treats jobs unknown to its API server as deleted: two clusters on one etcd would delete
 each other's records.
 """
 

@@ -12,7 +12,7 @@ from elasticjob_operator.kube import Json, Kind
 
 
 class Delivered:
-    """Delivered versions by kind and uid. The watches call `take`, the sweep calls `compare`."""
+    """Delivered versions by kind and uid. The watches call `take`, the resync calls `compare`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}

@@ -1,6 +1,6 @@
 """Cleanup of deleted jobs: closes their rendezvous at once and deletes their keys later.
 
-There is no finalizer, so deletion does not wait for this; the sweep finds missed jobs. An
+There is no finalizer, so deletion does not wait for this; the resync finds missed jobs. An
 unreadable etcd is skipped, so it does not delay work on the others.
 """
 
@@ -23,7 +23,7 @@ TROUBLE = (EtcdError, Contended)
 async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) -> bool:
     """Close a deleted job's rendezvous, so that its agents start no further round.
 
-    Return True if everything is closed; the sweep retries the rest. Raises `TROUBLE`.
+    Return True if everything is closed; the resync retries the rest. Raises `TROUBLE`.
     """
     etcds.agents.forget(uid)
     outcome = Outcome(OutcomeKind.STOPPED, StopReason.DELETED.value)

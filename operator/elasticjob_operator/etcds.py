@@ -1,7 +1,7 @@
 """Registry of the etcds in use: the operator's own, and those that jobs name and the chart allows.
 
-Each has one client and one mirror. A change there wakes the job it concerns. A job of another
-backend is read through its agents.
+Each has one client and one informer cache. A change there wakes the job it concerns. A job of
+another backend is read through its agents.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Etcd:
     """One etcd.
 
     `users` is set if each job gets its own user there. `held` is the content of the Secret that a
-    job named for it. `tasks` run its mirror and its monitor.
+    job named for it. `tasks` run its informer cache and its monitor.
     """
 
     client: Client
@@ -65,7 +65,7 @@ class Etcd:
     own: bool = True
     lost_at: float | None = None
     mirror_dead_since: float | None = None
-    """Time since which the sweep has seen it answer while its mirror could not read it."""
+    """Time since which etcd has answered the resync while the informer cache was not in sync."""
     stranger: str = ""
     """Identity of the other cluster that owns it; empty if none does."""
     held: dict[str, bytes] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class Etcds:
         self.own: Etcd = self._own()
 
     async def aclose(self) -> None:
-        """Stop all mirrors and close all connections."""
+        """Stop all informer caches and close all connections."""
         for task in self._running:
             task.cancel()
         await self._stack.aclose()

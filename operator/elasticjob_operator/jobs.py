@@ -38,7 +38,7 @@ class JobMemory:
     Args:
         incarnation: newest known incarnation from any source; None while unknown.
         goes_on: whether that incarnation existed, not suspended, when its rendezvous was last read.
-        bounds: bounds written last, which the mirror may not show yet.
+        bounds: bounds written last, which the informer cache may lack.
         refusal: reason and start time of a refusal to create pods.
         foreign: indices whose pod name is taken by a pod of another owner.
         unlisted: names of this job's pods that a LIST does not show because their label is missing.
@@ -49,7 +49,7 @@ class JobMemory:
         min_available: minimum in its budget as last read or written; None for no budget.
         budget_checked_at: monotonic time of that read or write.
         pods: uids of its pods at the last reconcile.
-        nodes: nodes those pods run on.
+        nodes: machines those pods run on.
         ends: UTC time at which the end of each ended pod was first seen, by pod uid.
         changed_at: monotonic time of the oldest etcd change that no status shows yet.
         written: resourceVersion of the last status written here; its watch event wakes nobody.
@@ -132,7 +132,7 @@ class Jobs:
         return self._by_uid.get(uid)
 
     def on_node(self, node: str) -> list[JobMemory]:
-        """Return the jobs with a pod on this node."""
+        """Return the jobs with a pod on this machine."""
         return [memory for memory in self._by_key.values() if node in memory.nodes]
 
     def forget(self, key: JobKey) -> None:

@@ -1,7 +1,7 @@
-"""Mirror of the rendezvous records of all jobs of one etcd, kept by a single watch.
+"""Informer cache of the rendezvous records of all jobs of one etcd, kept by a single watch.
 
 Range, then watch. On any doubt (broken watch, compacted history, another cluster, an older
-revision) the mirror is discarded and read again. While etcd is unreadable, `records` returns None,
+revision) the cache is discarded and read again. While etcd is unreadable, `records` returns None,
 never stale records.
 """
 
@@ -56,7 +56,7 @@ OPERATIONS_A_TXN = 100
 
 
 class Mirror:
-    """Mirror of the records of all jobs below `root`, current while `run` runs.
+    """Informer cache of the records of all jobs below `root`, current while `run` runs.
 
     `changes` yields the prefix of each changed job and merges the changes of one job until it is
     taken. Losing and regaining etcd counts as a change of every job.
@@ -109,7 +109,7 @@ class Mirror:
         return records(prefix, self._jobs.get(prefix, {}).values())
 
     async def reached(self, revision: int, timeout_seconds: float) -> bool:
-        """Wait until this revision is mirrored; return False on timeout."""
+        """Wait until the cache has this revision; return False on timeout."""
         try:
             async with asyncio.timeout(timeout_seconds), self._advanced:
                 await self._advanced.wait_for(lambda: self._known and self._revision >= revision)
@@ -118,7 +118,7 @@ class Mirror:
         return True
 
     async def try_to_read(self) -> None:
-        """Read one of the mirrored keys from etcd as a probe. Raises `EtcdError`."""
+        """Read one of the watched keys from etcd as a probe. Raises `EtcdError`."""
         await self._client.range(replace(self._target, limit=1))
 
     async def changes(self) -> AsyncIterator[str]:
@@ -132,7 +132,7 @@ class Mirror:
             self._wake.clear()
 
     async def run(self) -> None:
-        """Mirror until cancelled."""
+        """Keep the cache current until cancelled."""
         delay_seconds = LEAST_BACKOFF_SECONDS
         while True:
             try:

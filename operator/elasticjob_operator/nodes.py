@@ -1,4 +1,4 @@
-"""Cache of the cluster's nodes, kept by the watch: the readiness of the nodes under pods."""
+"""Informer cache of the cluster's Node objects: the state of the machines under pods."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ log = logging.getLogger(__name__)
 
 
 class Nodes:
-    """Cache of all nodes by name. `known` is None if the operator may not read nodes."""
+    """Informer cache of Nodes by name. `known` is None if the operator may not read them."""
 
     def __init__(self) -> None:
         self.known: dict[str, Node] | None = None
 
     async def load(self, kube: Kube) -> None:
-        """List all nodes once, before the first reconcile of a job."""
+        """List all Nodes once, before the first reconcile of a job."""
         try:
             found = await kube.list(NODES)
         except Forbidden as error:
@@ -26,7 +26,7 @@ class Nodes:
         self.known = {raw["metadata"]["name"]: node_of(raw) for raw in found}
 
     def take(self, raw: Json, deleted: bool) -> bool:
-        """Apply a watch event of a node; return True if it changes anything for its pods."""
+        """Apply a watch event of a Node; return True if it changes anything for its pods."""
         if self.known is None:
             return False
         name: str = raw["metadata"]["name"]
@@ -37,7 +37,7 @@ class Nodes:
         return before != now
 
     async def drop_ghosts(self, kube: Kube) -> list[str]:
-        """Drop nodes whose deletion the watch missed; return their names."""
+        """Drop Nodes whose deletion the watch missed; return their names."""
         if self.known is None:
             return []
         listed = await kube.list(NODES, metadata_only=True)

@@ -176,7 +176,7 @@ class Reconciler:
             try:
                 await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
             except TROUBLE as error:  # must not delay another job of the same name
-                log.warning("job %s: deleted, the next sweep closes it: %s", key, error)
+                log.warning("job %s: deleted, the next resync closes it: %s", key, error)
             self._parts.jobs.forget(key)
             log.info("job %s: deleted", key)
         return raw

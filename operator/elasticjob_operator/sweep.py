@@ -68,11 +68,11 @@ class Sweep:
             try:
                 await self.sweep()
             except EXPECTED as error:
-                log.warning("the sweep is incomplete: %s", error)
+                log.warning("the resync is incomplete: %s", error)
             pause = max(SWEEP_SECONDS, MOST_OF_THE_TIME * (self._clock() - began))
 
     def ailment(self) -> str:
-        """Return the dead watches and mirrors for the health probe; empty if there are none."""
+        """Return the dead watches and caches for the health probe; empty if there are none."""
         found = [f"the watch of {kind} is dead" for kind in self._delivered.dead]
         now = self._clock()
         for etcd in self._etcds.all():

@@ -27,7 +27,7 @@ def logs(
         typer.Option("--round", min=1, help="Round of the rank. Default: its last round."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the output over all rounds until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Follow all rounds until the job ends.")
     ] = False,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:

@@ -27,7 +27,7 @@ from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 SEEN_SECONDS = 2.0
-"""Maximum wait for a write to appear in the mirror before the next reconcile."""
+"""Maximum wait for a write to reach the informer cache before the next reconcile."""
 
 
 class Applier:

@@ -1,6 +1,6 @@
 """Poller of the agents of a local job without etcd v3, over their unix sockets.
 
-Replaces the mirror, with the same interface: unknown records are None, and changes wake the loop.
+Replaces the informer cache, with its interface: unknown records are None, changes wake the loop.
 """
 
 from __future__ import annotations

@@ -203,8 +203,8 @@ class Kubelet:
         self.spawn(self._ending(pod, grace_seconds))
 
     def kill(self, pod: LocalPod) -> None:
-        """Send SIGKILL to every process of a pod, as if its node had failed."""
-        pod.killed = True  # a failed node does not restart the agent
+        """Send SIGKILL to every process of a pod, as if its machine had failed."""
+        pod.killed = True  # a failed machine does not restart the agent
         self._processes.kill([pod.launcher, pod.agent], pod.marker)
 
     def exited(self, end: Exit) -> LocalPod | None:

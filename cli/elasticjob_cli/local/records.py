@@ -17,7 +17,7 @@ class RoundBook:
         self._rounds: dict[int, dict[str, Any]] = {}
 
     def take(self, found: Records) -> bool:
-        """Record the mirrored rounds; return True if anything is new."""
+        """Add the rounds in the records; return True if anything is new."""
         changed = False
         for number, history in found.histories.items():
             roster = found.rosters.get(number)

@@ -1,7 +1,7 @@
 """Composition root of a local run of one job.
 
-Sets up etcd, the mirror, the pods, the control socket and the loop, and tears all of them down at
-the end, whatever happens.
+Sets up etcd, the informer cache, the pods, the control socket and the loop, and tears all of them
+down at the end, whatever happens.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LocalRun:
             scratch.close()  # the supervisor has removed it, unless it was killed
 
     async def _in_cluster(self, run_dir: Path) -> None:
-        """Set up etcd, the mirror, the pods and the control socket, and run the loop."""
+        """Set up etcd, informer cache, pods and control socket, and run the loop."""
         self._setup = asyncio.current_task()
         if self._interrupted:
             raise asyncio.CancelledError
