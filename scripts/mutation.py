@@ -1,21 +1,25 @@
 """Mutation testing of the protocol's decisions: `python -m scripts.mutation CACHE [MODULE ...]`.
 
-Each rule of `elasticjob_rendezvous/core` is mutated, one change at a time, and the table tests of
-the rendezvous must fail. mutmut has its own environment in the cache: nothing else needs it. It
-works on a copy below `build/mutation`, so the checkout is never changed, and it resumes after an
-interruption. Without arguments it mutates all decision modules, which takes a night.
+mutmut changes one operator, constant, argument or branch of `elasticjob_rendezvous/core` at a time
+and runs the table tests that reach it; the simulation tries the mutants that no table test kills.
+mutmut has its own environment in the cache; nothing else needs it. It works on a copy below
+`build/mutation`, so the checkout is never changed, and a stopped run continues. Without modules it
+takes all modules that decide: hours.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from scripts.environment import ROOT, dependencies, is_complete, key, locked, site_packages
+from scripts.mutation_simulation import NO_TESTS, PACKAGE, SURVIVED, statuses
 
 MUTMUT = "mutmut==3.8.1"
 CORE = "elasticjob_rendezvous/core"
@@ -28,12 +32,12 @@ DECIDE = (
     "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions", "silenced",
     "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
 )  # fmt: skip
-"""Modules with decisions; the others hold records, keys and texts."""
+"""The modules that decide; the others hold records, keys and words."""
 EDGE = re.compile(
     r"(?:import|from) (?:elasticjob_(?:operator|cli|agent)|torch|grpc|tests.integration"
     r"|elasticjob_rendezvous\.(?!core))|elasticjob_rendezvous import"
 )
-"""Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
+"""Tests that import these start servers or threads, or know nothing of the rules."""
 CONFIG = """
 [mutmut]
 paths_to_mutate={modules}
@@ -47,7 +51,7 @@ also_copy=
 
 
 def environment(cache: Path) -> Path:
-    """Return an environment with mutmut and the project's dependencies."""
+    """mutmut beside the project's dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     deps = dependencies(cache, project)
     wanted = key(MUTMUT, deps)
@@ -64,7 +68,7 @@ def environment(cache: Path) -> Path:
 
 
 def copy(work: Path, modules: list[str]) -> None:
-    """Copy the packages and tests into the layout they are imported from."""
+    """The packages and tests, laid out as they are imported."""
     ignored = shutil.ignore_patterns("__pycache__")
     for source in ("elasticjob", "elasticjob_agent", "elasticjob_rendezvous"):
         shutil.copytree(ROOT / "sidecar" / source, work / source, ignore=ignored)
@@ -79,28 +83,43 @@ def copy(work: Path, modules: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the mutation tests and print the share of killed mutants of each module."""
+    """Test the modules; print the survivors and each module's score."""
     cache, modules = Path(sys.argv[1]), sys.argv[2:] or list(DECIDE)
     mutmut = environment(cache) / "bin" / "mutmut"
     work = ROOT / "build" / "mutation" / "-".join(modules)[:80]
     if not work.exists():
         copy(work, modules)
     subprocess.run([mutmut, "run", "--max-children", "2"], cwd=work, check=False)
-    results = subprocess.run(
-        [mutmut, "results", "--all", "true"], cwd=work, check=True, capture_output=True, text=True
-    )
-    told: dict[str, list[str]] = {}
-    for line in results.stdout.splitlines():
-        name, _, status = line.strip().rpartition(": ")
-        if ".core." in name:
-            told.setdefault(name.split(".core.")[1].split(".")[0], []).append(status)
-            if status in ("survived", "no tests"):
-                print(line.strip())
-    for module, statuses in sorted(told.items()):
-        tried = [status for status in statuses if status != "not checked"]
-        caught = sum(status in ("killed", "timeout") for status in tried)
-        share = f"{caught / len(tried):.1%}" if tried else "none tried"
-        print(f"{module:12} {caught:4} of {len(tried):4} killed: {share}; {len(statuses)} in total")
+    simulation = [sys.executable, "-m", "scripts.mutation_simulation", work]
+    subprocess.run(simulation, cwd=ROOT, check=True)
+    report(work)
+
+
+def report(work: Path) -> None:
+    """Print each survivor's name, then a table of scores per module."""
+    kept = work / "simulation.json"
+    simulated = json.loads(kept.read_text()) if kept.exists() else {}
+    scores: dict[str, Counter[str]] = {}
+    for name, exit_code in statuses(work):
+        module = name.removeprefix(f"{PACKAGE}.").split(".")[0]
+        told = simulated.get(name, {})
+        if exit_code is None:
+            result = "untried"
+        elif exit_code not in (SURVIVED, NO_TESTS):
+            result = "tables"
+        elif told.get("killed"):
+            result = "simulation"
+        else:
+            result = "survived"
+            print(name)
+        scores.setdefault(module, Counter())[result] += 1
+    print("| module | mutants | killed by tables | by simulation | survived | score |")
+    print("|---|---|---|---|---|---|")
+    for module, score in [*sorted(scores.items()), ("all", sum(scores.values(), Counter()))]:
+        killed, tried = score["tables"] + score["simulation"], score.total() - score["untried"]
+        share = f"{killed / tried:.1%}" if tried else "not tried"
+        row = (module, tried, score["tables"], score["simulation"], score["survived"], share)
+        print("|", " | ".join(map(str, row)), "|")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""What all tests share: a property is no stopwatch, on a machine that others use too, and signals
-that end a program do, also where the tests run in the background or under `nohup`."""
+"""Settings of all tests: no deadline for Hypothesis, and default signal handling.
+
+Property tests have no time limit, because other programs share the machine. Signals are reset so
+that they end programs even if the tests run in the background or under `nohup`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,6 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# Who starts us so has them ignored, and so would every program be that a test starts.
+# A background shell ignores these signals, and every program started by a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

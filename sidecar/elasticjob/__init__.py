@@ -1,4 +1,4 @@
-"""What a training script may use of ElasticJob: see `elasticjob.train`.
+"""API for training scripts: see `elasticjob.train`.
 
-It needs nothing but Python 3.8, and does nothing where no agent started the script.
+Requires only Python 3.8, and has no effect unless an ElasticJob agent started the script.
 """

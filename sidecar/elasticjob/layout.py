@@ -1,14 +1,14 @@
-"""The small files through which a worker and its agent speak. Only values; no I/O.
+"""Format of the small files that a worker and its agent exchange. No I/O.
 
-`ELASTICJOB_PROGRESS_FILE` is the worker's: a record of `RECORD_BYTES`, mapped into its memory and
-written in place. A check sum tells a whole record from one that is just being written. A script
-without this library may replace the file by a JSON object instead (docs/training.md).
+The worker writes `ELASTICJOB_PROGRESS_FILE`: a record of `RECORD_BYTES`, mapped into its memory
+and updated in place. A checksum detects incomplete updates. A script without this library may
+replace the file with a JSON object instead (docs/training.md).
 
-`ELASTICJOB_REQUEST_FILE` is the agent's: one line of text of `REQUEST_BYTES`, blank until a
-checkpoint is asked for.
+The agent writes `ELASTICJOB_REQUEST_FILE`: one line of text of `REQUEST_BYTES`, blank until it
+requests a checkpoint.
 
-`ELASTICJOB_SAVED_FILE` is for programs that can do no more: that it is there says that the worker
-saves when it is asked, and each time it is written that a checkpoint is complete.
+`ELASTICJOB_SAVED_FILE` is for programs that cannot use the other files: its existence announces
+that the worker saves on request, and each write to it reports a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _BODY = struct.Struct(f"<IIQqqqqQ{MAX_METRICS}d{MAX_METRICS * NAME_BYTES}s")
 RECORD_BYTES = _HEAD.size + _BODY.size
 NO_STEP = -1
 MAX_STEP = 2**63 - 1
-"""The largest step that a record holds, and that a status may show."""
+"""Maximum step in a record and in a status."""
 
 
 class Record(NamedTuple):
-    """What a worker says of itself. Times are milliseconds since 1970, 0 for never.
+    """Progress report of a worker. Times are milliseconds since 1970, 0 for never.
 
     Args:
-        flags: `SAVES`.
-        points: places passed at which all ranks could have saved together.
-        step, at_ms: the last step that was told, and when; `NO_STEP` before the first.
-        first_step_ms: when the first one was told.
-        checkpoint_step: of the last checkpoint, or `NO_STEP`.
-        checkpoints: how many were told.
-        values, names: metrics, of which the first `metrics` count.
+        flags: `SAVES` or 0.
+        points: number of points passed at which all ranks could have saved together.
+        step, at_ms: last reported step and its time; `NO_STEP` before the first.
+        first_step_ms: time of the first report.
+        checkpoint_step: step of the last checkpoint, or `NO_STEP`.
+        checkpoints: number of reported checkpoints.
+        values, names: metrics, of which the first `metrics` are valid.
     """
 
     flags: int
@@ -77,7 +77,7 @@ def pack(
     values: Sequence[float],
     names: bytes,
 ) -> bytes:
-    """A `Record` as it stands in the file: its fields one by one, for a worker is in a hurry."""
+    """Encode the fields of a `Record`, passed separately for speed in the worker."""
     body = _BODY.pack(
         flags,
         metrics,
@@ -94,7 +94,7 @@ def pack(
 
 
 def unpack(content: bytes) -> Record | None:
-    """The record in a file; None when there is none, or not all of it yet."""
+    """Decode the record of a file; return None if it is missing or incomplete."""
     if len(content) < RECORD_BYTES or content[:4] != MAGIC:
         return None
     body = content[_HEAD.size : RECORD_BYTES]
@@ -107,14 +107,14 @@ def unpack(content: bytes) -> Record | None:
 
 
 def pack_names(names: tuple[str, ...]) -> bytes:
-    """Names of metrics; long ones are cut."""
+    """Encode the names of metrics, truncated to `NAME_BYTES`."""
     return b"".join(
         name.encode("utf-8", "replace")[:NAME_BYTES].ljust(NAME_BYTES, b"\0") for name in names
     ).ljust(MAX_METRICS * NAME_BYTES, b"\0")
 
 
 def metrics_of(record: Record) -> dict[str, float]:
-    """The metrics by name."""
+    """Return the metrics by name."""
     found = {}
     for index in range(min(record.metrics, MAX_METRICS)):
         raw = record.names[index * NAME_BYTES : (index + 1) * NAME_BYTES]
@@ -128,15 +128,15 @@ REQUEST_BYTES = 64
 BLANK = 0x20
 _WORD = "checkpoint"
 WRITE_ORDER = ((16, REQUEST_BYTES), (11, 16), (0, 11))
-"""In which parts the agent writes it: the numbers before the state, the word last."""
+"""Byte ranges in the agent's write order: the numbers before the state, the keyword last."""
 
 
 class Request(NamedTuple):
-    """A checkpoint is wanted before this round's workers are stopped.
+    """Request for a checkpoint before this round's workers are stopped.
 
     Args:
-        point: the place at which all ranks save; 0 while it is not agreed yet.
-        seconds: how long there is, from when the request came.
+        point: point at which all ranks save; 0 until it is agreed.
+        seconds: time available, from the arrival of the request.
     """
 
     point: int
@@ -144,7 +144,7 @@ class Request(NamedTuple):
 
 
 def pack_request(request: Request | None) -> bytes:
-    """`checkpoint hold|at POINT SECONDS`, or blanks; every field always at the same place."""
+    """Encode `checkpoint hold|at POINT SECONDS`, or blanks; every field has a fixed position."""
     if request is None:
         return b" " * (REQUEST_BYTES - 1) + b"\n"
     state = "at  " if request.point else "hold"
@@ -153,7 +153,7 @@ def pack_request(request: Request | None) -> bytes:
 
 
 def unpack_request(content: bytes) -> Request | None:
-    """None for no request, and for anything else."""
+    """Decode a request; return None if there is none or it is malformed."""
     try:
         word, state, point, seconds = content.decode("ascii").split()
         request = Request(int(point) if state == "at" else 0, float(seconds))

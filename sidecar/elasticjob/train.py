@@ -1,4 +1,4 @@
-"""Tell ElasticJob how training goes, and save together before a planned stop.
+"""Progress reports to ElasticJob, and coordinated checkpoints before a planned stop.
 
     from elasticjob import train
 
@@ -7,9 +7,9 @@
         ...
         train.progress(step, loss=loss)
 
-Everything is optional, and does nothing where no agent of ElasticJob started the script. All
-ranks must call `progress` and `should_checkpoint` equally often, at the same places of their
-loops: that is how they agree on one step. See docs/training.md.
+All calls are optional, and have no effect unless an ElasticJob agent started the script. All ranks
+must call `progress` and `should_checkpoint` equally often, at the same points of their loops: this
+is how they agree on one step. See docs/training.md.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ _MODE = 0o644
 
 
 def progress(step: int, **metrics: float) -> None:
-    """Say that `step` is done; costs microseconds. Metrics are plain numbers, NaN and infinity too.
+    """Report that `step` is done; costs microseconds. Metrics are numbers, also NaN or infinity.
 
-    The first 8 of them are told. With `on_leave`, this is where its callbacks are called.
+    Only the first 8 metrics are reported. This call also runs the callbacks of `on_leave`.
 
     Raises:
-        ValueError: `step` is no whole number from 0 to 2**63 - 1, or a metric no number.
+        ValueError: `step` is not a whole number from 0 to 2**63 - 1, or a metric is not a number.
     """
     _link().progress(step, metrics)
 
 
 def checkpointed(step: int) -> None:
-    """Say that a checkpoint which contains `step` is complete: training could go on from it.
+    """Report that a checkpoint including `step` is complete, so that training can resume from it.
 
-    One rank may say so for all. After a checkpoint that was asked for, the call waits for the
-    stop: a further step would be lost. Raises ValueError as `progress` does.
+    One rank may report for all. After a requested checkpoint the call waits for the stop, since
+    further steps would be lost. Raises ValueError as `progress` does.
     """
     _link().checkpointed(step)
 
 
 def should_checkpoint() -> bool:
-    """Whether to save a checkpoint now, for this round of workers is about to be stopped.
+    """Return True if the script should save a checkpoint now, before this round's workers stop.
 
-    True at most once a round, on all ranks in the same call: saving may use collectives. While
-    the ranks agree, and after the checkpoint until the stop, the call waits.
+    True at most once per round, on all ranks in the same call: saving may use collectives. The
+    call blocks while the ranks agree, and between the checkpoint and the stop.
     """
     return _link().should_checkpoint()
 
 
 def on_leave(callback: Callable[[], object]) -> None:
-    """Have `callback` called once before this round of workers is stopped in good order.
+    """Register `callback`, to be called once before a planned stop of this round's workers.
 
-    It is called by `progress`, in its thread, on all ranks at the same step. It should save.
-    Raises ValueError for what cannot be called, such as the result of a function.
+    `progress` calls it, in its own thread, on all ranks at the same step. It should save a
+    checkpoint. Raises ValueError if it is not callable, such as the result of a function.
     """
     _link().on_leave(callback)
 
 
 def accumulation(global_batch: int, micro_batch: int) -> int:
-    """How many micro-batches each rank takes in a step, so that all take `global_batch` samples.
+    """Return the number of micro-batches per rank and step for a total of `global_batch` samples.
 
-    Rounded up where they do not divide evenly: the last ones are then smaller, or missing.
+    Rounded up if they do not divide evenly: the last micro-batches are then smaller or missing.
     """
     if global_batch < 1 or micro_batch < 1:
         raise ValueError(
@@ -87,7 +87,7 @@ def accumulation(global_batch: int, micro_batch: int) -> int:
 
 
 class Link:
-    """A worker's ends of the two files of `layout`; without them nothing has an effect."""
+    """Worker side of the two files of `layout`; has no effect without them."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._flags = self._points = self._at_ms = self._first_step_ms = self._checkpoints = 0
@@ -103,7 +103,7 @@ class Link:
         self._asked = _read(environ.get(layout.REQUEST_FILE, ""))
 
     def progress(self, step: int, metrics: Mapping[str, float]) -> None:
-        # Judged also where nobody listens: a script that is wrong should not fail in the pod first.
+        # Validate without an agent too: an invalid script should fail before it runs in a pod.
         step = _whole(step)
         if metrics:
             self._measure(metrics)
@@ -113,7 +113,7 @@ class Link:
         self._at_ms = int(time.time() * 1000)
         if not self._first_step_ms:
             self._first_step_ms = self._at_ms
-        # One way to save is enough: with both, `should_checkpoint` decides.
+        # If a script uses both ways to save, `should_checkpoint` takes precedence.
         if not self._callbacks or self._asks:
             self._say()
         elif self._point():
@@ -173,11 +173,11 @@ class Link:
         )
 
     def _point(self) -> bool:
-        """Pass one place at which all ranks can save; whether they do here.
+        """Pass a point at which all ranks can save; return True if they save here.
 
-        The order matters: say which place this is, then look for a request. The agent writes a
-        request, then looks which place was passed last. So either we see the request, or it
-        chooses a later place.
+        The order matters: write the number of the point, then read the request. The agent writes
+        its request, then reads the last point passed. So either this worker sees the request, or
+        the agent chooses a later point.
         """
         self._points += 1
         self._flags = layout.SAVES
@@ -187,10 +187,10 @@ class Link:
         return self._held(self._points)
 
     def _held(self, point: int) -> bool:
-        """Wait for the ranks to agree, and, past the place that they agreed on, for the stop.
+        """Wait for the ranks' agreement and, after the agreed point, for the stop.
 
-        Only for so long: when nobody comes to stop us, training goes on. A request is withdrawn
-        when the stop is under way: it may not have reached us yet.
+        Returns True at the agreed point. The wait is limited: without a stop, training continues.
+        A request is withdrawn once the stop is in progress, possibly before SIGTERM arrives here.
         """
         while True:
             request = self._request()
@@ -207,7 +207,7 @@ class Link:
             time.sleep(_HOLD_SECONDS)
 
     def _wait_for_the_stop(self) -> None:
-        """After the checkpoint every further step would be lost: pass the place, and wait."""
+        """Pass a point and wait for the stop: steps after the checkpoint would be lost."""
         self._points += 1
         self._say()
         self._held(self._points)
@@ -219,15 +219,15 @@ class Link:
 
 
 def _ends_at_sigterm() -> bool:
-    """Whether the script leaves SIGTERM alone, and does not go on to an end of its own."""
+    """Return True if SIGTERM ends the script at once, as it has no handler."""
     return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def _whole(step: int) -> int:
-    """A step as a plain int; a fraction is cut off."""
+    """Convert a step to an int, truncating a fraction."""
     try:
         whole = int(step)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError comes from torch
         whole = layout.NO_STEP
     if not 0 <= whole <= layout.MAX_STEP:
         raise ValueError(f"step must be a whole number from 0 to 2**63 - 1, got {step!r}")
@@ -235,7 +235,7 @@ def _whole(step: int) -> int:
 
 
 def _number(name: str, value: float) -> float:
-    """A metric; an int that no float can hold is infinite."""
+    """Convert a metric to a float; an int beyond its range becomes infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -245,10 +245,10 @@ def _number(name: str, value: float) -> float:
 
 
 def _written(path: str, content: bytes) -> mmap.mmap | None:
-    """A new file with this content, in memory; None if it cannot be, or is another process's.
+    """Create a file with this content and map it; None on failure or if another process owns it.
 
-    The content is written out first: a store into a page for which the disk has no room would
-    kill the process.
+    The content is written to disk first: a store into a mapped page without disk space would kill
+    the process.
     """
     if not path or _is_kept(path):
         return None
@@ -258,7 +258,7 @@ def _written(path: str, content: bytes) -> mmap.mmap | None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(path, flags, _MODE)
         try:
-            os.fchmod(descriptor, _MODE)  # the agent may be another user, whatever the umask
+            os.fchmod(descriptor, _MODE)  # regardless of the umask: the agent may be another user
             os.write(descriptor, content)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,14 +266,16 @@ def _written(path: str, content: bytes) -> mmap.mmap | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # Else it stays open, and with it the lock: until this process ends or becomes another.
+        # On success the file stays open and locked until this process ends or calls exec.
     except (OSError, ValueError):
         return None
 
 
 def _is_kept(path: str) -> bool:
-    """Whether a process that lives tells by this file: this one is then a child of it, such as a
-    loader of data that imports the script anew, or runs beside it.
+    """Return True if a living process reports through this file.
+
+    This process is then its child, such as a data loader that imports the script again, or runs
+    alongside it.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -289,7 +291,7 @@ def _is_kept(path: str) -> bool:
 
 
 def _read(path: str) -> mmap.mmap | None:
-    """The agent's file, in memory; None if it cannot be."""
+    """Map the agent's file into memory; return None on failure."""
     if not path:
         return None
     try:
@@ -306,7 +308,7 @@ _shared: Link | None = None
 
 
 def _link() -> Link:
-    """This process's link, made at its first use: a worker may be forked with us imported."""
+    """Return this process's link; created on first use, as a worker may fork after the import."""
     global _shared
     if _shared is None:
         _shared = Link(os.environ)

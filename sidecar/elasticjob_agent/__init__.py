@@ -1,1 +1,1 @@
-"""The worker agent: it takes part in the rendezvous and runs this node's workers."""
+"""Worker agent: joins the job's rendezvous and runs the workers of one node."""

@@ -1,16 +1,16 @@
-"""`python -m elasticjob_agent`: the agent beside a launcher, told by `ELASTICJOB_*` variables.
+"""`python -m elasticjob_agent`: agent beside a launcher, configured by `ELASTICJOB_*` variables.
 
-Beside it, each a moment's work in the agent's container:
+Short-lived subcommands in the agent's container:
 
-- `leave [REASON]` tells the running agent that its node is to go: its `preStop`;
-- `ready` asks it whether it can take part in a round: a probe;
-- `install-launcher FILE` writes the launcher where the trainer finds it, and the package
+- `leave [REASON]` asks the running agent to leave the job with its node (`preStop` hook);
+- `ready` exits 0 if the agent can take part in a round (readiness probe);
+- `install-launcher FILE` writes the launcher to FILE, where the trainer finds it, and the package
   `elasticjob` beside it.
 
 Exit codes: 0 the job succeeded or this node left; 1 the job failed or the launcher was lost;
 2 bad settings; 3 the rendezvous refused this node or timed out; 4 the job was ended from outside;
-70 a fault of the agent itself. Of the verbs: 0 yes, 1 no, 2 a wrong call; to `leave` where there
-is no agent is a yes.
+70 internal error of the agent. Of the subcommands: 0 yes, 1 no, 2 wrong arguments; `leave` exits
+0 if no agent runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ USAGE = "usage: python -m elasticjob_agent [leave [REASON] | ready | install-lau
 
 
 def main(arguments: list[str]) -> int:
-    """Each way imports only what it needs: a probe must not load grpc."""
+    """Run a subcommand. Each imports only what it needs: a probe must not load grpc."""
     match arguments:
         case []:
-            # The first process of a container ignores SIGTERM for as long as nothing handles it,
-            # and importing the rest takes a while in which nothing has begun yet.
+            # PID 1 of a container ignores SIGTERM until a handler is set, and the imports below
+            # take a while. Nothing has started yet, so exit at once.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
             from elasticjob_agent.wiring import run_beside_launcher
 
@@ -47,7 +47,7 @@ def _leave(reason: str) -> int:
     try:
         leave(reason)
     except NobodyThere as error:
-        # As wanted: the kubelet also stops a sidecar whose agent has come to its end by itself.
+        # Success: the kubelet also stops a sidecar whose agent has already ended.
         return _said(str(error), code=0)
     except NoAnswer as error:
         return _said(str(error))
@@ -72,7 +72,7 @@ def _install_launcher(file: str) -> int:
         install(Path(file))
     except OSError as error:
         return _said(
-            f"the launcher cannot be written to {file}: {error.strerror}; "
+            f"cannot write the launcher to {file}: {error.strerror}; "
             "its folder must be writable for this user"
         )
     return 0

@@ -1,6 +1,7 @@
-"""The agent's shell: one queue of events, one loop that steps, edges that act.
+"""Imperative shell of the agent: one event queue, one loop that steps the core, and the I/O.
 
-Owns nothing of the job: `core.step` decides, the hands and the rendezvous know.
+Holds no state of the job: `core.step` decides, the worker runtime (`Hands`) and the rendezvous
+keep the state.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ log = logging.getLogger("elasticjob.agent")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a probe or a person may ask a running agent."""
+    """State of a running agent, for probes and status queries; `stepped_at` is monotonic."""
 
     state: State
     stepped_at: float
 
 
 class Agent:
-    """Runs one node's workers as the rendezvous directs, until the job ends or the node leaves.
+    """Agent of one node: runs its workers as the rendezvous directs, until the job or node ends.
 
     Args:
-        settings: what this agent was told.
-        hands: where the workers run.
-        enter: makes the rendezvous' member, given the port at which the launcher
-            answers probes; called once, when the hands have said hello.
-        attendant: see `Attendant`.
+        settings: settings of the node.
+        hands: worker runtime.
+        enter: makes the rendezvous member, given the port at which the launcher answers
+            probes; called once, after the worker runtime's first `Hello`.
+        attendant: hooks, see `Attendant`.
     """
 
     def __init__(
@@ -97,23 +98,23 @@ class Agent:
 
     @property
     def registered(self) -> bool:
-        """Whether the rendezvous holds a lease for this node."""
+        """True if the rendezvous holds a lease for this node."""
         return self._rendezvous is not None and self._rendezvous.registered
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Trouble with the rendezvous store; None while it can be used, or nothing is known."""
+        """Problem with the rendezvous store; None while it is usable or its state is unknown."""
         found: StoreTrouble | None = getattr(self._rendezvous, "trouble", None)
         return found
 
     def leave(self, reason: str, hurry: bool = False) -> None:
-        """Ask this node to leave the job. Safe to call again; `hurry` forgoes all grace."""
+        """Ask this node to leave the job. Idempotent; `hurry` skips all grace periods."""
         self._events.put_nowait(LeaveAsked(reason, hurry))
 
     async def run(self) -> Ending:
-        """Until the end. A fault of the agent itself is an ending too: it is logged and told."""
+        """Run until the end. An internal error is logged and returned as an ending as well."""
         try:
-            # Until all is closed: a second SIGTERM must not keep the rendezvous from being left.
+            # Handled until all is closed: a second SIGTERM must not prevent leaving the rendezvous.
             with self.signals.heeded():
                 return await self._lived()
         except Exception as error:
@@ -141,7 +142,7 @@ class Agent:
         tasks: asyncio.TaskGroup,
         pumps: list[asyncio.Task[None]],
     ) -> Ending:
-        """Take event after event; each step's commands are done before the next."""
+        """Process events one by one; run all commands of a step before the next step."""
         state = self.progress.state
         while True:
             event = await self._next(wake_at(state))

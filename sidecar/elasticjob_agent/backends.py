@@ -1,6 +1,6 @@
-"""The handler of a job's rendezvous where it is not etcd's v3 API: etcd-v2, or c10d.
+"""Rendezvous handlers of the backends other than etcd's v3 API: etcd-v2 and c10d.
 
-Each imports only what it needs. What they can and cannot do: `docs/backends.md`.
+Each imports only what it needs. Their capabilities and limits: `docs/backends.md`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ log = logging.getLogger("elasticjob.agent")
 
 CONNECT_SECONDS = 5.0
 HOST_PATIENCE_SECONDS = 10.0
-"""How long the host of a c10d store stays for the others to have seen the end."""
+"""Maximum time that the host of a c10d store keeps it up for other nodes to see the end."""
 BEATS = 3
-"""Heartbeats in the time after which a silent node is lost."""
+"""Default number of missed heartbeats after which a node is lost."""
 PROBE_READ_SECONDS = 1
 LEAST_CALL_SECONDS = 2.0
-"""Nodes look at the shared state about once a second: who stopped must have time to come back."""
+"""Minimum last-call time. Nodes poll the shared state about once a second; a stopped node needs
+time to join again."""
 
 
 def job_handler(settings: AgentSettings) -> PersistentHandler | None:
-    """The rendezvous of a job that is not kept by etcd v3; None for one that is.
+    """Return the rendezvous handler of the job's backend; None for etcd v3.
 
     Raises:
-        SettingsError: what the backend needs is not installed.
+        SettingsError: a dependency of the backend is not installed, or a setting is wrong.
     """
     match settings.backend:
         case Backend.ETCD:
@@ -141,7 +142,7 @@ def _c10d(settings: AgentSettings) -> PersistentHandler:
 
 
 class _C10d:
-    """Hosts the store if that is this agent's part, and connects to it."""
+    """Connection to a c10d store, and its host if this agent hosts it."""
 
     def __init__(self, settings: AgentSettings, host: str, port: int, probe: C10dProbe) -> None:
         self._settings = settings
@@ -158,7 +159,8 @@ class _C10d:
         settings = self._settings
         if self._hosted is None:
             self._hosted = self._host_if_ours()
-        # By its own address: the endpoint's name may still lead to the host before us.
+        # The host connects by its own address: the endpoint's name may still resolve to the
+        # previous host.
         host = self._host if self._hosted is None else settings.address
         patience = settings.tuning.connect_seconds
         backend, *self._stores = native.connect(
@@ -168,7 +170,7 @@ class _C10d:
             CONNECT_SECONDS if patience is None else max(0.1, min(CONNECT_SECONDS, patience)),
             settings.tuning.read_seconds or native.READ_SECONDS,
         )
-        # Where torchrun's nodes take part, their workers meet in this store, and so do ours.
+        # If torchrun nodes take part, all workers use this store as their bootstrap store.
         sharing = Sharing(
             partial(native.emptied, settings.rendezvous_id),
             RendezvousStoreInfo(self._host, self._port),
@@ -192,7 +194,7 @@ class _C10d:
             try:
                 return native.Host(_listening(settings), self._port)
             except RendezvousConnectionError as error:
-                log.info("another process hosts the store, as it seems: %s", error)
+                log.info("another process seems to host the store: %s", error)
         return None
 
     def close(self, patience_seconds: float = HOST_PATIENCE_SECONDS) -> None:
@@ -203,9 +205,10 @@ class _C10d:
 
 
 def _listening(settings: AgentSettings) -> str:
-    """A store has no password: a pod's is where peers reach it, and nowhere else.
+    """Return the address that a hosted store listens at; empty for all addresses.
 
-    An agent that people start may have many addresses, and any of them may be its endpoint.
+    A store has no password, so a pod's listens only at the address that peers use. An agent
+    started by hand may have several addresses, any of which may be the endpoint.
     """
     anywhere = settings.bind_address in ("", "0.0.0.0", "::")
     if not anywhere:

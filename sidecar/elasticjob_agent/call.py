@@ -1,9 +1,9 @@
-"""A function as a worker: how it is handed over, run, and what it leaves.
+"""Function entrypoint: a Python function as a worker, passed to its process through files.
 
-It leaves what it returned in a file, or an error file as torch's `record` writes it. The
-folder is the agent's own and nobody else's: what lies there is executed.
+The worker writes its return value to a file, or an error file in the format of torch's `record`.
+The folder must be accessible to the agent's user alone, since its content is executed.
 
-Not in `api`: a worker must not import all that the agent needs.
+Not in `api`: a worker must not import everything that the agent needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function and its arguments. `${local_rank}` in a text argument is filled in."""
+    """A function and its arguments. `${local_rank}` in a string argument is replaced."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -44,7 +44,7 @@ class Call:
 
 
 def with_local_rank(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
-    """The arguments of one worker. Any other `$` is the argument's own."""
+    """Return the arguments with `${local_rank}` replaced; any other `$` is kept."""
     return tuple(
         arg.replace("${local_rank}", str(local_rank)) if isinstance(arg, str) else arg
         for arg in args
@@ -52,7 +52,7 @@ def with_local_rank(args: tuple[Any, ...], local_rank: int) -> tuple[Any, ...]:
 
 
 class CallFolder:
-    """Where a call is handed over and its results are left."""
+    """Folder of a pickled call and its results."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,21 +62,21 @@ class CallFolder:
         return self.path / "call.pickle"
 
     def returned(self, number: int, local_rank: int) -> Path:
-        """What one worker of a round returned."""
+        """Return the path of one worker's pickled return value in a round."""
         return self.path / f"returned-{number}-{local_rank}.pickle"
 
     def value(self, number: int, local_rank: int) -> Any:
-        """What it returned; None where it ended otherwise, as by `sys.exit(0)`."""
+        """Return a worker's return value; None if it did not return, e.g. after `sys.exit(0)`."""
         try:
             return pickle.loads(self.returned(number, local_rank).read_bytes())
         except FileNotFoundError:
             return None
 
     def write(self, call: Call) -> tuple[int, ...]:
-        """Hand a call over to processes that share nothing; the descriptors they must inherit.
+        """Pickle a call for spawned processes; return the descriptors they must inherit.
 
-        As with multiprocessing's spawn: functions by their name, and pipes, queues and locks
-        among the arguments. Raises what pickle raises.
+        As with multiprocessing's spawn, functions are pickled by name, and arguments may contain
+        pipes, queues and locks. Raises the errors of pickle.
         """
         carrier = _Carrier()
         former = multiprocessing.context.get_spawning_popen()
@@ -90,12 +90,12 @@ class CallFolder:
         return tuple(carrier.descriptors)
 
     def command(self) -> tuple[str, ...]:
-        """The program that runs the call, but for the round and the local rank."""
+        """Return the command that runs the call; the caller appends round and local rank."""
         return (sys.executable, "-u", "-c", PROGRAM, str(PACKAGES), str(self.path))
 
 
 class _Carrier:
-    """Stands in for the process that multiprocessing would start: it notes descriptors."""
+    """Stand-in for multiprocessing's spawn process: records the descriptors to inherit."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
@@ -105,7 +105,7 @@ class _Carrier:
         return descriptor
 
     class DupFd:
-        """A descriptor that the worker has under the same number."""
+        """Descriptor that has the same number in the worker."""
 
         def __init__(self, descriptor: int) -> None:
             self._descriptor = descriptor
@@ -115,7 +115,7 @@ class _Carrier:
 
 
 def main() -> None:
-    """A worker that `CallFolder.command` started."""
+    """Run the call as a worker process that `CallFolder.command` started."""
     folder, number, local_rank = sys.argv[1:4]
     del sys.argv[1:]
     place = CallFolder(Path(folder))
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def run(call: Call, returned: Path, local_rank: int, environ: Mapping[str, str]) -> int:
-    """Call the function; the exit code."""
+    """Call the function, store its return value or error, and return the exit code."""
     try:
         value = call.function(*call.arguments(local_rank))
         draft = returned.with_suffix(".draft")
@@ -149,7 +149,7 @@ def _code(end: SystemExit) -> int:
 
 
 def _report(error: BaseException, path: str) -> None:
-    """The error file, unless the function wrote one itself."""
+    """Write the error file, unless the function wrote one itself."""
     if not path or Path(path).exists():
         return
     extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}

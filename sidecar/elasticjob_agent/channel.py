@@ -1,4 +1,4 @@
-"""The agent's end of a connection to a launcher: commands out, events in."""
+"""Agent side of the connection to a launcher: sends commands, receives events."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ SOONEST_BEAT_SECONDS = 0.05
 MAX_LIVE_SECONDS = 86400.0
 
 LiveUntil = Callable[[], float | None]
-"""Until when workers may live, on the monotonic clock; None where nobody says."""
+"""Returns the workers' deadline on the monotonic clock; None for no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Who this agent is to the launcher, which answers probes with it.
+    """Identity of this agent, which the launcher uses to answer probes.
 
-    `job_key` signs those answers; `orphan_seconds` is how long workers outlive a lost agent.
+    `job_key` signs the answers. `orphan_seconds` is the maximum time that workers outlive a lost
+    agent.
     """
 
     member: str
@@ -51,7 +52,7 @@ class Attach:
 
 
 class Channel:
-    """One connection, attached. `events` ends when it closes; `HandsGone` only if it is final."""
+    """An attached connection. `events` ends when it closes; `HandsGone` means a permanent loss."""
 
     def __init__(
         self,
@@ -86,9 +87,9 @@ class Channel:
         return channel
 
     async def events(self) -> AsyncIterator[HandsEvent]:
-        """What the launcher says; the connection's end, for whatever cause, ends it."""
+        """Yield the launcher's events until the connection ends for any reason."""
         try:
-            # The first answer comes at once or never; after it, silence is normal.
+            # The first message comes at once or never; afterwards silence is normal.
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 line = await self._reader.readline()
             while line.endswith(b"\n"):
@@ -109,22 +110,25 @@ class Channel:
             self._writer.close()
 
     def renew(self) -> None:
-        """Tell the launcher of new evidence at once: past a lease each half second counts."""
+        """Send a later deadline at once instead of with the next beat.
+
+        After a lost lease the workers live on evidence alone, and half a second matters.
+        """
         if self._beating is not None and time.monotonic() - self._beat_at >= SOONEST_BEAT_SECONDS:
             self._beating.cancel()
             self._beat()
 
     def _beat(self) -> None:
-        """Tell the launcher that this agent's loop turns, and until when the workers may live."""
+        """Send a beat, which proves that the event loop runs and carries the workers' deadline."""
         if self._writer.is_closing():
             return
         self._beat_at = time.monotonic()
-        if self._writer.transport.get_write_buffer_size() == 0:  # it takes what it is told
+        if self._writer.transport.get_write_buffer_size() == 0:  # the launcher reads its input
             self._writer.write(encode({"type": "beat", **self._permission()}))
         self._beating = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._beat)
 
     def _permission(self) -> dict[str, float]:
-        """Return a beat's fields: how many seconds from now the workers may live."""
+        """Return the deadline fields of a beat: the workers' remaining lifetime in seconds."""
         live_until, now = self._live_until(), time.monotonic()
         if live_until is None:
             return {}
@@ -181,12 +185,12 @@ class Channel:
                 self._writer.write(encode(message))
                 await self._writer.drain()
         except TimeoutError as error:
-            raise HandsError(f"the launcher took no {message['type']!r}: it is stuck") from error
+            raise HandsError(f"cannot send {message['type']!r}: the launcher is stuck") from error
         except (OSError, RuntimeError) as error:
-            raise HandsError(f"the launcher took no {message['type']!r}: {error}") from error
+            raise HandsError(f"cannot send {message['type']!r} to the launcher: {error}") from error
 
     async def aclose(self) -> None:
-        """After this the launcher knows that the agent is gone."""
+        """Close the connection; the launcher then knows that the agent is gone."""
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
@@ -194,13 +198,17 @@ class Channel:
 
 
 async def streams(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to the unix socket; raises OSError or TimeoutError."""
+    """Open a connection to the unix socket. Raises OSError or TimeoutError."""
     async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
         return await asyncio.open_unix_connection(path, limit=MAX_MESSAGE_BYTES)
 
 
 def event(message: dict[str, Any]) -> HandsEvent:
-    """The typed event; raises WireError, KeyError, TypeError or ValueError on a foreign message."""
+    """Convert a message to an event.
+
+    Raises:
+        WireError, KeyError, TypeError, ValueError: the message is malformed or of unknown type.
+    """
     match message.get("type"):
         case "hello":
             return _hello(message)

@@ -1,8 +1,8 @@
-"""How a short-lived process beside the agent asks it something, over its control socket.
+"""Client of the agent's control socket, for short-lived processes in the agent's container.
 
-A probe or a `preStop` starts a whole interpreter for one question, within the agent's own share of
-CPU: nothing is imported here but what a unix socket needs. That is why the socket's place, alone of
-all settings, is read here and not in `settings`, which loads grpc.
+A probe or a `preStop` hook starts an interpreter for each request, at the expense of the agent's
+CPU limit, so this module imports only what a unix socket needs. For the same reason it reads the
+socket's path from the environment itself: `settings` loads grpc.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ REQUEST_SECONDS = 5.0
 
 
 class NoAnswer(Exception):
-    """Nobody there, or no word of theirs; the text says where and what to do."""
+    """No usable answer from the agent; the text names the socket and the cause."""
 
 
 class NobodyThere(NoAnswer):
-    """No agent listens: it has not begun yet, or has ended."""
+    """No agent listens: it has not started yet, or has ended."""
 
 
 def leave(reason: str) -> None:
-    """Tell the agent that its node is to go; it has taken note on return.
+    """Ask the agent to leave the job with its node; return once it has accepted the request.
 
     Raises:
-        NobodyThere: so there is nothing to leave.
-        NoAnswer: it is not known to have taken note.
+        NobodyThere: no agent runs, so there is nothing to leave.
+        NoAnswer: the agent did not confirm the request.
     """
     quoted = "".join(f"%{byte:02x}" for byte in reason.encode(errors="replace"))
     code = _ask(f"POST /leave?{quoted}")
     if code != 202:
-        raise NoAnswer(f"the agent refused to leave, with code {code}")
+        raise NoAnswer(f"the agent refused to leave: HTTP status {code}")
 
 
 def is_ready() -> bool:
-    """Whether the agent can take part in a round. Raises `NoAnswer`."""
+    """Return True if the agent can take part in a round. Raises `NoAnswer`."""
     return _ask("GET /ready") == 200
 
 
 def _ask(request: str) -> int:
-    """The code of the answer."""
+    """Send a request and return the HTTP status code."""
     path = os.environ.get(CONTROL, "")
     if not path:
         raise NoAnswer(f"{CONTROL} must be set to the agent's socket")

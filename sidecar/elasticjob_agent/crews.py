@@ -1,7 +1,7 @@
-"""This node's workers, for its agent: orders to the hands, and the files beside them.
+"""Worker groups of this node: commands to the worker runtime, and the workers' files.
 
-Owns the hands, the folder of the workers' logs and the files through which they speak. What it
-hears of them it posts as events.
+Owns the worker runtime (`Hands`), the workers' log folder and their progress files, and posts
+events of the workers to the agent.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ log = logging.getLogger("elasticjob.agent")
 
 ORDER_TIMEOUT_SECONDS = 15.0
 DISK_SECONDS = 5.0
-"""What the log folder's disk may take, which may be a network's: then it goes without files."""
+"""Disk timeout. The log folder may be on a network disk; after the timeout a round runs without
+files."""
 
 
 class Crews:
-    """`post` takes the events; `dressed` has the last word on how workers are started."""
+    """Worker groups of one agent, one round after the other.
+
+    `post` receives the events; `dressed` may change the order to start workers.
+    """
 
     def __init__(
         self,
@@ -61,24 +65,24 @@ class Crews:
         self._asked = asyncio.Event()
 
     async def aclose(self) -> None:
-        """End the hands, and what still runs in them where they are our own."""
+        """Close the worker runtime; a local one ends its workers."""
         try:
             await self._hands.aclose()
         finally:
             self._files.close()
 
     def heed(self, live_until: Callable[[], float | None]) -> None:
-        """Let workers live no longer than that, whatever becomes of this process."""
+        """Set the workers' deadline; it holds even if this process hangs or dies."""
         self._hands.heed(live_until)
 
     def renew(self) -> None:
-        """That may have grown."""
+        """Pass on a deadline that may have become later."""
         self._hands.renew()
 
     # -- orders ---------------------------------------------------------------------
 
     async def prepare(self, hello: Hello) -> None:
-        """Have the hands ready for workers."""
+        """Have the worker runtime preload an interpreter for the workers."""
         settings = self._settings
         assert settings.warm_start is not None
         order = prepare_workers(
@@ -91,7 +95,7 @@ class Crews:
         await self._give("prepare", self._hands.prepare(order))
 
     async def start(self, command: StartCrew, hello: Hello) -> None:
-        """Start the round's workers; where a disk does not take their files, without those."""
+        """Start the round's workers; without log or progress files if the disk fails."""
         number, seat = command.roster.number, command.seat
         logs: RunLogs | None = self._logs
         try:
@@ -99,7 +103,7 @@ class Crews:
                 await asyncio.to_thread(self._logs.prepare, number, seat.slots, seat.base_rank)
         except (OSError, TimeoutError) as error:
             logs = None
-            trouble = f"round {number} keeps none: {str(error) or 'the disk does not answer'}"
+            trouble = f"round {number} has none: {str(error) or 'the disk does not answer'}"
             self._post(FromHands(LogTrouble(trouble)))
         files: ProgressFiles | None = self._files
         try:
@@ -107,7 +111,11 @@ class Crews:
                 await asyncio.to_thread(self._files.prepare, number, seat.slots)
         except (OSError, TimeoutError):
             files = None
-            log.warning("%s: round %d cannot tell its progress", self._settings.name, number)
+            log.warning(
+                "%s: no progress reports in round %d: cannot create the files",
+                self._settings.name,
+                number,
+            )
         settings = self._settings
         dumps = settings.hang_seconds > 0
         order = start_workers(
@@ -116,7 +124,11 @@ class Crews:
         await self._give("start", self._hands.start(self._dressed(order)))
 
     async def stop(self, number: int, grace_seconds: float, dump: bool, asked: bool) -> None:
-        """`asked`: they wait for it, and need not wait on where they handle SIGTERM themselves."""
+        """Stop a round's workers.
+
+        `asked`: a checkpoint was requested. The request is withdrawn, so that workers that handle
+        SIGTERM themselves stop waiting for the save.
+        """
         await self._give("stop", self._hands.stop(number, grace_seconds, dump))
         if asked:
             with contextlib.suppress(OSError, TimeoutError):
@@ -124,7 +136,7 @@ class Crews:
                     await asyncio.to_thread(self._files.ask, number, None)
 
     async def ask(self, number: int, request: Request, state: State) -> None:
-        """Put the request where the workers look, then read where they are."""
+        """Write the checkpoint request to the workers' file, then post their progress."""
         assert state.crew is not None
         try:
             async with asyncio.timeout(DISK_SECONDS):
@@ -132,7 +144,7 @@ class Crews:
                 await asyncio.sleep(SEEN_SECONDS)
                 found = await asyncio.to_thread(self._files.read, number, state.crew.slots)
         except (OSError, TimeoutError) as error:
-            log.warning("%s: workers cannot be asked to save: %s", self._settings.name, error)
+            log.warning("%s: cannot ask the workers to save: %s", self._settings.name, error)
             return
         if request.point and state.hello is not None and state.hello.save_signal:
             order = self._hands.signal(number, state.hello.save_signal)
@@ -142,22 +154,22 @@ class Crews:
         self._post(WorkersProgressed(number, found, utc_ms, asked=True))
 
     async def release(self, exit_code: int, message: str) -> None:
-        """Let the hands end with that."""
+        """Let the worker runtime end with this exit code and message."""
         said = message if self._settings.announce else ""
         await self._give("release", self._hands.release(exit_code, said))
 
     async def _give(self, what: str, order: Awaitable[None]) -> None:
-        """One that is lost is given again when the hands say hello anew."""
+        """Send a command. The core repeats a lost one after the next `Hello`."""
         try:
             async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):
                 await order
         except (HandsError, TimeoutError) as error:
-            log.warning("%s: the launcher did not take %s: %s", self._settings.name, what, error)
+            log.warning("%s: launcher command %s failed: %s", self._settings.name, what, error)
 
     # -- events ---------------------------------------------------------------------
 
     async def hear(self) -> None:
-        """Post what the hands say, until they are gone."""
+        """Post the worker runtime's events until it is gone."""
         try:
             async for event in self._hands.events():
                 self._post(await self._with_evidence(event))
@@ -167,11 +179,14 @@ class Crews:
         self._post(FromHands(HandsGone("it ended")))
 
     async def follow(self, state: Callable[[], State]) -> None:
-        """Post what running workers say of their progress."""
+        """Post the progress of running workers."""
         await follow(self._files, state, self._post, self._asked)
 
     async def _with_evidence(self, event: HandsEvent) -> FromHands:
-        """Read error files and progress with the news of an exit: the core judges all together."""
+        """Add the round's error files and progress to an exit or `Hello`.
+
+        The core classifies a failure from all of them together.
+        """
         number = None
         match event:
             case WorkerExited():

@@ -1,4 +1,4 @@
-"""From the order to start a round to what the hands are told: commands, variables, files."""
+"""Conversion of a round's start command to the workers' commands, variables and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticjob_agent.progress import ProgressFiles
 def prepare_workers(
     hello: Hello, slots: int, modules: tuple[str, ...], memory: str, dumps: bool
 ) -> PrepareWorkers:
-    """What this node's workers have in common in all rounds."""
+    """Return the command and variables that this node's workers share in all rounds."""
     env = shared_environment(slots, hello.env_names, dumps)
     return PrepareWorkers(hello.argv, env, modules, memory)
 
@@ -31,8 +31,13 @@ def start_workers(
     max_log_bytes: int,
     dumps: bool,
 ) -> StartWorkers:
-    """The workers of this node in that round; without `logs` they leave no files, without
-    `progress` they cannot tell how training goes. `dumps`: they can say where they stand."""
+    """Return the order to start this node's workers of a round.
+
+    Args:
+        logs: None for workers without log and error files.
+        progress: None for workers that cannot report progress.
+        dumps: workers can dump the stacks of their threads.
+    """
     number = command.roster.number
     run = Run(run_id, command.max_restarts, dumps)
     workers = []

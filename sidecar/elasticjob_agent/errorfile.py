@@ -1,4 +1,4 @@
-"""Reading the error files that workers leave. They are written by user code: nothing is trusted."""
+"""Reader of the workers' error files. User code writes them, so nothing in them is trusted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_ERROR_BYTES = 1024 * 1024
 
 
 def read_error_file(path: Path) -> bytes | None:
-    """The file's content; None when it is missing, too large to be true, or not a plain file."""
+    """Return the content; None if the file is missing, empty, too large, or not a regular file."""
     try:
-        # Not blocking: a user's script may have put a pipe there.
+        # Non-blocking: a user's script may have created a pipe there.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -28,6 +28,6 @@ def read_error_file(path: Path) -> bytes | None:
 
 
 def read_error_files(paths: Mapping[int, Path]) -> dict[int, bytes]:
-    """What was found, by local rank."""
+    """Return the contents of the readable files, by local rank."""
     found = ((local_rank, read_error_file(path)) for local_rank, path in paths.items())
     return {local_rank: content for local_rank, content in found if content is not None}

@@ -1,7 +1,7 @@
-"""The port through which the agent runs workers: commands it gives, events it gets back.
+"""Worker runtime port: commands from the agent to run workers, and the events it gets back.
 
 Two implementations: `local.LocalHands` (below the agent's own process) and `pod.LauncherHands`
-(through the launcher in the training container). The agent's core knows only what stands here.
+(through the launcher in the training container). The agent's core depends on this module alone.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Protocol, TypeAlias
 
 
 class HandsError(Exception):
-    """The hands could not take a command: they are not connected, or no longer."""
+    """The worker runtime could not take a command: it is not connected, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """One worker to start.
+    """Start parameters of a worker.
 
-    `env` is laid over the hands' own environment. `log_dir` is where `stdout.log` and `stderr.log`
-    are written ("" writes none); `prefix`, such as "[0] ", begins every forwarded line. Streams
-    (1 is standard output, 2 standard error) named in `unlogged` get no file, in `silent` are not
-    forwarded.
+    `env` overrides the runtime's own environment. `log_dir` receives `stdout.log` and `stderr.log`
+    ("" for none); `prefix`, such as "[0] ", begins every forwarded line. Streams (1 is standard
+    output, 2 standard error) in `unlogged` get no file; those in `silent` are not forwarded.
     """
 
     local_rank: int
@@ -36,7 +35,7 @@ class WorkerStart:
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
-    """Start the workers of a round; `max_log_bytes` bounds what each log stream keeps on disk."""
+    """Start the workers of a round; `max_log_bytes` is the disk limit of each log stream."""
 
     round: int
     workers: tuple[WorkerStart, ...]
@@ -45,10 +44,10 @@ class StartWorkers:
 
 @dataclass(frozen=True, slots=True)
 class PrepareWorkers:
-    """Have an interpreter ready from which workers of this command are forked.
+    """Preload an interpreter from which workers of this command are forked.
 
-    `env` is what is the same for all of them; `modules` are loaded besides those that are found;
-    what is learned is kept in the file `memory`, if it is not empty.
+    `env` holds the variables that all workers share. `modules` are loaded beside those that the
+    launcher detects. The file `memory` keeps the detected modules; "" keeps nothing.
     """
 
     argv: tuple[str, ...]
@@ -61,12 +60,12 @@ class PrepareWorkers:
 class WorkerExited:
     """A worker ended: by exit code or by signal, never both.
 
-    A command that could not be started is an exit with code 127 (not found) or 126 (cannot be
-    run), pid 0 and a `message` that names the fix. `stderr_tail` is the last of what it wrote to
-    standard error, at most 16 KiB, or 64 where it was told to write its stacks. `out_of_memory`
-    means that the kernel killed in the workers' cgroup for want of memory before it ended; the
-    `message` then says so. `unasked`: the hands had killed the round by themselves, for want of
-    an agent.
+    A command that could not be started is an exit with code 127 (not found) or 126 (not
+    executable), pid 0 and a `message` that names the fix. `stderr_tail` is the end of its standard
+    error, at most 16 KiB, or 64 KiB if it was asked to dump its stacks. `out_of_memory`: the kernel
+    killed a process in the workers' cgroup for lack of memory before this worker ended; the
+    `message` then says so. `unasked`: the runtime killed the round itself because its agent was
+    gone.
     """
 
     round: int
@@ -83,14 +82,14 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The hands are there. Again after each reconnection; it replaces what was known before.
+    """State of the worker runtime, sent on connection and again after each reconnection.
 
-    `running` is the round whose process groups are not empty, if any; `pids` are its workers that
-    still run, by local rank; `exits` are all exits of the round started last (running or not), so
-    an agent that comes back learns what it missed. `env_names` are the variables that the base
-    environment sets. `warms`: it knows `prepare`. `save_signal`: what
-    asks workers for a checkpoint, where the user named a signal; 0 for none. `live_until`: the
-    deadline that the workers have, on the monotonic clock; None where they have none.
+    It replaces all earlier knowledge. `running` is the round whose process groups are not empty, if
+    any; `pids` are its running workers by local rank; `exits` are all exits of the round started
+    last (running or not), so that a restarted agent learns of exits it missed. `env_names` are the
+    variables set in the base environment. `warms`: the runtime supports `prepare`. `save_signal` is
+    the signal that the user chose to request checkpoints; 0 for none. `live_until` is the workers'
+    deadline on the monotonic clock; None for none.
     """
 
     argv: tuple[str, ...]
@@ -109,7 +108,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What `prepare` asked for is there, or was given up for a reason: then workers start cold."""
+    """Result of `prepare`: ready, or failed for `reason`, in which case workers start cold."""
 
     ready: bool
     reason: str = ""
@@ -117,18 +116,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class StoreServed:
-    """A store that workers can meet at is served at this port, for the next round that is started
-    with it as its master; 0: there is none, or no more.
-    """
+    """Port of a store that this node serves, to be MASTER_PORT of the next round; 0 for none."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The round's workers run. One that could not be started has no pid; its exit follows.
+    """The round's workers run. A worker that could not be started has no pid; its exit follows.
 
-    `warm`: all were forked from the interpreter that was prepared; else `cold_reason` says why not.
+    `warm`: all were forked from the preloaded interpreter; else `cold_reason` says why not.
     """
 
     round: int
@@ -139,7 +136,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartRefused:
-    """Nothing was started: another round's processes are still there."""
+    """Refusal to start a round: processes of another round still exist, nothing was started."""
 
     round: int
     message: str
@@ -147,10 +144,10 @@ class StartRefused:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Every process of that round's process groups is gone and reaped.
+    """End of a round: all processes of its process groups have ended and were reaped.
 
-    Comes once when the groups become empty, however that happened, and as the answer to every
-    `stop` of a round that does not run.
+    Sent once when the groups become empty for any reason, and in answer to every `stop` of a round
+    that does not run.
     """
 
     round: int
@@ -158,21 +155,21 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class LauncherSignalled:
-    """The launcher was told to end (SIGTERM): the agent decides what happens to the workers."""
+    """The launcher received SIGTERM; the agent decides the fate of the workers."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandsGone:
-    """The hands are lost and do not come back; nothing follows."""
+    """The worker runtime is lost permanently; last event."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LogTrouble:
-    """Log files cannot be written (disk full, no permission). Said once; training goes on."""
+    """Log files cannot be written (disk full, no permission). Sent once; training continues."""
 
     message: str
 
@@ -192,30 +189,32 @@ HandsEvent: TypeAlias = (
 
 
 class Hands(Protocol):
-    """Starts, signals and stops workers; its methods raise `HandsError` when it cannot be told."""
+    """Worker runtime: starts, signals and stops workers.
+
+    Methods raise `HandsError` if the runtime cannot take the command.
+    """
 
     def heed(self, live_until: Callable[[], float | None]) -> None:
-        """Let workers live no longer than `live_until` says, on the monotonic clock.
+        """Kill the workers once `live_until` (monotonic clock) has passed; None is no deadline.
 
-        The hands hold the last deadline by themselves when this process hangs or is gone.
-        None is no deadline.
+        The runtime enforces the last deadline itself if this process hangs or is gone.
         """
         ...
 
     def renew(self) -> None:
-        """Look now at what `heed` was given: it may have grown."""
+        """Read the deadline of `heed` again now: it may have become later."""
         ...
 
     def events(self) -> AsyncIterator[HandsEvent]:
-        """Everything that happens, `Hello` first.
+        """Yield all events, `Hello` first.
 
-        To be iterated once, by one task and without a timeout: a cancelled wait ends the events
-        and the connection.
+        Iterate once, in one task and without a timeout: a cancelled wait ends the events and the
+        connection.
         """
         ...
 
     async def prepare(self, command: PrepareWorkers) -> None:
-        """Load beforehand what workers will load; `Prepared` follows. Only if `Hello.warms`."""
+        """Preload the modules of the workers; `Prepared` follows. Requires `Hello.warms`."""
         ...
 
     async def start(self, command: StartWorkers) -> None:
@@ -225,23 +224,23 @@ class Hands(Protocol):
     async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
         """End the round's process groups; `Stopped` always follows, also if nothing runs.
 
-        Grace 0 is SIGKILL at once, else SIGTERM and SIGKILL after it. May be called again: less
-        grace shortens, more never lengthens. With `dump` workers that can do so write the stacks
-        of their threads to standard error first, and end by that.
+        Grace 0 sends SIGKILL at once, else SIGTERM and then SIGKILL after the grace period. A
+        repeated call can shorten the grace period but never extend it. With `dump`, workers that
+        support it first write the stacks of their threads to standard error, and end by that.
         """
         ...
 
     async def signal(self, round: int, signum: int) -> None:
         """Send a signal to the round's process groups, if it runs.
 
-        That of `Hello.save_signal` goes only to processes that catch it.
+        `Hello.save_signal` goes only to processes that catch it.
         """
         ...
 
     async def release(self, exit_code: int, message: str) -> None:
-        """The job's outcome: whatever still runs is killed, the launcher exits with this code."""
+        """Deliver the job's outcome: the launcher kills all processes and exits with this code."""
         ...
 
     async def aclose(self) -> None:
-        """Let go. What runs below the agent's own process is killed; a launcher's is left alone."""
+        """Close. Workers below the agent's own process are killed; a launcher's keep running."""
         ...

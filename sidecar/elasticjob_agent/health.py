@@ -1,10 +1,10 @@
-"""What a running agent answers to probes and to its `preStop`: a little HTTP, no library.
+"""HTTP server of a running agent for probes and its `preStop` hook, without a library.
 
-`GET /live`: the loop steps. `GET /ready`: the launcher is there and this node's
-key stands in etcd; not that a round is final. `GET /status`: both and the workers,
-as JSON. `POST /leave`, on the unix socket alone: this node is to go. `control` asks.
-`GET /rendezvous`, to who proves to have the job's key: whether this agent can use what keeps the
-rendezvous and, where etcd v3 holds no records, what it can tell of them (`serving`).
+`GET /live`: the event loop runs. `GET /ready`: the launcher is connected and this node's key exists
+in etcd; does not imply a final round. `GET /status`: both and the workers, as JSON.
+`POST /leave`, on the unix socket only: ask this node to leave the job; `control` is the client.
+`GET /rendezvous`, for clients that prove possession of the job's key: whether this agent can use
+the rendezvous store and, without records in etcd v3, its part of the job's status (`serving`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def answering(
     control: Path | None,
     witness: Witness | None = None,
 ) -> AsyncIterator[None]:
-    """Answer at that TCP port and that unix socket, whichever are given. Raises OSError."""
+    """Serve the given TCP port and unix socket, if any. Raises OSError."""
     async with AsyncExitStack() as stack:
         if port is not None:
             probes = await asyncio.start_server(
@@ -58,13 +58,16 @@ def _remove(control: Path) -> None:
 
 
 def ready(agent: Agent) -> bool:
-    """Whether this node can take part: its launcher is there, and its lease."""
+    """Return True if this node can take part: it has its launcher and its lease."""
     return can_take_part(agent.progress.state, agent.registered)
 
 
 def can_take_part(state: State, registered: bool) -> bool:
-    """The same of a state. One that took part to the job's end stays so: where nothing is wrong, no
-    probe should post a warning in the last moment."""
+    """Return True if a node in this state can take part.
+
+    A node that took part until the job's end stays ready, so that no probe posts a warning at the
+    end of a successful job.
+    """
     local = local_facts(state)
     match state.directive:
         case Finish():
@@ -75,7 +78,7 @@ def can_take_part(state: State, registered: bool) -> bool:
 
 
 def status(agent: Agent) -> dict[str, object]:
-    """The facts of this node, for people."""
+    """Return the status of this node, for people."""
     state = agent.progress.state
     local = local_facts(state)
     crew = state.crew
@@ -95,7 +98,7 @@ def status(agent: Agent) -> dict[str, object]:
 
 
 class _Answers:
-    """Answers one request a connection."""
+    """Request handler, one request per connection."""
 
     def __init__(self, agent: Agent, witness: Witness | None, may_leave: bool) -> None:
         self._agent = agent
@@ -124,7 +127,7 @@ class _Answers:
                 return _reply(HTTPStatus.OK, status(self._agent))
             case "GET", told if told == RENDEZVOUS and self._witness is not None:
                 if not self._witness.may_read(_headers(head)):
-                    refusal = {"error": "this needs a proof of the job's key"}
+                    refusal = {"error": "requires a proof of the job's key"}
                     return _reply(HTTPStatus.FORBIDDEN, refusal)
                 return _response(HTTPStatus.OK, self._witness.answer())
             case "POST", "/leave" if self._may_leave:
@@ -134,7 +137,7 @@ class _Answers:
 
 
 def _headers(head: bytes) -> dict[str, str]:
-    """The request's headers, names in lower case."""
+    """Return the request's headers, names in lower case."""
     lines = head.decode("latin-1").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if ":" in line)
     return {name.strip().lower(): value.strip() for name, _, value in pairs}

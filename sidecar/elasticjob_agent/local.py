@@ -1,13 +1,13 @@
-"""Hands without a pod: the workers run below the agent's own process and die with it.
+"""Worker runtime without a pod: workers run below the agent's own process and die with it.
 
-A launcher runs as the agent's child and starts them, spoken to over a socket pair. It could be a
-thread of the agent instead, but then the agent, with grpc's threads in it, would fork; forwarding a
-flood of output would hold up the loop that keeps the lease; and orphans of a worker could not be
-told from other children. This way it is the same code as in a pod, and `import` costs the
-launcher's start of about 30 ms once, before the agent waits for a round.
+A launcher runs as the agent's child, starts the workers, and communicates over a socket pair. As a
+thread of the agent it would have three drawbacks: the agent would fork with grpc's threads in it,
+forwarding much output would delay the loop that keeps the lease, and a worker's orphans could not
+be distinguished from other children. As a child it is the same code as in a pod, for a start of
+about 30 ms, once, before the agent waits for a round.
 
-The launcher ends, killing all below it, when the agent's end of the pair closes, and when the
-agent's process ends (a forked child of the agent may hold the pair open). It runs below init
+The launcher kills everything below it and ends when the agent's end of the pair closes, and when
+the agent's process ends (a forked child of the agent may hold the pair open). It runs below init
 processes, which do the same when the launcher itself is killed.
 """
 
@@ -28,14 +28,14 @@ from elasticjob_agent.hands import HandsError, HandsEvent, HandsGone, PrepareWor
 from elasticjob_agent.launcher import settings
 from elasticjob_agent.launcher.wire import MAX_MESSAGE_BYTES
 
-# Isolated and without site-packages: started fast, and nothing of the user's is imported. Last on
-# the path, so that modules beside the launcher hide nothing of the standard library.
+# Isolated and without site-packages: starts fast and imports no user code. The launcher's folder
+# comes last on the path, so that its modules do not shadow the standard library.
 PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); import launcher.__main__ as m; m.main()"
 END_TIMEOUT_SECONDS = 10.0
 
 
 class Launched(Protocol):
-    """The launcher's process."""
+    """Process of the launcher."""
 
     async def wait(self) -> int: ...
 
@@ -43,9 +43,15 @@ class Launched(Protocol):
 
 
 class LocalHands:
-    """`command` is what `Hello.argv` repeats; output goes to `stdout` and `stderr` (descriptors),
-    the agent's own when None. Workers inherit the descriptors `keep_fds`. An agent that hangs for
-    `hung_agent_seconds` loses its workers."""
+    """Worker runtime over a launcher that is the agent's child.
+
+    Args:
+        command: the workers' command, returned as `Hello.argv`.
+        stdout: descriptor for the output; None is the agent's own.
+        stderr: descriptor for the error output; None is the agent's own.
+        keep_fds: descriptors that the workers inherit.
+        hung_agent_seconds: hang of the agent after which its workers are killed.
+    """
 
     def __init__(
         self,
@@ -95,7 +101,7 @@ class LocalHands:
         await self._running().signal(round, signum)
 
     async def release(self, exit_code: int, message: str) -> None:
-        """The outcome is the agent's own to exit with; here it ends what still runs."""
+        """End all processes and the launcher. The agent itself exits with the outcome."""
         self._released = True
         await self._running().release(exit_code, message)
         await self._ending()
@@ -113,7 +119,7 @@ class LocalHands:
         return await Channel.attached(reader, writer, self._attach, lambda: self._live_until())
 
     async def _begun(self) -> tuple[Launched, socket.socket]:
-        """The launcher's process, and our end of the connection to it."""
+        """Start the launcher; return its process and the agent's end of the connection."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -140,7 +146,7 @@ class LocalHands:
             stdout=self._stdout,
             stderr=self._stderr,
             pass_fds=(theirs.fileno(), *self._keep_fds),
-            start_new_session=True,  # a terminal's Ctrl-C is for the agent, which then decides
+            start_new_session=True,  # Ctrl-C in a terminal reaches the agent alone, which decides
         )
 
     def _running(self) -> Channel:
@@ -149,7 +155,7 @@ class LocalHands:
         return self._channel
 
     async def _ending(self) -> str:
-        """Wait for the launcher's end, and say what it was."""
+        """Wait for the launcher to end, kill it after a timeout, and describe its exit."""
         if self._process is None:
             return "never started"
         try:

@@ -1,9 +1,8 @@
-"""The folder of the workers' logs: `round_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
+"""Folder of the workers' logs: `round_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 
-The hands write the streams and the workers their error files; here folders are
-made, old rounds removed, and the base rank of a round noted for an agent that
-comes back. A full or read-only disk never stops training: `prepare` says what
-went wrong, and the round runs without files.
+The worker runtime writes the streams and the workers write their error files. This module creates
+the folders, removes old rounds, and stores the base rank of a round for a restarted agent. A full
+or read-only disk never stops training: `prepare` raises, and the round runs without files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _OPEN_TO_ALL = 0o1777
 
 
 class RunLogs:
-    """One agent's log folder."""
+    """Log folder of one agent."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._folder = settings.folder
@@ -31,13 +30,13 @@ class RunLogs:
         self._output = settings.output
 
     def memory_file(self) -> str:
-        """Where the launcher keeps what it learned to preload."""
+        """Return the path where the launcher keeps the modules to preload; "" for none."""
         if self._folder is None or not self._output:
             return ""
         return str(self._folder / "preload.json")
 
     def worker(self, round_: int, local_rank: int) -> Path | None:
-        """The folder of one worker's output."""
+        """Return the folder of one worker's output; None if output is not kept."""
         return self._worker(round_, local_rank) if self._output else None
 
     def error_file(self, round_: int, local_rank: int) -> Path | None:
@@ -45,13 +44,13 @@ class RunLogs:
         return None if folder is None else folder / "error.json"
 
     def prepare(self, round_: int, slots: int, base_rank: int) -> None:
-        """Make the folders of a round and remove the oldest. Raises OSError."""
+        """Create the folders of a round and remove the oldest rounds. Raises OSError."""
         if self._folder is None:
             return
         for local_rank in range(slots):
             folder = self._round(round_) / str(local_rank)
             folder.mkdir(parents=True, exist_ok=True)
-            # An earlier run of this name may have been here.
+            # An earlier run of the same name may have left one.
             (folder / "error.json").unlink(missing_ok=True)
             if self._shared:
                 folder.chmod(_OPEN_TO_ALL)
@@ -59,12 +58,12 @@ class RunLogs:
         self._prune(round_)
 
     def reports(self, round_: int, slots: int) -> Mapping[int, bytes]:
-        """The error files of a round, by local rank."""
+        """Return the contents of a round's error files, by local rank."""
         paths = {rank: self.error_file(round_, rank) for rank in range(slots)}
         return read_error_files({rank: path for rank, path in paths.items() if path is not None})
 
     def base_rank(self, round_: int) -> int | None:
-        """What `prepare` noted for that round, if it is to be found."""
+        """Return the base rank that `prepare` stored for a round; None if there is none."""
         if self._folder is None:
             return None
         try:

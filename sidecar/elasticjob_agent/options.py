@@ -1,4 +1,4 @@
-"""From the options of `elasticjob agent`, which are torchrun's, to settings and a command."""
+"""Conversion of `elasticjob agent` options, named as torchrun's, to settings and a command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from elasticjob_rendezvous.peers.wire import run_key
 
 NAMESPACE = "default"
 CONNECT_SECONDS = 30.0
-"""How long etcd v3 is waited for at the start."""
+"""Default time to wait for etcd v3 at the start."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _RUN_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._ -]{0,251}[A-Za-z0-9])?")
 _GPU = re.compile(r"nvidia\d+")
@@ -43,7 +43,7 @@ _GPU = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was typed, unchecked."""
+    """Command-line options, not validated."""
 
     nnodes: str
     nproc_per_node: str
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PlainAgent:
-    """Everything to run an agent whose workers are its own children."""
+    """Settings and command of an agent whose workers are its own children."""
 
     settings: AgentSettings
     command: tuple[str, ...]
@@ -73,9 +73,9 @@ class PlainAgent:
 
     @property
     def hung_agent_seconds(self) -> float:
-        """Maximum time that the workers may live while this agent hangs.
+        """Maximum time that workers outlive a hang of this agent, in seconds.
 
-        Over etcd v3 they have a deadline besides, which ends with the agent's evidence.
+        With etcd v3 they also have a deadline, which the agent's evidence of its lease extends.
         """
         settings = self.settings
         if settings.backend is not Backend.ETCD or settings.bounds is None:
@@ -84,7 +84,7 @@ class PlainAgent:
 
 
 def plain_agent(options: Options) -> PlainAgent:
-    """Check everything that can be checked before anything starts. Raises `SettingsError`."""
+    """Validate the options and convert them to settings. Raises `SettingsError`."""
     command = worker_command(options.command, options.module, options.no_python)
     least, most = _nodes(options.nnodes)
     backend = _backend(options.rdzv_backend)
@@ -123,13 +123,13 @@ def plain_agent(options: Options) -> PlainAgent:
             scale_up_wait_seconds=conf.scale_up_wait,
             leave_seconds=conf.leave_grace,
         ),
-        # Agents of one run may share the folder: each has a place of its own in it.
+        # Agents of one run may share the folder, so each gets a subfolder.
         logs=LogSettings(_log_folder(options.log_dir, f"{run_id}_{name}")),
         stop_grace_seconds=conf.stop_grace,
         hang_seconds=conf.hang_timeout,
         bind_address=address if loopback else everywhere,
         termination_log=told_termination_log(),
-        announce=False,  # the command does, once
+        announce=False,  # the CLI command prints the outcome once
         backend=backend,
         rendezvous_id=run_id,
         hosts_store=_hosts(conf),
@@ -141,7 +141,7 @@ def plain_agent(options: Options) -> PlainAgent:
 
 
 def _backend(text: str) -> Backend:
-    """`elasticjob` is another name of the v3 API's, as torchrun knows it by our plug-in."""
+    """Return the backend. `elasticjob`, the name of torchrun's plug-in, means the v3 API too."""
     try:
         return Backend.ETCD if text == "elasticjob" else Backend(text)
     except ValueError as error:
@@ -150,7 +150,7 @@ def _backend(text: str) -> Backend:
 
 
 def _hosts(conf: Conf) -> bool | None:
-    """Whether this agent hosts the c10d store; None: where the endpoint is of this machine."""
+    """Return True if this agent hosts the c10d store; None to decide by the endpoint's address."""
     match conf.is_host.lower():
         case "":
             return None
@@ -162,7 +162,11 @@ def _hosts(conf: Conf) -> bool | None:
 
 
 def slots_of(text: str) -> int:
-    """`auto`: the GPUs that workers would see, else 1; `gpu`, `cpu` or a number."""
+    """Return the number of workers per node.
+
+    `auto` is the number of GPUs visible to workers, or 1 without any; `gpu`, `cpu` and a number
+    are accepted as well.
+    """
     gpus = _gpus()
     match text:
         case "auto":
@@ -231,7 +235,7 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
             raise SettingsError(f"--rdzv-conf names a file that does not exist: {echoed(path)}")
     if bool(conf.cert) != bool(conf.key):
         raise SettingsError("--rdzv-conf must give cert and key together")
-    password = Path(conf.password_file).read_text().strip() if conf.password_file else conf.password
+    password = _password(conf.password_file) if conf.password_file else conf.password
     if bool(conf.user) != bool(password):
         raise SettingsError("--rdzv-conf must give user and password (or password_file) together")
     if conf.protocol not in ("", "http", "https"):
@@ -253,8 +257,18 @@ def _etcd(text: str, conf: Conf, backend: Backend) -> EtcdAccess:
     return EtcdAccess(endpoints, tls, conf.user or None, password or None)
 
 
+def _password(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        told = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        told = "is not UTF-8 text"
+    raise SettingsError(f"--rdzv-conf password_file {echoed(path)} {told}")
+
+
 def _store_endpoint(text: str) -> str:
-    """Where the c10d store is; as with torchrun, by default on this machine."""
+    """Return host and port of the c10d store; as with torchrun, this machine by default."""
     try:
         host, port = parse_store_endpoint(text, DEFAULT_C10D_PORT)
     except ValueError as error:
@@ -265,7 +279,10 @@ def _store_endpoint(text: str) -> str:
 
 
 def _address(local_addr: str, etcd: EtcdAccess) -> str:
-    """Where peers reach this machine: as told, else the address it reaches etcd from."""
+    """Return the address at which peers reach this machine.
+
+    Without `--local-addr` it is the local address of a connection to etcd.
+    """
     host, port = local_addr, 0
     if not host:
         target = etcd.endpoints[0].rpartition("://")[2]
@@ -273,10 +290,10 @@ def _address(local_addr: str, etcd: EtcdAccess) -> str:
         host, port = host.strip("[]"), int(number or DEFAULT_PORT)
     try:
         return address_of(local_addr) if local_addr else address_towards(host, port)
-    except (OSError, UnicodeError) as error:  # a name that is none has no IDNA form
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid name has no IDNA form
         if local_addr:
             raise SettingsError(
-                f"--local-addr {echoed(local_addr)} is no address: {error}"
+                f"--local-addr {echoed(local_addr)} is not an address: {error}"
             ) from error
         raise SettingsError(
             f"--rdzv-endpoint: {echoed(host)} cannot be reached from here ({error}); correct it, "

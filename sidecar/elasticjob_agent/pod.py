@@ -1,4 +1,4 @@
-"""Hands in a pod: through the launcher in the training container, over its unix socket."""
+"""Worker runtime of a pod: client of the launcher in the training container, over a unix socket."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["Attach", "LauncherHands"]
 
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
-# A launcher that is alive takes a connection at once; this bounds one that is merely slow.
+# Time limit for reconnecting. A living launcher accepts at once; this allows for a slow one.
 RECONNECT_SECONDS = 3.0
 
 
 class LauncherHands:
-    """Waits for the launcher as long as `events` is iterated; after that its loss is final.
+    """Worker runtime over the launcher of a pod.
 
-    When the socket closes under a living launcher the connection is made again and another `Hello`
-    comes. A launcher that refuses connections is dead, so that is `HandsGone` at once.
+    `events` waits for the first connection without a limit. If the socket closes while the launcher
+    lives, the runtime reconnects and another `Hello` follows. A launcher that refuses connections
+    is dead: `HandsGone` follows at once, and the loss is final.
     """
 
     def __init__(self, socket_path: str, attach: Attach) -> None:
@@ -67,7 +68,7 @@ class LauncherHands:
         await self._connected().release(exit_code, message)
 
     async def aclose(self) -> None:
-        """Let go of the launcher: its workers run on, for the next agent."""
+        """Disconnect from the launcher: its workers keep running, for the next agent."""
         self._released = True
         if self._channel is not None:
             channel, self._channel = self._channel, None

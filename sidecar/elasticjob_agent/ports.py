@@ -1,7 +1,7 @@
-"""Ports for MASTER_PORT, held so that nobody else gets them.
+"""Reservation of ports for MASTER_PORT.
 
-Each is held by a bound socket that does not listen: with SO_REUSEADDR, rank 0's
-store binds over it, and until then a connection is refused.
+A bound socket that does not listen reserves each port: with SO_REUSEADDR, rank 0's store can bind
+to the same port, and until then connections are refused.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ _ATTEMPTS = 20
 
 
 class PortHolder:
-    """Holds the port of the current round and that of the next.
+    """Holder of the ports of the current and the next round.
 
-    A port is held from before its round is sealed until the round after it
-    gets its own: while rank 0 listens there, holding it costs nothing, and when
-    rank 0 failed nobody slips in.
+    A port is held from before its round is sealed until the next round gets its own. Holding it
+    costs nothing while rank 0 listens there, and no other process can take it after rank 0 fails.
     """
 
     def __init__(self, address: str) -> None:
@@ -25,7 +24,7 @@ class PortHolder:
         self._held: list[socket.socket] = []
 
     def hold(self) -> int:
-        """Hold one more port and return it; let go of all but the last one."""
+        """Reserve another port and return it; release all earlier ones except the last."""
         fresh = self._bound()
         for old in self._held[:-1]:
             old.close()
@@ -38,7 +37,7 @@ class PortHolder:
         self._held = []
 
     def _bound(self) -> socket.socket:
-        """A socket on every address of this machine: the store listens on all of them."""
+        """Return a socket bound on all addresses of this machine, as the store listens on all."""
         for _ in range(_ATTEMPTS):
             held = socket.socket(self._family, socket.SOCK_STREAM)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

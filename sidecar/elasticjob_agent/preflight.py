@@ -1,7 +1,6 @@
-"""A look at etcd before an agent joins: is it there, and is this run still open?
+"""Preflight check of an agent started by hand: etcd answers, and the run is still open.
 
-For agents that people start by hand. In a pod the agent waits for etcd instead, and an operator
-chooses the incarnation.
+In a pod the agent waits for etcd instead, and an operator chooses the incarnation.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ ATTEMPT_SECONDS = 3.0
 
 
 class PreflightError(Exception):
-    """The agent cannot join; the text says why and what to do."""
+    """The agent cannot join; the text names the cause and the fix."""
 
 
 async def check(settings: AgentSettings, connect_seconds: float) -> None:
-    """Wait for etcd so long, then see that the run is open. Raises `PreflightError`."""
+    """Wait up to `connect_seconds` for etcd, then check that the run is open.
+
+    Raises:
+        PreflightError: etcd does not answer, or the run is closed.
+    """
     deadline = time.monotonic() + connect_seconds
     try:
         async with Client(
@@ -60,7 +63,7 @@ async def _round(client: Client, settings: AgentSettings, deadline: float) -> Ro
             if time.monotonic() >= deadline:
                 raise
             if not said:
-                log.warning("%s: %s; trying on", settings.name, error)
+                log.warning("%s: %s; retrying", settings.name, error)
                 said = True
             await asyncio.sleep(error.delay_seconds)
     try:
@@ -73,6 +76,6 @@ def _closed(settings: AgentSettings, round_: Round) -> str:
     how = f" ({round_.outcome.kind})" if round_.outcome is not None else ""
     incarnation = int(settings.prefix.rstrip("/").rpartition("/")[2])
     return (
-        f"the run {settings.run_id!r} is closed{how}: it is not taken up again. For a new run give "
+        f"the run {settings.run_id!r} is closed{how} and cannot continue. For a new run give "
         f"a --rdzv-id of its own, or --rdzv-conf incarnation={incarnation + 1} on every agent"
     )

@@ -1,8 +1,8 @@
-"""The files through which workers and their agent speak: see `elasticjob.layout`.
+"""Progress and request files between workers and their agent; format: `elasticjob.layout`.
 
-`round_<n>/<local_rank>/progress` and `saved` are written by a worker, `round_<n>/request` by us,
-for all of this node's workers alike. They lie beside the logs, or in a folder of their own while
-none are kept.
+A worker writes `round_<n>/<local_rank>/progress` and `saved`; the agent writes `round_<n>/request`,
+which all workers of this node share. The files are in the log folder, or in a temporary folder if
+no logs are kept.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ _ROUND = re.compile(r"round_(\d+)")
 _OPEN_TO_ALL = 0o1777
 _READABLE = 0o644
 POLL_SECONDS = 0.25
-"""How often the workers' files are looked at."""
+"""Interval at which the agent reads the workers' files."""
 ASKED_POLL_SECONDS = 0.02
-"""So often while they save before a stop: the next round waits for them."""
+"""Interval while workers save before a stop: the next round waits for them."""
 SEEN_SECONDS = 0.005
-"""After this a request that was written is seen by whoever looks: no store is on its way."""
+"""Time after which every worker that reads a written request sees it: no store is in flight."""
 DISK_SECONDS = 5.0
 TRIES = 3
-"""A record that is being written is whole a moment later."""
+"""Maximum reads of a file: a record that is being written is complete a moment later."""
 
 
 class ProgressFiles:
-    """One agent's; `folder` is that of the logs. `shared`: workers may be another user."""
+    """Progress and request files of one agent.
+
+    `folder` is the log folder; None for a temporary one. `shared`: workers may run as another user.
+    """
 
     def __init__(self, folder: Path | None, shared: bool = False) -> None:
         self._folder = folder
@@ -45,7 +48,7 @@ class ProgressFiles:
         self._made: ScratchFolder | None = None
 
     def prepare(self, number: int, slots: int) -> None:
-        """Make what the round's workers are told of, blank. Raises OSError."""
+        """Create the round's folders and an empty request, and remove old files. Raises OSError."""
         if self._folder is None:
             self._made = ScratchFolder("progress")
             self._folder = self._made.path
@@ -61,19 +64,19 @@ class ProgressFiles:
             self._prune(number)
 
     def file(self, number: int, local_rank: int) -> Path:
-        """Where a worker tells its progress."""
+        """Return the path where a worker writes its progress."""
         return self._round(number) / str(local_rank) / "progress"
 
     def saved_file(self, number: int, local_rank: int) -> Path:
-        """Where a worker tells its checkpoints, if it tells nothing else."""
+        """Return the path where a worker that reports nothing else writes its checkpoints."""
         return self._round(number) / str(local_rank) / "saved"
 
     def request_file(self, number: int) -> Path:
-        """Where the round's workers here are asked to save."""
+        """Return the path of the request to this node's workers of a round to save."""
         return self._round(number) / "request"
 
     def read(self, number: int, slots: int) -> dict[int, WorkerProgress]:
-        """What the workers of a round said last, by local rank."""
+        """Return the latest progress of a round's workers, by local rank."""
         if self._folder is None:
             return {}
         found = {}
@@ -87,9 +90,10 @@ class ProgressFiles:
         return found
 
     def ask(self, number: int, request: layout.Request | None) -> None:
-        """Ask the round's workers to save, tell them where, or no longer. Raises OSError.
+        """Write a request to save, with the save point once it is agreed; None withdraws it.
 
-        A worker may look at any moment: what it must not see half written comes last.
+        A worker may read at any moment: the order of the writes never leaves a request that is
+        valid but incomplete. Raises OSError.
         """
         line = layout.pack_request(request)
         descriptor = os.open(
@@ -103,7 +107,7 @@ class ProgressFiles:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Remove the folder, if it is our own."""
+        """Remove the folder if this object created it."""
         if self._made is not None:
             self._made.close()
 
@@ -112,7 +116,7 @@ class ProgressFiles:
         return self._folder / f"round_{number}"
 
     def _write(self, path: Path, content: bytes) -> None:
-        """A new file, for a worker of an earlier run may still hold the old one."""
+        """Write a new file: a worker of an earlier run may still have the old one open."""
         path.unlink(missing_ok=True)
         path.write_bytes(content)
         path.chmod(_READABLE)
@@ -125,7 +129,7 @@ class ProgressFiles:
 
 
 def read_progress(path: Path) -> WorkerProgress | None:
-    """What a progress file says, if it is one. It is written by user code: nothing is trusted."""
+    """Return the content of a progress file, None if invalid. User code writes it: untrusted."""
     for _ in range(TRIES):
         opened = _opened(path)
         if opened is None:
@@ -138,9 +142,9 @@ def read_progress(path: Path) -> WorkerProgress | None:
 
 
 def _opened(path: Path) -> tuple[bytes, int] | None:
-    """A small file of the user's and when it was written, in nanoseconds."""
+    """Return the content and modification time (ns) of a small regular file; else None."""
     with contextlib.suppress(OSError):
-        # Not blocking: a user's script may have put a pipe there.
+        # Non-blocking: a user's script may have created a pipe there.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags)
         try:
@@ -159,7 +163,7 @@ async def follow(
     post: Callable[[Event], None],
     asked: asyncio.Event,
 ) -> None:
-    """Post what running workers say, whenever it is something new; soon, once they are asked."""
+    """Post the progress of running workers when it changes; poll fast after a save request."""
     while True:
         crew = state().crew
         if crew is not None and crew.asked is not None and not crew.empty:

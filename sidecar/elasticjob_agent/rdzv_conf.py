@@ -1,4 +1,4 @@
-"""`--rdzv-conf key=value,…`: each backend's keys, their defaults, and their errors."""
+"""Parser of `--rdzv-conf key=value,…`: each backend's keys, their defaults and their errors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from elasticjob_rendezvous.dynamic.core.settings import (
 
 @dataclass(frozen=True, slots=True)
 class Conf:
-    """The keys of `--rdzv-conf`. Durations are seconds; torch's names are kept where it has one.
+    """Keys of `--rdzv-conf`. Durations are in seconds; torch's names are used where it has one.
 
-    None where the default depends on the backend.
+    None: the default depends on the backend.
     """
 
     timeout: float = 600.0
@@ -56,7 +56,10 @@ class Conf:
 
     @property
     def lost_seconds(self) -> float:
-        """After which a silent node is lost: told as such, or as torch tells its c10d."""
+        """Seconds without a heartbeat after which a node is lost.
+
+        `keep_alive_seconds`, or torch's keep_alive_interval times keep_alive_max_attempt.
+        """
         interval, attempts = self.keep_alive_interval, self.keep_alive_max_attempt
         if interval is None and attempts is None:
             return self.keep_alive_seconds
@@ -65,7 +68,7 @@ class Conf:
 
     @property
     def tuning(self) -> Tuning:
-        """What torch's backends are told of it."""
+        """Settings for the backends other than etcd v3."""
         return Tuning(
             connect_seconds=self.connect_timeout,
             read_seconds=self.read_timeout,
@@ -101,7 +104,7 @@ ACCEPTED = {
         "read_timeout close_timeout heartbeat_timeout is_host store_type".split()
     ),
 }
-"""The keys that do something, by backend; torch's other names for some are among them."""
+"""Keys with an effect, by backend, including torch's aliases."""
 _WHOLE_OF_TORCH = ("read_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _LEAST = {
     **dict.fromkeys(("increment", "close_timeout", "heartbeat_timeout", *_WHOLE_OF_TORCH), 1),
@@ -111,9 +114,9 @@ _LEAST = {
 }
 _WHY = {
     "keep_alive_seconds": "etcd grants no shorter lease, and a c10d node beats once a second",
-    "confirm": "who confirms later is left out of the round",
-    "heartbeat_timeout": "a sign of life that may take no time is never given",
-    "close_timeout": "a leave that may take no time is never told",
+    "confirm": "members that confirm later are left out of the round",
+    "heartbeat_timeout": "a heartbeat takes time",
+    "close_timeout": "leaving takes time",
 }
 _KINDS = {"float": float, "int": int, "str": str}
 
@@ -121,8 +124,11 @@ _KINDS = {"float": float, "int": int, "str": str}
 def read_conf(text: str, backend: Backend = Backend.ETCD) -> Conf:
     """Read `key=value,key=value`.
 
-    A key that the backend has no use for is an error, which names those that it has, or the
-    nearest one. Where a key is given under two names, `join_timeout` wins, else the last.
+    A key without effect for the backend is an error, which lists the known keys or the nearest
+    one. If a key is given under two names, `join_timeout` wins, else the last one.
+
+    Raises:
+        SettingsError: a key or value is wrong.
     """
     kinds = {field.name: _KINDS[str(field.type).partition(" ")[0]] for field in fields(Conf)}
     values: dict[str, object] = {}
@@ -152,22 +158,22 @@ def _refusal(typed: str, backend: Backend) -> str:
 
 
 def _check(conf: Conf, given: dict[str, object]) -> None:
-    """Keys that contradict each other, and words."""
+    """Check the string values, and keys that exclude each other. Raises `SettingsError`."""
     if conf.store_type.lower() not in ("", "tcp"):
         raise SettingsError(
-            f"--rdzv-conf store_type must be tcp, got {echoed(conf.store_type)}: agents have no "
-            "store in a file"
+            f"--rdzv-conf store_type must be tcp, got {echoed(conf.store_type)}: agents do not "
+            "support file stores"
         )
     beats = conf.keep_alive_interval is not None or conf.keep_alive_max_attempt is not None
     if beats and "keep_alive_seconds" in given:
         raise SettingsError(
-            "--rdzv-conf must give either keep_alive_seconds or torch's keep_alive_interval and "
-            "keep_alive_max_attempt, whose product it is"
+            "--rdzv-conf must give either keep_alive_seconds, or torch's keep_alive_interval and "
+            "keep_alive_max_attempt: keep_alive_seconds is their product"
         )
     if beats and conf.lost_seconds < LEAST_KEEP_ALIVE_SECONDS:
         raise SettingsError(
             "--rdzv-conf keep_alive_interval times keep_alive_max_attempt must be at least "
-            f"{LEAST_KEEP_ALIVE_SECONDS} seconds, or nodes are lost between two signs of life; "
+            f"{LEAST_KEEP_ALIVE_SECONDS} seconds, or nodes are lost between two heartbeats; "
             f"got {conf.lost_seconds:g}"
         )
 

@@ -1,7 +1,8 @@
-"""Temporary folders of agents and local runs, cleared away even if whoever made one was killed.
+"""Temporary folders of agents and local runs, removed even if their process was killed.
 
-Whoever makes one holds a lock on it for as long as it lives, and first removes those on which
-nobody does: the kernel lets go of a dead process's locks. (systemd-tmpfiles heeds them too.)
+A process holds a lock on its folder as long as it lives. A process that creates a folder removes
+those without a lock holder: the kernel releases a dead process's locks. (systemd-tmpfiles respects
+the locks too.)
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ from pathlib import Path
 log = logging.getLogger("elasticjob.agent")
 
 _LOCKED = "elasticjob-agent-"
-"""What is called so was locked before it got its name."""
+"""Name prefix of folders that were locked before they got this name."""
 _UNLOCKED = "elasticjob-new-"
 NAMED_SECONDS = 3600.0
-"""What is still called so after this time has nobody who would lock it."""
+"""Age after which a folder with the unlocked prefix is abandoned: its process was killed before it
+locked the folder."""
 
 
 class ScratchFolder:
-    """A folder of this process alone, named after its use. Raises OSError.
+    """Temporary folder of this process, named after its use. Raises OSError.
 
-    `parent` is where, if not where temporary files belong.
+    `parent` is the folder to create it in; None for the system's temporary folder.
     """
 
     def __init__(self, use: str, parent: str | None = None) -> None:
         made = Path(tempfile.mkdtemp(prefix=_UNLOCKED, dir=parent))
         self._held = _opened(made)
         self.path = made
-        # A file system without locks: it keeps a name under which nobody removes it.
+        # On a file system without locks the folder keeps the unlocked prefix: `clear` removes
+        # such a folder only when it is empty.
         with contextlib.suppress(OSError):
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.path = made.rename(
@@ -44,7 +47,7 @@ class ScratchFolder:
         clear(made.parent)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder and release its lock."""
         if self._held >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._held)
@@ -52,11 +55,12 @@ class ScratchFolder:
 
 
 def clear(parent: Path) -> None:
-    """Remove what dead processes of this user have left there."""
+    """Remove the folders that dead processes of this user left in `parent`."""
     for path in _abandoned(parent, _LOCKED):
         log.info("removing %s, whose process was killed", path)
         shutil.rmtree(path, ignore_errors=True)
-    # Of who was killed before it had locked it; where there are no locks others have content.
+    # Folders of processes killed before they locked them. Without file locks, folders in use have
+    # this prefix too, but they are not empty, so rmdir fails.
     for path in _abandoned(parent, _UNLOCKED):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > NAMED_SECONDS:
@@ -64,7 +68,7 @@ def clear(parent: Path) -> None:
 
 
 def _abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """Each is locked by us until the next is asked for."""
+    """Yield the abandoned folders; each stays locked until the next one is requested."""
     with contextlib.suppress(OSError):
         for path in sorted(parent.glob(f"{prefix}*")):
             with contextlib.suppress(OSError):

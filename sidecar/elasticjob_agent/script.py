@@ -1,4 +1,4 @@
-"""The command of an agent's workers, from the script, module or program that a person names."""
+"""Command of an agent's workers, from the script, module or program that the user names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_rendezvous.core.typed import bounded, echoed
 
 
 def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tuple[str, ...]:
-    """What each worker runs. Raises `SettingsError` where that can be seen not to work."""
+    """Return the command of each worker. Raises `SettingsError` if it cannot be run."""
     here = _current_folder()
     if not words or not words[0]:
         raise SettingsError(
@@ -43,5 +43,5 @@ def worker_command(words: tuple[str, ...], module: bool, no_python: bool) -> tup
 def _current_folder() -> Path:
     try:
         return Path.cwd()
-    except OSError as error:  # programs that run there fail in odd ways
+    except OSError as error:  # programs fail in confusing ways in a removed folder
         raise SettingsError("the current folder was removed: change to another one") from error

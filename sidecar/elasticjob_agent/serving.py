@@ -1,7 +1,7 @@
-"""Report of an agent about its job at `GET /rendezvous`; over etcd v3 without records.
+"""Report of an agent about its job at `GET /rendezvous`; with etcd v3 only store problems.
 
-Keeps what `core.recorded` notes, in one place that the health server may ask, and stays a
-moment at the end so that how the job ended is read. The form: `elasticjob_rendezvous.core.served`.
+Keeps the records of `core.recorded` for the health server, and delays the agent's end until a
+reader has seen the job's outcome. Format: `elasticjob_rendezvous.core.served`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from elasticjob_rendezvous.core.served import SETUP, Served, proven, served, wri
 from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 STAY_SECONDS = 10.0
-"""How long the end waits to be read, where somebody has been reading."""
+"""Maximum time to wait at the end for a reader, if there has been one lately."""
 READING_SECONDS = 30.0
-"""Who asked so lately will ask again."""
+"""Maximum age of the last request of a reader that is expected to read again."""
 
 
 class Witness:
-    """Tells of one agent's part in its job.
+    """Reporter of one agent's view of its job.
 
     Args:
-        job_key: what readers must have; empty lets everybody read.
-        setting_up: whether there is no rendezvous yet that one could join.
+        who: identity of this agent's node.
+        job_key: key that readers must prove to have; empty allows every reader.
+        setting_up: returns True before a joinable rendezvous exists.
     """
 
     def __init__(
@@ -57,27 +58,27 @@ class Witness:
         self._asked_at = float("-inf")
         self._end_read = asyncio.Event()
         self.trouble: Callable[[], StoreTrouble | None] = lambda: None
-        """Trouble with the rendezvous store; None while it can be used."""
+        """Returns the problem with the rendezvous store; None while it is usable."""
 
     def stepped(self, before: Following, after: Following) -> None:
-        """Take in a step of the agent's rendezvous."""
+        """Record a step of the agent's rendezvous."""
         now_ms = time.time_ns() // 1_000_000
         self._known = recorded(self._known, before, after, self._who, now_ms)
         self._state = after
 
     def may_read(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request, by its headers, comes from who has the job's key."""
+        """Return True if the request's headers prove possession of the job's key."""
         return proven(self._job_key, headers, time.time_ns() // 1_000_000)
 
     def answer(self) -> bytes:
-        """The body of the answer."""
+        """Return the body of the answer, and note that there is a reader."""
         self._asked_at = time.monotonic()
         if self._known.state is RoundState.CLOSED:
             self._end_read.set()
         return json.dumps(written(replace(self._told(), store=self.trouble()))).encode()
 
     async def end_read(self) -> None:
-        """Wait until the job's end was read, if it ended and if anybody reads."""
+        """Wait until the job's end was read, if the job ended and there was a reader lately."""
         reading = time.monotonic() - self._asked_at < READING_SECONDS
         if self._known.state is not RoundState.CLOSED or not reading:
             return

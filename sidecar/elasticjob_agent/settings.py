@@ -1,37 +1,38 @@
-"""What the agent is told at its start: the only module here that reads the environment, but
-for `control`, which must be light.
+"""Agent settings, read from environment variables.
+
+No other module of the agent reads the environment, except `control`, which must stay light.
 
 | variable | meaning | default |
 |---|---|---|
-| `ELASTICJOB_PREFIX` | `/elasticjob/<namespace>/<uid>/<incarnation>/`, the job's keys | required |
-| `ELASTICJOB_BACKEND` | who keeps the rendezvous: etcd (v3), etcd-v2 or c10d | etcd |
-| `ELASTICJOB_ENDPOINTS` | etcd, `host:port` or URLs, with commas; or the c10d store | required |
+| `ELASTICJOB_PREFIX` | key prefix, `/elasticjob/<namespace>/<uid>/<incarnation>/` | required |
+| `ELASTICJOB_BACKEND` | rendezvous backend: etcd (v3), etcd-v2 or c10d | etcd |
+| `ELASTICJOB_ENDPOINTS` | `host:port` or URLs of etcd, comma-separated, or c10d store | required |
 | `ELASTICJOB_STORE_HOST` | `true`: this agent hosts the c10d store | false |
-| `ELASTICJOB_BOUNDS` | a `Bounds` record, which only etcd's v3 API holds | required, or none |
-| `ELASTICJOB_MEMBER_ID` | this member: a pod's uid | required |
-| `ELASTICJOB_NAME` | its name; natural order of names gives the ranks | required |
-| `ELASTICJOB_ADDRESS` | the IP address at which peers reach its workers | required |
-| `ELASTICJOB_SLOTS` | workers to run | 1 |
-| `ELASTICJOB_RUN_ID` | the job, for workers and messages | the uid in the prefix |
-| `ELASTICJOB_NODE` | the machine, for people | empty |
+| `ELASTICJOB_BOUNDS` | `Bounds` record as JSON, for the backends other than etcd | required there |
+| `ELASTICJOB_MEMBER_ID` | id of this member: a pod's uid | required |
+| `ELASTICJOB_NAME` | name of this member; natural order of names gives the ranks | required |
+| `ELASTICJOB_ADDRESS` | IP address at which peers reach this node's workers | required |
+| `ELASTICJOB_SLOTS` | number of workers | 1 |
+| `ELASTICJOB_RUN_ID` | id of the job, for workers and messages | the uid in the prefix |
+| `ELASTICJOB_NODE` | machine name, for people | empty |
 | `ELASTICJOB_ROLE` | torch's role | default |
-| `ELASTICJOB_JOB_KEY_FILE` | the secret that the job's agents share | required |
+| `ELASTICJOB_JOB_KEY_FILE` | file with the secret that the job's agents share | required |
 | `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
-| `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
+| `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd credentials | none |
 | `ELASTICJOB_SOCKET` | the launcher's socket | /elasticjob/launcher.sock |
-| `ELASTICJOB_LOG_DIR` | where workers' logs are kept; empty keeps none | empty |
-| `ELASTICJOB_MAX_LOG_BYTES` | what each stream of each worker keeps | 16 MiB |
-| `ELASTICJOB_KEEP_ROUNDS` | rounds whose logs are kept | 20 |
-| `ELASTICJOB_STOP_GRACE_SECONDS` | what workers get when this node leaves | 10 |
-| `ELASTICJOB_HANG_TIMEOUT_SECONDS` | after which training that stands still hangs | 0: never |
-| `ELASTICJOB_KEEP_ALIVE_SECONDS` | its lease, until it knows the job's bounds | 5 |
-| `ELASTICJOB_ORPHAN_SECONDS` | how long workers outlive a lost agent | 30 |
-| `ELASTICJOB_BIND_ADDRESS` | where the agent listens for its peers | 0.0.0.0 |
+| `ELASTICJOB_LOG_DIR` | folder of the workers' logs; empty keeps none | empty |
+| `ELASTICJOB_MAX_LOG_BYTES` | maximum log size of each stream of each worker | 16 MiB |
+| `ELASTICJOB_KEEP_ROUNDS` | number of rounds whose logs are kept | 20 |
+| `ELASTICJOB_STOP_GRACE_SECONDS` | grace period of workers when this node leaves | 10 |
+| `ELASTICJOB_HANG_TIMEOUT_SECONDS` | time without progress that counts as a hang | 0: never |
+| `ELASTICJOB_KEEP_ALIVE_SECONDS` | lease TTL until the job's bounds are known | 5 |
+| `ELASTICJOB_ORPHAN_SECONDS` | maximum time that workers outlive a lost agent | 30 |
+| `ELASTICJOB_BIND_ADDRESS` | listen address for peers | 0.0.0.0 |
 | `ELASTICJOB_CONTROL` | unix socket for `leave` and status; empty opens none | empty |
 | `ELASTICJOB_HEALTH_PORT` | TCP port for probes; empty opens none | empty |
 | `ELASTICJOB_WARM_START` | Auto: fork workers from a preloaded interpreter; Off | Auto |
-| `ELASTICJOB_WARM_START_MODULES` | modules to preload beside those that are found | none |
-| `ELASTICJOB_TERMINATION_LOG` | where the end is explained | /dev/termination-log |
+| `ELASTICJOB_WARM_START_MODULES` | modules to preload beside the detected ones | none |
+| `ELASTICJOB_TERMINATION_LOG` | file of the termination message | /dev/termination-log |
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _PREFIX = re.compile(r"/elasticjob/[^/]+/(?P<uid>[^/]+)/(?P<incarnation>\d+)/")
 
 
 class SettingsError(ValueError):
-    """The agent cannot start as it was called; the text names the setting and the fix."""
+    """A setting is missing or wrong; the text names the setting and the fix."""
 
 
 class Backend(StrEnum):
-    """Who keeps the rendezvous."""
+    """Rendezvous backend."""
 
     ETCD = "etcd"
     ETCD_V2 = "etcd-v2"
@@ -71,7 +72,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """Where etcd is, and as whom to speak to it."""
+    """Endpoints and credentials of etcd, or the endpoint of the c10d store."""
 
     endpoints: tuple[str, ...]
     tls: Tls | None = None
@@ -81,11 +82,14 @@ class EtcdAccess:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Where and how much of the workers' output is kept.
+    """Location and limits of the workers' logs.
 
-    `folder` holds `round_<n>/<local_rank>/`; None keeps nothing. `shared`: the
-    workers may run under another uid, so they must be let in. `output`: false keeps only the
-    workers' error files.
+    Args:
+        folder: parent of `round_<n>/<local_rank>/`; None keeps nothing.
+        max_bytes: maximum size of each stream of each worker.
+        keep_rounds: number of rounds whose logs are kept.
+        shared: make the folders writable for all, since workers may run under another uid.
+        output: keep the workers' output; False keeps only their error files.
     """
 
     folder: Path | None = None
@@ -97,21 +101,23 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """Fork workers from a preloaded interpreter, with these modules beside those that are found."""
+    """Warm start: fork workers from a preloaded interpreter.
+
+    `modules` are preloaded beside the detected ones.
+    """
 
     modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Everything one agent is told.
+    """All settings of one agent.
 
-    `bounds` is None where an operator writes them. `announce`: the launcher
-    prints the outcome and leaves its own termination message. `warm_start` None
-    starts every worker afresh. `rendezvous_id` and `hosts_store` are for the backends
-    that are not etcd's v3 API; there `etcd` says where their rendezvous is. `hosts_store`
-    None: this agent hosts it if the endpoint is of this machine and no other does. `tuning` is
-    for them too.
+    `bounds` is None if an operator writes them. `announce`: the launcher prints the outcome and
+    writes its own termination message. `warm_start` None starts every worker in a new interpreter.
+    `rendezvous_id`, `hosts_store` and `tuning` apply to the backends other than etcd's v3 API, and
+    `etcd` then holds the endpoints of their store. `hosts_store` None: this agent hosts the store
+    if the endpoint is an address of this machine and no other process hosts it.
     """
 
     prefix: str
@@ -144,47 +150,50 @@ class AgentSettings:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> AgentSettings:
-    """The settings of an agent beside a launcher. Raises `SettingsError`."""
+    """Read the settings of an agent beside a launcher. Raises `SettingsError`."""
     return _read(os.environ if environ is None else environ)
 
 
 def inherited_names() -> frozenset[str]:
-    """The variables that child processes would inherit from this one."""
+    """Return the names of this process's environment variables, which children inherit."""
     return frozenset(os.environ)
 
 
 def inherited_environment() -> dict[str, str]:
-    """All of them, with their values."""
+    """Return this process's environment variables, which children inherit."""
     return dict(os.environ)
 
 
 def workers_are_identical() -> bool:
-    """TORCH_ELASTIC_WORKER_IDENTICAL: all nodes of the gang have one role and one size."""
+    """Return True if TORCH_ELASTIC_WORKER_IDENTICAL=1: all nodes have the same role and size."""
     return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"
 
 
 def signals_to_handle() -> str:
-    """Names of the signals at which an agent ends its workers and leaves, with commas."""
+    """Return the comma-separated names of the signals that make an agent leave."""
     return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
 
 
 def uninterruptible_seconds() -> str:
-    """Maximum time of a worker in uninterruptible sleep, not yet validated."""
+    """Return the maximum time of a worker in uninterruptible sleep, not yet validated."""
     return os.environ.get("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "")
 
 
 def visible_devices() -> str | None:
-    """CUDA_VISIBLE_DEVICES, which narrows the GPUs that `auto` counts."""
+    """Return CUDA_VISIBLE_DEVICES, which limits the GPUs that `auto` counts."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def told_termination_log() -> Path | None:
-    """Where this process is to explain its end, also when its other settings are wrong."""
+    """Return the path of the termination message, also if other settings are wrong."""
     return _termination_log(os.environ)
 
 
 def _termination_log(environ: Mapping[str, str]) -> Path | None:
-    """As told, else where a container runtime looks; set but empty is nowhere."""
+    """Return the configured path, else the container runtime's default if it exists.
+
+    An empty variable disables the message.
+    """
     path = environ.get("ELASTICJOB_TERMINATION_LOG")
     if path:
         return Path(path)
@@ -192,7 +201,7 @@ def _termination_log(environ: Mapping[str, str]) -> Path | None:
 
 
 def endpoints_of(text: str, source: str) -> tuple[str, ...]:
-    """Split and check a list of endpoints; `source` names where it came from."""
+    """Split and validate a list of endpoints; `source` names the setting in errors."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found:
         raise SettingsError(f"{source} must name at least one etcd endpoint, such as host:2379")
@@ -206,7 +215,10 @@ def endpoints_of(text: str, source: str) -> tuple[str, ...]:
 
 
 def warm_start_of(choice: str, modules: str, source: str) -> WarmStart | None:
-    """What was chosen: Auto or Off, and modules separated by commas. `source` names the choice."""
+    """Parse the choice, Auto or Off, and comma-separated modules; None for Off.
+
+    `source` names the setting in errors.
+    """
     known = {"auto": True, "off": False}
     if choice.lower() not in known:
         raise SettingsError(f"{source} must be Auto or Off, got {echoed(choice)}")

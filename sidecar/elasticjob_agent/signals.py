@@ -1,4 +1,4 @@
-"""The signals by which a terminal, or whoever stops a container, asks a process to end."""
+"""Handling of the signals by which a terminal or a container runtime asks a process to end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ log = logging.getLogger("elasticjob.agent")
 
 @contextlib.contextmanager
 def heeded(heard: Callable[[signal.Signals], None], to_the_end: bool = False) -> Iterator[None]:
-    """Have them heard in this thread's event loop instead of ending the process.
+    """Handle termination signals in this thread's event loop while the context is entered.
 
     Args:
-        to_the_end: afterwards they are ignored, for the process only says how it ended.
+        heard: called in the event loop with each signal.
+        to_the_end: ignore the signals afterwards, since the process only reports its end;
+            otherwise restore the earlier handlers.
     """
     loop = asyncio.get_running_loop()
     taken = [signum for signum in handled(signals_to_handle()) if not _unwanted(signum)]
 
-    # Not by the loop's own means: it lets go of a signal only by having it end the process.
+    # Not loop.add_signal_handler: on removal it resets the signal to end the process.
     def tell(signum: int, _: object) -> None:
         loop.call_soon_threadsafe(heard, signal.Signals(signum))
 
@@ -37,20 +39,20 @@ def heeded(heard: Callable[[signal.Signals], None], to_the_end: bool = False) ->
 
 
 class Signals:
-    """An agent's: `leave` is called with each one's name, and whether it is to be in a hurry."""
+    """Termination signals of an agent: calls `leave` with the signal's name and the urgency."""
 
     def __init__(self, leave: Callable[[str, bool], None]) -> None:
         self._leave = leave
         self._heeds = False
         self._interrupted = False
         self.last: signal.Signals | None = None
-        """The last one that asked this agent to end."""
+        """Last signal that asked this agent to end."""
 
     @contextlib.contextmanager
     def heeded(self, to_the_end: bool = False) -> Iterator[None]:
-        """See `heeded`. May be entered within itself: by who has more to close than the agent."""
+        """See `heeded`. Reentrant, for a caller that has more to close than the agent."""
         if self._heeds or threading.current_thread() is not threading.main_thread():
-            yield  # signals are the main thread's; whoever runs an agent elsewhere ends it
+            yield  # only the main thread handles signals; elsewhere the caller ends the agent
             return
         self._heeds = True
         try:
@@ -60,7 +62,7 @@ class Signals:
             self._heeds = False
 
     def _heard(self, signum: signal.Signals) -> None:
-        """SIGTERM may come twice from a kubelet; a second Ctrl-C is a person's impatience."""
+        """Leave; a second SIGINT is urgent. A second SIGTERM is not: a kubelet may send two."""
         self.last = signum
         hurry = signum == signal.SIGINT and self._interrupted
         self._interrupted = self._interrupted or signum == signal.SIGINT
@@ -68,7 +70,7 @@ class Signals:
 
 
 def handled(names: str) -> list[signal.Signals]:
-    """The signals of that list; what is none, or cannot be handled, is warned of and left out."""
+    """Return the signals in a list of names; warn about and skip those that cannot be handled."""
     found = []
     for name in names.split(","):
         signum = getattr(signal, name.strip(), None)
@@ -81,5 +83,5 @@ def handled(names: str) -> list[signal.Signals]:
 
 
 def _unwanted(signum: signal.Signals) -> bool:
-    """Whether we were started so that it changes nothing, by `nohup`."""
+    """Return True for SIGHUP if `nohup` started this process with it ignored."""
     return signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN

@@ -1,4 +1,4 @@
-"""What an agent is put into: its node's settings, its rendezvous, and who looks on."""
+"""Ports of the agent: the settings of its node, its rendezvous, and hooks for an embedder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_rendezvous.core.local import Local
 
 
 class NodeSettings(Protocol):
-    """What an agent must be told of its node. `settings.AgentSettings` is that and more."""
+    """Settings of a node that the agent needs; `settings.AgentSettings` is a superset."""
 
     @property
     def run_id(self) -> str: ...
@@ -41,9 +41,9 @@ class NodeSettings(Protocol):
 
 
 class Rendezvous(Protocol):
-    """What the agent needs of the rendezvous.
+    """Rendezvous port of the agent.
 
-    `etcd.member.RendezvousMember` is it, and `api.following.HandlerRendezvous`.
+    Implementations: `etcd.member.RendezvousMember` and `api.following.HandlerRendezvous`.
     """
 
     async def __aenter__(self) -> Self: ...
@@ -56,34 +56,34 @@ class Rendezvous(Protocol):
     ) -> None: ...
 
     def tell(self, local: Local) -> None:
-        """The whole truth of this node; does not block."""
+        """Report the full state of this node. Does not block."""
         ...
 
     def directives(self) -> AsyncIterator[Directive]:
-        """The current directive, then each change."""
+        """Yield the current directive, then each change."""
         ...
 
     @property
     def live_until(self) -> float | None:
-        """Until when workers may live by what is known now, on the monotonic clock."""
+        """Workers' deadline by current knowledge, on the monotonic clock; None for no deadline."""
         ...
 
     def on_evidence(self, renewed: Callable[[], None]) -> None:
-        """Have `renewed` called when `live_until` may have grown though no lease was renewed."""
+        """Call `renewed` whenever `live_until` may be later although no lease was renewed."""
         ...
 
     @property
     def registered(self) -> bool:
-        """Whether our key stands in etcd, as far as we know."""
+        """True if this node's key exists in etcd, by current knowledge."""
         ...
 
 
 class Attendant:
-    """Looks on, and may change how workers are started. This one does neither."""
+    """Agent hooks: observe each step, and change the order to start workers. Default: no-ops."""
 
     def dressed(self, order: StartWorkers) -> StartWorkers:
-        """The order as it is to be given to the hands."""
+        """Return the order to pass to the worker runtime."""
         return order
 
     def observed(self, state: State, event: Event) -> None:
-        """The state after each step, and what it took in."""
+        """Observe the state after a step, and the event of that step."""

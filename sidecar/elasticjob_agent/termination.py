@@ -1,4 +1,4 @@
-"""The message that explains an agent's end without etcd; a kubelet keeps 4096 bytes of it."""
+"""Termination message: explains an agent's end without etcd; a kubelet keeps 4096 bytes of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CUT = "\n[…]\n"
 
 
 def clipped(message: str, max_bytes: int = MAX_BYTES) -> str:
-    """The message, cut in the middle: its first lines say what, a traceback's last lines why."""
+    """Cut the message in the middle: the first lines name the error, the last lines the cause."""
     raw = message.encode(errors="replace")
     if len(raw) <= max_bytes:
         return raw.decode()
@@ -20,8 +20,10 @@ def clipped(message: str, max_bytes: int = MAX_BYTES) -> str:
 
 
 def write_termination(path: Path | None, message: str) -> OSError | None:
-    """Write the message, if there is a place for it. What goes wrong is returned, not raised:
-    the end goes on."""
+    """Write the message, unless `path` is None.
+
+    Errors are returned, not raised: the agent's end continues.
+    """
     if path is None:
         return None
     try:

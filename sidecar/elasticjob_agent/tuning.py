@@ -1,4 +1,4 @@
-"""What an agent of torch's backends may be told beside its job's bounds: torch's own settings."""
+"""Backend options of etcd-v2 and c10d beside the job's bounds: torch's own settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """None is the backend's own default.
+    """Backend options; None selects the backend's default.
 
     Args:
-        connect_seconds: how long what keeps the rendezvous is waited for at the start; None: for
-            as long as for a round.
-        read_seconds: one answer of etcd; of c10d, a key of the rendezvous' store.
-        etcd_prefix: the folder of all runs in etcd.
-        beat_seconds: between two signs of life in a c10d rendezvous.
-        beats: so many may be missed.
-        heartbeat_seconds: what one of them may take.
-        close_seconds: what leaving or closing a c10d rendezvous may take.
+        connect_seconds: maximum wait for the rendezvous store at the start; None: the join
+            timeout.
+        read_seconds: timeout of one read, of etcd or of a key in the c10d store.
+        etcd_prefix: folder of all runs in etcd.
+        beat_seconds: heartbeat interval of a c10d rendezvous.
+        beats: missed heartbeats after which a node is lost.
+        heartbeat_seconds: timeout of one heartbeat.
+        close_seconds: timeout of leaving or closing a c10d rendezvous.
     """
 
     connect_seconds: float | None = None

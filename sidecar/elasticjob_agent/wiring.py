@@ -1,4 +1,4 @@
-"""Putting one agent together and running it to its end."""
+"""Composition root: assembles one agent and runs it to its end."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ log = logging.getLogger("elasticjob.agent")
 
 NONCE_BYTES = 6
 LAUNCHERS_COMMAND = "launcher"
-"""Stands for the entrypoint where the launcher, not the agent, was given the command."""
+"""Placeholder entrypoint: the launcher, not the agent, has the workers' command."""
 MONITOR_SECONDS = 1.0
 SHUTDOWN_SECONDS = 15.0
 
 
 def run_beside_launcher() -> int:
-    """The agent of a pod from its start to its end, as the environment tells it; its exit code."""
+    """Run the agent of a pod, configured by the environment, and return its exit code."""
     to_standard_error()
     try:
         settings = agent_settings.from_environment()
@@ -53,12 +53,12 @@ def run_beside_launcher() -> int:
 
 
 def to_standard_error(level: int = logging.INFO) -> None:
-    """Log plain lines: time, level, then who and what."""
+    """Log to standard error in lines of time, level, name and message."""
     _send("elasticjob", "%(message)s", level)
 
 
 def _name_the_rendezvous(settings: AgentSettings) -> None:
-    """The rendezvous library does not know whose log it writes to."""
+    """Prefix the rendezvous library's log lines with the agent's name, which it does not know."""
     name = settings.name.replace("%", "%%")
     level = logging.getLogger("elasticjob").level
     _send("elasticjob_rendezvous", f"{name}: %(message)s", level)
@@ -74,7 +74,7 @@ def _send(logger: str, message: str, level: int) -> None:
 
 
 def launcher_hands(settings: AgentSettings, session: str) -> LauncherHands:
-    """Hands in the training container beside this process."""
+    """Return a client of the launcher in the training container beside this process."""
     attach = Attach(settings.member, session, settings.job_key, settings.orphan_seconds)
     return LauncherHands(settings.socket, attach)
 
@@ -84,7 +84,7 @@ def session_nonce() -> str:
 
 
 def identity_of(settings: AgentSettings) -> Identity:
-    """Who this node is to its job."""
+    """Return this node's identity in its job."""
     return Identity(
         id=settings.member,
         name=settings.name,
@@ -97,7 +97,7 @@ def identity_of(settings: AgentSettings) -> Identity:
 
 
 def v3_handler(settings: AgentSettings, session: str) -> DirectedHandler:
-    """This node's place in the job's v3 rendezvous."""
+    """Return the handler of this node for the job's v3 rendezvous."""
     config = Config(
         prefix=settings.prefix,
         identity=identity_of(settings),
@@ -125,7 +125,7 @@ def elastic_agent(
     handler: RendezvousHandler,
     witness: Witness | None = None,
 ) -> NodeElasticAgent:
-    """This node's agent, as the elastic agent API has it."""
+    """Return this node's agent behind torch's elastic agent API."""
     bounds = settings.bounds or Bounds(1, 1)
     spec = WorkerSpec(
         role=settings.role,
@@ -140,8 +140,8 @@ def elastic_agent(
 
 
 def witness_of(settings: AgentSettings, session: str, handler: RendezvousHandler) -> Witness:
-    """Tells whether what keeps the rendezvous can be used; and all of a job whose records no etcd
-    v3 holds."""
+    """Return the reporter of store problems and, for a job without records in etcd v3, of its
+    status."""
     return Witness(
         identity_of(settings),
         session,
@@ -160,17 +160,17 @@ async def run_agent(
     handler: RendezvousHandler | None = None,
     to_the_end: bool = False,
 ) -> Ending:
-    """Run an agent to its end, answer probes meanwhile, and leave the message that explains it.
+    """Run an agent to its end, answer probes meanwhile, and write the termination message.
 
-    `handler` is another rendezvous than the job's own over etcd v3; it is shut down at the end.
-    `to_the_end`: after it the process only ends, and no signal changes how.
+    `handler` replaces the job's rendezvous over etcd v3; it is shut down at the end.
+    `to_the_end`: the process exits right after this, so signals are ignored from then on.
     """
     _name_the_rendezvous(settings)
     used = v3_handler(settings, session) if handler is None else handler
     witness = witness_of(settings, session, used)
     elastic = elastic_agent(settings, hands, used, None if handler is None else witness)
     witness.trouble = lambda: elastic.shell.trouble
-    # A kubelet's SIGTERM, which follows the trainer's end, does not cut the last words short.
+    # A kubelet's SIGTERM, which follows the trainer's end, must not interrupt the last writes.
     with elastic.shell.signals.heeded(to_the_end):
         ending = await _lived(settings, elastic, witness)
         if handler is not None:
@@ -180,7 +180,7 @@ async def run_agent(
 
 
 async def _lived(settings: AgentSettings, elastic: NodeElasticAgent, witness: Witness) -> Ending:
-    """The agent's life, with its probes answered."""
+    """Run the agent and its health server."""
     address, port = settings.bind_address, settings.health_port
     try:
         async with answering(elastic.shell, address, port, settings.control, witness):
@@ -193,7 +193,10 @@ async def _lived(settings: AgentSettings, elastic: NodeElasticAgent, witness: Wi
 
 
 async def _let_go(handler: RendezvousHandler, ending: Ending, alone: bool) -> None:
-    """Only a job's end closes its rendezvous: of torch's kind they close on `shutdown`."""
+    """Release the handler; close the rendezvous only at the job's end.
+
+    Handlers like torch's close the rendezvous on `shutdown`, so otherwise call `leave` if present.
+    """
     ended = ending.code in (ExitCode.OK, ExitCode.FAILED) and ending.launcher_code != LEFT_CODE
     let_go = (
         handler.shutdown if ended and not alone else getattr(handler, "leave", handler.shutdown)
@@ -203,11 +206,11 @@ async def _let_go(handler: RendezvousHandler, ending: Ending, alone: bool) -> No
             if call is not None:
                 await in_thread(call, SHUTDOWN_SECONDS)
         except Exception as error:
-            log.warning("the rendezvous could not be left: %r", error)
+            log.warning("cannot leave the rendezvous: %r", error)
 
 
 async def explain(settings: AgentSettings, ending: Ending) -> None:
-    """Leave the message by which a finished pod explains itself."""
+    """Write the termination message of the pod."""
     trouble = await asyncio.to_thread(write_termination, settings.termination_log, ending.message)
     if trouble is not None:
-        log.warning("%s: no termination message: %s", settings.name, trouble)
+        log.warning("%s: cannot write the termination message: %s", settings.name, trouble)

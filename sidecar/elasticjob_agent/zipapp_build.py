@@ -1,5 +1,8 @@
-"""Puts what runs in the training container there: the launcher, packed into one file that any
-Python from 3.8 on runs, and beside it the package that training scripts may import."""
+"""Builder and installer of the files for the training container.
+
+Packs the launcher into one file that Python 3.8 or later runs, and copies the package that training
+scripts may import beside it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from {PACKAGE}.__main__ import main
 
 main()
 """
-# The least a zip file can say: the same sources give the same bytes.
+# The earliest time a zip file can store: the same sources give the same bytes.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 SHEBANG = b"#!/usr/bin/env python3\n"
 
@@ -41,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def install(launcher: Path) -> None:
-    """Write the launcher, and the library where it looks for it. Raises OSError."""
+    """Write the launcher, and the library to the folder the launcher expects. Raises OSError."""
     build_zipapp(launcher)
     source = Path(__file__).parents[1] / LIBRARY
     target = launcher.parent / settings.LIBRARY / LIBRARY
@@ -51,7 +54,7 @@ def install(launcher: Path) -> None:
 
 
 def lean(source: bytes) -> bytes:
-    """The same program without comments and docstrings; each line keeps its number."""
+    """Return the program without comments and docstrings; each line keeps its number."""
     lines = source.decode().splitlines(keepends=True)
     tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
     for token, following in reversed(list(_prose(tokens))):
@@ -71,7 +74,7 @@ def lean(source: bytes) -> bytes:
 
 
 def _prose(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[tokenize.TokenInfo, int]]:
-    """Comments, and each string that begins a statement, with the type of the token behind it."""
+    """Yield comments and strings that begin a statement, each with the type of the next token."""
     begins = True
     for token, following in itertools.pairwise(tokens):
         if token.type == tokenize.COMMENT or (begins and token.type == tokenize.STRING):
@@ -81,7 +84,7 @@ def _prose(tokens: list[tokenize.TokenInfo]) -> Iterator[tuple[tokenize.TokenInf
 
 
 def build_zipapp(target: Path) -> Path:
-    """Write the launcher to `target`, in one step, and return it; logs its size."""
+    """Write the launcher to `target` atomically, log its size, and return `target`."""
     source = Path(__file__).parent / "launcher"
     files = {f"{PACKAGE}/{path.name}": lean(path.read_bytes()) for path in source.glob("*.py")}
     files["__main__.py"] = MAIN.encode()
@@ -95,7 +98,7 @@ def build_zipapp(target: Path) -> Path:
 
 
 def _write_file(target: Path, content: bytes, mode: int = 0o644) -> None:
-    """In one step: whoever looks sees all of it or what was there before."""
+    """Write a file atomically: readers see the old or the new content, never a part."""
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as unfinished:
         draft = Path(unfinished.name)
     try:

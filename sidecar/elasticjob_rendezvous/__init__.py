@@ -1,5 +1,5 @@
-"""The elastic rendezvous of ElasticJob: a library of its own, with no Kubernetes in it.
+"""Elastic rendezvous of ElasticJob: a library that does not depend on Kubernetes.
 
-`api` holds what users of torch's rendezvous modules know; `core` the pure
-protocol; `etcd` the edge that runs it on a real etcd v3.
+`api` holds the interface of torch's rendezvous modules; `core` the protocol, without I/O;
+`etcd` the client and the driver that run the protocol on etcd v3.
 """

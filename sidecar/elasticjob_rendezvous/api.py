@@ -1,4 +1,4 @@
-"""The rendezvous API that users of torch's elastic modules know, without torch.
+"""Rendezvous API of torch's elastic modules, without a dependency on torch.
 
 Names and behaviour follow `torch.distributed.elastic.rendezvous` (torch 2.13):
 `RendezvousHandler`, `RendezvousInfo`, `RendezvousStoreInfo`, `RendezvousParameters` and
@@ -19,38 +19,38 @@ from elasticjob_rendezvous.core.typed import echoed
 
 
 class RendezvousError(Exception):
-    """Base of all rendezvous errors."""
+    """Base class of all rendezvous errors."""
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """No rendezvous came about in time."""
+    """Rendezvous that did not complete within its timeout."""
 
 
 class RendezvousClosedError(RendezvousError):
-    """The rendezvous is closed: the job has ended, for good or ill."""
+    """Closed rendezvous: the job has ended, with success or failure."""
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The backend can't be reached or does not serve us."""
+    """Backend that is unreachable or refuses to serve this client."""
 
 
 class RendezvousUnsupportedError(RendezvousConnectionError):
-    """It is of a kind that can't serve us, or not in this process: to try again is in vain."""
+    """Backend of an unsupported kind, or unusable in this process; retrying does not help."""
 
 
 class RendezvousStateError(RendezvousError):
-    """The stored state is malformed, or contradicts what this member was told."""
+    """Stored state that is malformed or contradicts this member's settings."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """This member left on purpose while it waited, or is not needed any more."""
+    """Deliberate exit: this member left while it waited, or is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousStoreInfo:
-    """Where rank 0 of a round hosts torch's bootstrap store.
+    """Address and port of the bootstrap store of torch, which rank 0 of a round hosts.
 
-    `MASTER_ADDR` and `MASTER_PORT` are new in every round.
+    `MASTER_ADDR` and `MASTER_PORT` change in every round.
     """
 
     MASTER_ADDR_KEY = "MASTER_ADDR"
@@ -63,16 +63,16 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: Any, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """As rank 0 tell the others through a store, as another rank wait to be told.
+        """Publish address and port through a store as rank 0; read them as any other rank.
 
         Args:
-            store: needs no more than `set` and `get`.
-            local_addr: this node's address, if it is not to be found out.
-            server_port: where a store listens already; else a port that is free here.
+            store: any object with `set` and `get`.
+            local_addr: this node's address; detected if None.
+            server_port: port of a store that already listens; by default a free local port.
 
         Raises:
-            Exception: whatever the store raises when rank 0 is silent for its timeout.
-            ValueError: what stands in the store is no port.
+            Exception: the store's own error if rank 0 publishes nothing within its timeout.
+            ValueError: the value in the store is not a port.
         """
         if rank != 0:
             address = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY)
@@ -81,7 +81,7 @@ class RendezvousStoreInfo:
         own = local_addr or socket.getfqdn()
         with _free_port() as free:
             number = server_port or free
-            # The port goes last: who sees it sees the address too.
+            # Write the port last: a reader that sees the port also sees the address.
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, own.encode())
             store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(number).encode())
         return RendezvousStoreInfo(own, number)
@@ -89,7 +89,7 @@ class RendezvousStoreInfo:
 
 @contextlib.contextmanager
 def _free_port() -> Iterator[int]:
-    """A port that nobody else gets inside the block."""
+    """Reserve a free port while the block runs."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,14 +99,14 @@ def _free_port() -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousInfo:
-    """The outcome of one rendezvous.
+    """Result of one rendezvous.
 
     Args:
-        store: a key-value store of the round, where the backend offers one.
-        rank: this node's place among the nodes, 0 … world_size - 1.
-        world_size: the number of nodes (of agents, not of workers), as in torch.
-        bootstrap_store_info: for torch's process group.
-        round: number of the round; grows with every rendezvous of the job.
+        store: key-value store of the round, if the backend provides one.
+        rank: this node's rank among the nodes, 0 … world_size - 1.
+        world_size: number of nodes (agents, not workers), as in torch.
+        bootstrap_store_info: address of the bootstrap store for torch's process group.
+        round: number of the round; increases with every rendezvous of the job.
     """
 
     store: Any
@@ -117,34 +117,34 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """What an elastic agent needs of a rendezvous. Methods may be called from any thread."""
+    """Interface between an elastic agent and a rendezvous backend. Methods are thread-safe."""
 
     @abstractmethod
     def get_backend(self) -> str:
-        """The backend's registered name."""
+        """Return the backend's registered name."""
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agent hosts the store at MASTER_ADDR:MASTER_PORT. It does not."""
+        """True if the agent hosts the store at MASTER_ADDR:MASTER_PORT; always False here."""
         return False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
-        """Block until this node has a place in a round.
+        """Block until this node has a rank in a round.
 
-        Calling it says that no worker of an earlier round runs here any more.
+        The call implies that no worker of an earlier round still runs on this node.
 
         Raises:
             RendezvousClosedError: the job has ended.
-            RendezvousTimeoutError: no round came about in time.
-            RendezvousConnectionError: the backend can't be reached.
-            RendezvousStateError: the state is malformed or contradicts us.
-            RendezvousGracefulExitError: `shutdown` was called meanwhile.
+            RendezvousTimeoutError: no round formed within the timeout.
+            RendezvousConnectionError: the backend is unreachable.
+            RendezvousStateError: the state is malformed or contradicts this node's settings.
+            RendezvousGracefulExitError: `shutdown` was called during the wait.
         """
 
     @abstractmethod
     def is_closed(self) -> bool:
-        """Whether the rendezvous is closed, as far as is known here."""
+        """Return True if this node knows that the rendezvous is closed."""
 
     @abstractmethod
     def set_closed(self) -> None:
@@ -152,15 +152,15 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for a next round; more than 0 means: restart the workers."""
+        """Return the number of nodes that wait for the next round; above 0, restart the workers."""
 
     @abstractmethod
     def get_run_id(self) -> str:
-        """The id of the job's run."""
+        """Return the id of the job's run."""
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Leave and free all resources; True when that went well."""
+        """Leave the rendezvous and free all resources; return True on success."""
 
 
 _TRUE = frozenset({"1", "t", "true", "y", "yes"})
@@ -168,18 +168,18 @@ _FALSE = frozenset({"0", "f", "false", "n", "no"})
 
 
 class RendezvousParameters:
-    """What a handler is made from.
+    """Parameters from which a backend creates a rendezvous handler.
 
     Args:
         backend: name of the backend.
-        endpoint: where it is, usually `host:port`.
+        endpoint: address of the backend, usually `host:port`.
         run_id: id of the run.
-        min_nodes, max_nodes: how many nodes may take part.
-        local_addr: this node's address, if it is not to be found out.
+        min_nodes, max_nodes: minimum and maximum number of nodes.
+        local_addr: this node's address; detected if None.
         kwargs: further settings of the backend, as strings or values.
 
     Raises:
-        ValueError: a name is empty or the sizes contradict each other.
+        ValueError: the backend name is empty, or min_nodes and max_nodes are invalid.
     """
 
     def __init__(
@@ -207,11 +207,11 @@ class RendezvousParameters:
         self.config = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A further setting, or `default`."""
+        """Return a backend setting, or `default`."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """A setting as a truth value; raises ValueError for anything else."""
+        """Return a setting as a boolean; raise ValueError if it is not one."""
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
@@ -225,7 +225,7 @@ class RendezvousParameters:
         )
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """A setting as a whole number; raises ValueError for anything else."""
+        """Return a setting as an integer; raise ValueError if it is not one."""
         value = self.get(key, default)
         if value is None or isinstance(value, int):
             return value
@@ -236,7 +236,7 @@ class RendezvousParameters:
         )
 
     def get_as_float(self, key: str, default: float | None = None) -> float | None:
-        """A setting as a number; raises ValueError for anything else."""
+        """Return a setting as a number; raise ValueError if it is not one."""
         value = self.get(key, default)
         if value is None or isinstance(value, int | float):
             return value

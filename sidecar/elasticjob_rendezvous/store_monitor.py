@@ -1,6 +1,6 @@
-"""Probes a rendezvous store at intervals and reports when it cannot be used, and when it can.
+"""Periodic health probe of a rendezvous store; reports outages and recoveries.
 
-The state machine is `core.store_health`; what a probe is, its backend knows (`etcd.probe`,
+The state machine is `core.store_health`; each backend has its own probe (`etcd.probe`,
 `etcd_v2.probe`, `c10d.probe`).
 """
 
@@ -28,10 +28,13 @@ from elasticjob_rendezvous.core.store_trouble import StoreState, StoreTrouble
 log = logging.getLogger(__name__)
 
 STALLED_SECONDS = 1.0
-"""A probe that ran out of time so long after it says that this process stood still, and no more."""
+"""Minimum overrun of a probe's timeout that shows that this process itself was suspended.
+
+Such a probe says nothing about the store.
+"""
 
 Probe = Callable[[float], Awaitable[Failed | None]]
-"""Asks the store once; None where it serves us. It is cancelled after the seconds that it gets."""
+"""Request to the store; None if the store serves us. Cancelled after the given seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,9 @@ class StoreProbe:
     """Probe of a store whose client blocks.
 
     Args:
-        store: what it is called.
-        endpoint: where it is.
-        ask: asks once, and blocks for about so many seconds at most.
+        store: name of the store.
+        endpoint: address of the store.
+        ask: sends one request; blocks for about the given number of seconds at most.
     """
 
     store: str
@@ -58,16 +61,16 @@ def to_log(note: Note) -> None:
 
 
 class StoreMonitor:
-    """Follows one store while `run` runs.
+    """Health monitor of one store; active while `run` runs.
 
     Args:
-        store: what it is called in messages, at the start of a sentence too.
-        endpoint: where it is, for messages.
+        store: name of the store in messages; must also fit the start of a sentence.
+        endpoint: address of the store in messages.
         probe: see `Probe`.
-        changed: called with the new trouble when it began, changed or ended (None).
-        say: where the lines go; the log by default.
-        pause: how long to wait after a probe of a healthy store.
-        written_at: when the store last took a write (monotonic), which is as good as a probe.
+        changed: called with the new trouble when trouble begins, changes or ends (None).
+        say: receiver of the notes; the log by default.
+        pause: seconds between probes of a healthy store.
+        written_at: monotonic time of the last successful write, which counts as a probe.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class StoreMonitor:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Trouble with the store; None while it can be used, as far as known."""
+        """Known trouble with the store; None while it appears usable."""
         return self._health.trouble
 
     async def run(self) -> None:
@@ -102,7 +105,7 @@ class StoreMonitor:
                 continue
             try:
                 failure = await self._look()
-            except Exception:  # the top loop: a defect here must end no training
+            except Exception:  # top-level loop: a defect in a probe must not end the training
                 log.exception("%s cannot be probed", self._health.store)
             await asyncio.sleep(self._pause_seconds(failure))
 
@@ -117,7 +120,7 @@ class StoreMonitor:
         return failure
 
     def _spared_seconds(self) -> float:
-        """Seconds for which a write makes a probe unnecessary."""
+        """Return the seconds for which a recent write makes a probe unnecessary."""
         return self._written_at() + self._pause() - time.monotonic()
 
     async def _probed(self) -> Failed | None:

@@ -1,6 +1,6 @@
 """`EtcdStore` as a `torch.distributed.Store`, for process groups and torch's own agents.
 
-The one module of this library that imports torch: only who has the extra `torch` imports it.
+Requires the extra `torch`; no other module of this library imports this one.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
 
 class TorchEtcdStore(Store):  # type: ignore[misc]  # torch is not read by the type checker
-    """Hands everything to an `EtcdStore`; see there. torch's C++ calls these methods too.
+    """Adapter that delegates every operation to an `EtcdStore`. torch's C++ calls it too.
 
-    Keep a reference to it where a PrefixStore wraps it: torch does not.
+    Keep a reference to it if a PrefixStore wraps it: torch keeps none.
     """
 
     def __init__(self, store: EtcdStore) -> None:
-        super().__init__()  # or torch's half of the object is missing
+        super().__init__()  # initializes the C++ part of the object
         self._store = store
         self._clones: list[TorchEtcdStore] = []
         super().set_timeout(store.timeout)
 
     @property
     def client(self) -> Any:
-        """As torch's has it."""
+        """Client of the store, as in torch's EtcdStore."""
         return self._store.client
 
     @property
     def prefix(self) -> str:
-        """As torch's has it."""
+        """Key prefix of the store, as in torch's EtcdStore."""
         return self._store.prefix
 
     @property
     def underlying_store(self) -> EtcdStore:
-        """With the timeout that torch's half has: a PrefixStore sets that without a word."""
+        """Wrapped store, with the timeout of the C++ part: a PrefixStore sets only that one."""
         self._store.set_timeout(self.timeout)
         return self._store
 
     def clone(self) -> TorchEtcdStore:
         clone = TorchEtcdStore(self.underlying_store.clone())
-        self._clones.append(clone)  # torch's C++ may be the only one to use it, see above
+        self._clones.append(clone)  # torch's C++ keeps no reference to it, see above
         return clone
 
     def has_extended_api(self) -> bool:
-        """That append, multi_get and multi_set work."""
+        """Return True: append, multi_get and multi_set are supported."""
         return True
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -86,6 +86,6 @@ class TorchEtcdStore(Store):  # type: ignore[misc]  # torch is not read by the t
     def num_keys(self) -> int:
         return self.underlying_store.num_keys()
 
-    # The names under which torch's C++, a PrefixStore for one, looks for these two.
+    # Aliases that torch's C++ calls, for example from a PrefixStore.
     deleteKey = delete_key
     getNumKeys = num_keys

@@ -1,1 +1,1 @@
-"""The real Kubernetes cluster of the end-to-end tests: kind, also where there is no registry."""
+"""Real Kubernetes cluster for the end-to-end tests: kind, with or without a registry."""

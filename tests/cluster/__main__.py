@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 
 
 def _instructions(cluster: Cluster) -> str:
-    """What to type for kubectl and helm to work, whatever is on PATH now."""
+    """Return the shell lines that point kubectl and helm at this cluster."""
     lines = []
     programs = (cluster.kubectl_program, cluster.helm_program)
     if any(shutil.which(program.name) != str(program) for program in programs):
@@ -66,7 +66,7 @@ def main() -> int:
     actions = {"up": _up, "down": _down, "images": _images, "status": _status}
     parser.add_argument("action", choices=actions)
     action = actions[parser.parse_args().action]
-    os.environ.pop("KUBECONFIG", None)  # ours is written to its own file alone
+    os.environ.pop("KUBECONFIG", None)  # the kubeconfig has a file of its own
     try:
         return action()
     except subprocess.CalledProcessError as error:

@@ -1,6 +1,6 @@
-"""Owns the writing of image archives, in the form that `docker load` and containerd read.
+"""Writer of image archives, in the format that `docker load` and containerd read.
 
-An image is its layers, each an uncompressed tar, and how to start it. Nothing here needs an engine.
+An image consists of layers, each an uncompressed tar, and its start settings. No engine needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A named image: its layers, lowest first, and its settings in Docker's words."""
+    """Named image: its layers, lowest first, and its settings in Docker's terms."""
 
     name: str
     layers: tuple[Path, ...]
@@ -74,7 +74,9 @@ def write(archive: Path, images: Iterable[Image]) -> None:
                 "architecture": ARCHITECTURE,
                 "os": "linux",
                 "config": {"Env": [f"PATH={PATH}"], **image.settings},
-                "history": [{"created_by": image.name} for _ in layers],  # builders count them
+                "history": [
+                    {"created_by": image.name} for _ in layers
+                ],  # builders count the entries
                 "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in layers]},
             }
             text = json.dumps(config, sort_keys=True).encode()

@@ -1,6 +1,6 @@
-"""Owns who uses the cluster: tests borrow it, and the last of them takes down what they brought up.
+"""Shared use of the cluster: tests borrow it, the last borrower takes down what tests brought up.
 
-Every process that borrows writes down its id. A cluster that a person made is never taken down.
+Every borrowing process records its id. A cluster brought up by a person is never taken down.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _OURS = "brought-up-by-tests"
 
 
 class Ledger:
-    """The processes that use the cluster, and whether it was tests that brought it up."""
+    """Record of the processes that use the cluster, and of whether tests brought it up."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Hold the ledger: one process at a time reads and writes in it."""
+        """Hold the ledger's lock: one process at a time reads and writes it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with locked(self._folder / "lock"):
             yield
 
     def enter(self, user: int, *, brought_up: bool) -> None:
-        """Note this user, who found the cluster there or brought it up."""
+        """Record a user, and that tests brought up the cluster if `brought_up`."""
         (self._folder / f"{user}").touch()
         if brought_up:
             (self._folder / _OURS).touch()
 
     def leave(self, user: int) -> bool:
-        """Strike this user out; whether it was the last, of a cluster that tests brought up."""
+        """Remove a user; return True if tests brought up the cluster and no user is left."""
         (self._folder / f"{user}").unlink(missing_ok=True)
         others = [f for f in self._folder.iterdir() if f.name.isdecimal() and _lives(f.name)]
         return (self._folder / _OURS).exists() and not others
 
     def close(self) -> None:
-        """Forget that tests brought it up: it is gone, or a person's from now on."""
+        """Clear the mark that tests brought up the cluster, which is gone or now a person's."""
         (self._folder / _OURS).unlink(missing_ok=True)
 
 
@@ -55,7 +55,7 @@ def _lives(process: str) -> bool:
 
 
 def keep() -> None:
-    """Let the running cluster stay when the tests that use it end."""
+    """Keep the running cluster after the last test that uses it."""
     ledger = Ledger(_USERS)
     with ledger.open():
         ledger.close()
@@ -63,7 +63,7 @@ def keep() -> None:
 
 @contextmanager
 def borrowed() -> Iterator[Cluster]:
-    """The cluster, brought up if there is none, and then taken down by the last who borrowed it."""
+    """Yield the cluster, brought up if absent; the last borrower takes it down."""
     ledger = Ledger(_USERS)
     with ledger.open():
         brought_up = lifecycle.found(patience_seconds=60) is None
@@ -79,10 +79,10 @@ def borrowed() -> Iterator[Cluster]:
 
 
 def named(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster that `CLUSTER=existing CLUSTER_CONTEXT=<name>` speaks of; None: it does not.
+    """Return the cluster named by `CLUSTER=existing CLUSTER_CONTEXT=<name>`, None if CLUSTER is
+    unset.
 
-    The context must be named: tests that hurt what they run on do not take the one that happens
-    to be current.
+    The context is mandatory: tests that inject faults must not run on whichever context is current.
     """
     wanted = environment.get("CLUSTER", "")
     if not wanted:

@@ -1,7 +1,7 @@
-"""Owns the building of images from Dockerfiles where no registry answers: by buildah.
+"""Image builds from Dockerfiles without a registry, with buildah.
 
-What the Dockerfiles start from is made here, under the same name. buildah runs in a Debian tree of
-ours, in the machine's own network, and keeps its layers: what has not changed is not built again.
+The base images of the Dockerfiles are made here, under the same names. buildah runs in its own
+Debian tree, in the machine's network namespace, and caches its layers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.cluster.places import CACHE, ROOT, STATE
 
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 
-_WORK = STATE / "builder"  # its layers, and what it hands out
+_WORK = STATE / "builder"  # its layers and its output
 _LOCK = CACHE / "cluster-builder.lock"
 _BUILD_SECONDS = 1200
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An image of ours: its full name with tag, its Dockerfile, and folders it may look into."""
+    """Image to build: its full name with tag, its Dockerfile, and extra build contexts."""
 
     name: str
     dockerfile: Path
@@ -36,7 +36,7 @@ class Recipe:
 
 
 def build(recipe: Recipe) -> str:
-    """Build the image, as far as it is not there; its id."""
+    """Build the image if it is absent or outdated; return its id."""
     mounts = _prepare()
     seen = {source: f"/run/seen/{number}" for number, source in enumerate(mounts)}
     places = {name: f"/run/contexts/{name}" for name in recipe.contexts}
@@ -58,7 +58,7 @@ def build(recipe: Recipe) -> str:
 
 
 def _prepare() -> dict[Path, str]:
-    """Make what every build needs; what it sees of this machine, by its place in the image."""
+    """Prepare the inputs of every build; return host paths to mount, by place in the image."""
     with locked(_LOCK):
         _provide_base()
         text, mounts = pipsettings.here()
@@ -76,7 +76,7 @@ def save(recipe: Recipe, image: str, into: Path) -> None:
 
 
 def folder(wanted: Path) -> Path:
-    """The folder, or an empty one."""
+    """Return the wanted folder, or an empty one if it does not exist."""
     if wanted.is_dir():
         return wanted
     empty = _WORK / "empty"
@@ -109,7 +109,7 @@ def _buildah(*words: str, seen: dict[Path, str] | None = None) -> str:
 
 
 def _provide_base() -> None:
-    """Put the stand-in for the Python image among buildah's images, unless it is there."""
+    """Import the substitute for the Python base image into buildah's storage, unless present."""
     tree = python_tree()
     stamp = _WORK / "base"
     _WORK.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Owns what a test may do to a cluster: speak to it, and hurt its nodes."""
+"""Cluster operations for tests: kubectl, Helm and node faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KUBECTL, HELM = STATE / "cli" / "kubectl", STATE / "cli" / "helm"
 
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
-# Nothing in or out but what the node says to itself: as silent as a cable that is cut.
+# Drop all traffic but the node's own loopback: as silent as a cut cable.
 _CUT = """\
 add table inet cut
 add chain inet cut in { type filter hook prerouting priority -500; }
@@ -28,49 +28,49 @@ add rule inet cut out oifname "eth0" drop
 
 
 class CommandFailed(Exception):
-    """A program of the cluster said no; the message holds what it said."""
+    """Failure of a program of the cluster; the message holds its output."""
 
 
 class NotOurs(CommandFailed):
-    """Nobody here may hurt the nodes of a cluster that was there before."""
+    """Refusal to inject faults into the nodes of an existing cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster that runs. The fault controls work on ours only, not on an existing one."""
+    """Running cluster. Fault controls work only on a cluster made here, not on an existing one."""
 
     kubeconfig: Path
     kubectl_program: Path
     helm_program: Path
     context: str
     nodes: tuple[str, ...]
-    engine: Engine | None = None  # that the nodes run in
+    engine: Engine | None = None  # the container engine that runs the nodes
     control_planes: frozenset[str] = frozenset({CONTROL_PLANE})
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The nodes that tests may hurt."""
+        """Nodes that tests may inject faults into."""
         return tuple(node for node in self.nodes if node not in self.control_planes)
 
     def environment(self) -> dict[str, str]:
-        """The environment in which kubectl, Helm and clients find this cluster."""
+        """Return the environment in which kubectl, Helm and clients find this cluster."""
         path = f"{self.kubectl_program.parent}:{os.environ.get('PATH', '')}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def kubectl(
         self, *words: object, input: str | None = None, timeout: float = 60, check: bool = True
     ) -> str:
-        """What kubectl prints; raises `CommandFailed` if it fails, unless told not to check."""
+        """Run kubectl and return its output; raise `CommandFailed` on failure if `check` is set."""
         return self._run(self.kubectl_program, "--context", words, input, timeout, check)
 
     def helm(
         self, *words: object, input: str | None = None, timeout: float = 120, check: bool = True
     ) -> str:
-        """What helm prints; raises `CommandFailed` if it fails, unless told not to check."""
+        """Run helm and return its output; raise `CommandFailed` on failure if `check` is set."""
         return self._run(self.helm_program, "--kube-context", words, input, timeout, check)
 
     def json(self, *words: object, timeout: float = 60) -> Any:
-        """What kubectl prints as JSON, read: `cluster.json("get", "pods")["items"]`."""
+        """Return kubectl's JSON output, parsed: `cluster.json("get", "pods")["items"]`."""
         return json.loads(self.kubectl(*words, "--output", "json", timeout=timeout))
 
     def _run(
@@ -104,7 +104,7 @@ class Cluster:
         return self.engine.run(*words, stdin=stdin, timeout=timeout)
 
     def exec_on_node(self, node: str, *command: object, timeout: float = 60) -> str:
-        """What the command, run as root on the node, prints."""
+        """Run the command on the node as root and return its output."""
         return self._docker("exec", node, *command, timeout=timeout)
 
     def pause_node(self, node: str) -> None:
@@ -112,25 +112,25 @@ class Cluster:
         self._docker("pause", node)
 
     def unpause_node(self, node: str) -> None:
-        """Let a paused node go on."""
+        """Resume a paused node."""
         self._docker("unpause", node)
 
     def cut_node(self, node: str) -> None:
-        """Take the node and its pods off the network, silently: no packet leaves or arrives."""
+        """Cut the node and its pods off the network, silently: no packet leaves or arrives."""
         self._docker("exec", "--interactive", node, "nft", "-f", "-", stdin=_CUT.encode())
 
     def mend_node(self, node: str) -> None:
-        """Put a cut node back on the network; one that is not cut stays as it is."""
-        # An empty table is made first, so that there is one to delete.
+        """Reconnect a cut node to the network; do nothing for a node that is not cut."""
+        # The table is created first, so that the delete cannot fail.
         script = b"add table inet cut\ndelete table inet cut\n"
         self._docker("exec", "--interactive", node, "nft", "-f", "-", stdin=script)
 
     def stop_node(self, node: str) -> None:
-        """Take the node's power away: every process ends at once, nothing is said to anybody."""
+        """Power the node off: every process ends at once, without a farewell."""
         self._docker("kill", node)
 
     def start_node(self, node: str, timeout: float = 90) -> None:
-        """Start a stopped node, and wait until it is ready again."""
+        """Start a stopped node and wait until it is ready again."""
         self._docker("start", node)
         if self.engine is not None and self.engine.ours:
             found = kind.routes(self.engine)
@@ -139,12 +139,12 @@ class Cluster:
         self.wait_for_node(node, timeout=timeout)
 
     def is_ready(self, node: str) -> bool:
-        """Whether Kubernetes believes the node to be ready."""
+        """Return True if the node's Ready condition is True."""
         conditions = self.json("get", "node", node)["status"]["conditions"]
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def wait_for_node(self, node: str, *, ready: bool = True, timeout: float = 60) -> None:
-        """Wait until the node is ready, or is no longer."""
+        """Wait until the node is ready, or not ready if `ready` is False."""
         word = "ready" if ready else "not ready"
         wait_until(lambda: self.is_ready(node) is ready, timeout, f"{node} to be {word}")
 
@@ -153,10 +153,11 @@ class Cluster:
     ) -> int:
         """Send SIGKILL to every process of these containers on this node, all at the same time.
 
-        They are stopped first: else one that dies a moment later could still tell of the others.
+        SIGSTOP comes first: otherwise a process that dies later could report the death of the
+        others.
 
-        The pods are those of the namespace and label selector, the containers those named, else
-        all that run. The number of containers hit.
+        The pods are those of the namespace and label selector, the containers those named,
+        otherwise all running ones. Return the number of containers killed.
         """
         words = ["get", "pods", "--namespace", namespace, "--selector", selector]
         pods = self.json(*words, "--field-selector", f"spec.nodeName={node}")["items"]
@@ -177,12 +178,12 @@ class Cluster:
 
 
 def ours(engine: Engine) -> Cluster:
-    """The cluster that `make cluster` makes, in this engine."""
+    """Return the cluster that `make cluster` makes in this engine."""
     return Cluster(KUBECONFIG, KUBECTL, HELM, CONTEXT, NODES, engine)
 
 
 def existing(kubeconfig: Path, kubectl: Path, helm: Path, context: str) -> Cluster:
-    """Somebody's cluster, by the name of its context; it must answer."""
+    """Return an existing cluster by the name of its context; it must answer."""
     nameless = Cluster(kubeconfig, kubectl, helm, context, ())
     nodes = nameless.json("get", "nodes", timeout=30)["items"]
     labels = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}

@@ -1,7 +1,7 @@
-"""Owns the Debian trees: one with the container engine, one for the nodes, one with Python.
+"""Debian trees: one with the container engine, one for the nodes, one with Python.
 
-Each is bootstrapped into the cache from the distribution's packages, so that nothing is installed
-on the machine, no service is started, and what is in them does not depend on the machine.
+Each is bootstrapped into the cache from the distribution's packages: nothing is installed on the
+machine, no service is started, and the contents do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.cluster.parts import part
 from tests.cluster.places import CACHE, PINS
 
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-SUITE = "bookworm"  # as in the images that the Dockerfiles start from
+SUITE = "bookworm"  # as in the Dockerfiles' base images
 ENGINE = (
     *("buildah", "ca-certificates", "containernetworking-plugins", "docker.io", "iproute2"),
     *("iptables", "kmod", "python3", "tini"),
 )
-NODE = (  # as in kind's own image, but for what only other storage and other snapshotters need
+NODE = (  # as kind's own image, without packages only other storage and snapshotters need
     *("busybox-static", "ca-certificates", "conntrack", "containernetworking-plugins", "curl"),
     *("e2fsprogs", "ethtool", "iproute2", "iptables", "jq", "kmod", "mount", "nftables"),
     *("procps", "runc", "socat", "systemd", "util-linux"),
@@ -32,7 +32,7 @@ PYTHON = ("ca-certificates", "python3", "python3-pip", "python3-venv")
 
 _LITTER = ("usr/share/doc", "usr/share/man", "var/cache/apt", "var/lib/apt/lists", "var/log")
 
-# Services that have no business in a node, as in kind's own image.
+# Services that a node does not need, as in kind's own image.
 _UNWANTED = (
     "lib/systemd/system/multi-user.target.wants/*",
     "lib/systemd/system/local-fs.target.wants/*",
@@ -41,14 +41,14 @@ _UNWANTED = (
     "lib/systemd/system/basic.target.wants/*",
     "lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
     "etc/systemd/system/*.wants/*",
-    # These would set the machine's own kernel.* settings.
+    # These would change the machine's own kernel.* settings.
     "usr/lib/sysctl.d/*.conf",
     "etc/sysctl.d/99-sysctl.conf",
 )
 
 
 def needs(*commands: str) -> None:
-    """Install the packages of these names unless the commands are there."""
+    """Install the packages of these commands, for those that are missing."""
     missing = [command for command in commands if not find(command)]
     if missing:
         packages = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
@@ -56,7 +56,7 @@ def needs(*commands: str) -> None:
 
 
 def find(command: str) -> str | None:
-    """Where the command is; some of ours lie where a plain user's PATH does not look."""
+    """Return the command's path, including sbin folders that a plain user's PATH lacks."""
     return shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
 
 
@@ -89,7 +89,7 @@ def _tree(name: str, packages: tuple[str, ...], finish: Callable[[Path], None]) 
 
 
 def engine_tree() -> Path:
-    """The tree in which the container engine and the image builder run."""
+    """Return the tree in which the container engine and the image builder run."""
 
     def finish(tree: Path) -> None:
         output("chroot", tree, "dockerd", "--version")
@@ -99,7 +99,7 @@ def engine_tree() -> Path:
 
 
 def node_tree() -> Path:
-    """The tree of the nodes, without Kubernetes and what belongs to it."""
+    """Return the tree of the nodes, without Kubernetes and its runtime."""
 
     def finish(tree: Path) -> None:
         for pattern in _UNWANTED:
@@ -111,12 +111,12 @@ def node_tree() -> Path:
 
 
 def python_tree() -> Path:
-    """A stand-in for the `python` image, where no registry answers: the same Python minor."""
+    """Return a substitute for the `python` image of the registry: the same Python minor version."""
 
     def finish(tree: Path) -> None:
         (tree / "usr" / "bin" / "python").symlink_to("python3")
         for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
-            marker.unlink()  # plain `pip install` works, as in the image it stands for
+            marker.unlink()  # plain `pip install` works, as in the real image
         output(
             "chroot",
             tree,
@@ -130,7 +130,7 @@ def python_tree() -> Path:
 
 
 def inside(tree: Path, seen: dict[Path, str], *command: object) -> list[str]:
-    """The command that runs this one in the tree, where each of these paths is seen elsewhere."""
+    """Return the command that runs this one inside the tree, with `seen` host paths mounted."""
     return [
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"),
         *(str(PINS / "inside.sh"), str(tree)),

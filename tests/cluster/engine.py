@@ -1,8 +1,8 @@
-"""Owns the container engine: the machine's own where it can get the stock images, else ours.
+"""Container engine: the machine's own if it can pull the stock images, otherwise a private one.
 
-Ours is Debian's dockerd in namespaces of its own: it neither sees nor touches the machine's
-network, and everything that it starts ends with its first process. A veth pair joins the two
-networks, so that the machine reaches what the engine publishes on its end.
+The private engine is Debian's dockerd in its own namespaces: it neither sees nor touches the
+machine's network, and all its processes end with its first process. A veth pair joins the two
+networks, so that the machine reaches the ports that the engine publishes on its end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STOCK_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
 
 _NETWORK = "elasticjob-cluster"  # the network namespace
 _OUTER, _INNER = "ej-cluster", "ej-machine"  # the ends of the veth pair
-# Ranges for the veth pair, of those set aside for documentation: the first unused one is taken.
+# Documentation address ranges for the veth pair: the first unused one is taken.
 _RANGES = ("198.51.100", "203.0.113")
 _SOCKET = STATE / "docker.sock"
 _CAP_SYS_RESOURCE = 24
@@ -37,28 +37,28 @@ _CAP_SYS_RESOURCE = 24
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine, as kind and the fault controls need it."""
+    """Running engine, as kind and the fault controls need it."""
 
     docker: Path
-    state: str  # where the engine sees the folder STATE
+    state: str  # path of the folder STATE inside the engine
     environment: dict[str, str] = field(default_factory=dict)
-    image: str = ""  # to make nodes of
-    api_address: str = ""  # of the machine or the engine: where it is to publish the API server
+    image: str = ""  # node image
+    api_address: str = ""  # address at which to publish the API server
 
     @property
     def ours(self) -> bool:
-        """Whether we started it, and so end it."""
+        """True if the private engine: started, and stopped, by this package."""
         return bool(self.environment)
 
     def settings(self) -> dict[str, str]:
-        """The environment in which programs find this engine."""
+        """Return the environment in which programs find this engine."""
         path = f"{self.docker.parent}:{os.environ.get('PATH', '')}"
         return {**os.environ, **self.environment, "PATH": path}
 
     def run(
         self, *words: object, stdin: bytes | None = None, timeout: float = 60, check: bool = True
     ) -> str:
-        """What this docker command prints."""
+        """Run docker against this engine and return its output."""
         return self.call(self.docker, *words, stdin=stdin, timeout=timeout, check=check)
 
     def call(
@@ -69,7 +69,7 @@ class Engine:
         timeout: float = 60,
         check: bool = True,
     ) -> str:
-        """What the program, which uses this engine, prints."""
+        """Run a program that uses this engine and return its output."""
         done = subprocess.run(
             [str(program), *map(str, words)],
             input=stdin if stdin is not None else b"",
@@ -85,7 +85,7 @@ class Engine:
 
 
 def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll until it is done; if it is not in that time, say what was waited for."""
+    """Poll until `done` is True; raise TimeoutError naming `what` after these seconds."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -94,7 +94,7 @@ def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def of_machine() -> Engine | None:
-    """The machine's own engine, where one answers."""
+    """Return the machine's own engine, None if none answers."""
     docker = shutil.which("docker")
     if docker is None:
         return None
@@ -107,7 +107,7 @@ def of_machine() -> Engine | None:
 
 
 def stock() -> Engine | None:
-    """The machine's own engine, where one answers and can get the stock node image."""
+    """Return the machine's own engine if it answers and can pull the stock node image."""
     engine = of_machine()
     if engine is None or engine.run("images", "--quiet", STOCK_IMAGE):
         return engine
@@ -120,7 +120,7 @@ def stock() -> Engine | None:
 
 
 def running() -> Engine | None:
-    """Our own engine, if it runs."""
+    """Return the private engine if it runs."""
     engine = Engine(STATE / "path" / "docker", "/run/state", {"DOCKER_HOST": f"unix://{_SOCKET}"})
     if not (engine.docker.exists() and _SOCKET.exists()):
         return None
@@ -132,7 +132,7 @@ def running() -> Engine | None:
 
 
 def start() -> Engine:
-    """Start our own engine, with nothing in it but the node image."""
+    """Start the private engine, with nothing in it but the node image."""
     image, tree = node_image(), engine_tree()
     needs("ip", "nsenter", "unshare")
     stop()
@@ -155,14 +155,14 @@ def start() -> Engine:
     if engine is None:
         raise RuntimeError(f"the engine ended: {(STATE / 'engine.log').read_text()[-2000:]}")
     engine = replace(engine, image=node_image_name(image), api_address=address)
-    clear(engine)  # of what is left when it last ended abruptly
+    clear(engine)  # containers left by an abrupt end
     _load(engine, image / "image.tar")
     return engine
 
 
 def _spawn(command: list[str], log: Path) -> int:
-    """Start a process that shall outlive this one; its id."""
-    # A Popen would complain, when it goes, that its process still runs.
+    """Start a process that outlives this one; return its process id."""
+    # Popen would warn at its deletion that the process still runs.
     return os.posix_spawnp(
         command[0],
         command,
@@ -177,7 +177,7 @@ def _spawn(command: list[str], log: Path) -> int:
 
 
 def clear(engine: Engine) -> None:
-    """Remove every container of our own engine, and its volumes."""
+    """Remove every container of the private engine, and its volumes."""
     left = engine.run("ps", "--all", "--quiet").split()
     remove = ("rm", "--force", "--volumes")
     with ThreadPoolExecutor(len(left) or 1) as lanes:
@@ -186,7 +186,7 @@ def clear(engine: Engine) -> None:
 
 
 def _load(engine: Engine, archive: Path) -> None:
-    """Load the node image, unless it is there, and forget older ones."""
+    """Load the node image unless present, and remove older ones."""
     listed = engine.run("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}").splitlines()
     there = dict(line.split() for line in listed)
     if engine.image not in there:
@@ -204,13 +204,13 @@ def _load(engine: Engine, archive: Path) -> None:
 
 
 def stop() -> None:
-    """End our own engine and all that it started; leave nothing of them on the machine."""
+    """Stop the private engine and all that it started; leave nothing of it on the machine."""
     if _NETWORK in _networks():
         for process in output("ip", "netns", "pids", _NETWORK).split():
             os.kill(int(process), signal.SIGKILL)
         wait_until(lambda: output("ip", "netns", "pids", _NETWORK) == "", 30, "the engine's end")
         output("ip", "netns", "delete", _NETWORK)
-    if Path("/sys/class/net", _OUTER).exists():  # the network's end would remove it, but later
+    if Path("/sys/class/net", _OUTER).exists():  # removed with the namespace too, but later
         output("ip", "link", "delete", _OUTER)
     wait_until(machine.restored, 30, "the end of the nodes' processes")
     for left in ("docker.sock", "engine.log"):
@@ -229,7 +229,7 @@ def _can_give(capability: int) -> bool:
 
 
 def _write_client(tree: Path) -> None:
-    """Write a `docker` that is the tree's: the machine's may be too new for the engine."""
+    """Write a `docker` wrapper for the tree's client: the machine's may be too new."""
     libraries = next((tree / "usr" / "lib").glob("*-linux-gnu"))
     loader = next(libraries.glob("ld-linux*.so.*"))
     client = STATE / "path" / "docker"
@@ -241,7 +241,7 @@ def _write_client(tree: Path) -> None:
 
 
 def _make_network() -> str:
-    """Make the engine's network and join it with the machine's; the engine's address in it."""
+    """Make the engine's network, joined with the machine's; return the engine's address in it."""
     unused = [subnet for subnet in _RANGES if _is_unused(f"{subnet}.1")]
     if not unused:
         raise RuntimeError(f"this machine has routes into {' and '.join(_RANGES)}: none is free")
@@ -258,6 +258,6 @@ def _make_network() -> str:
 
 
 def _is_unused(address: str) -> bool:
-    """Whether the machine knows no more of that address than its default route."""
+    """Return True if only default routes match the address on this machine."""
     known = output("ip", "-o", "route", "show", "table", "all", "match", address).splitlines()
     return all(line.startswith("default") for line in known)

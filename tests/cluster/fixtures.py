@@ -1,4 +1,4 @@
-"""Owns the fixtures of tests that need a cluster; a conftest imports them."""
+"""Fixtures of tests that need a cluster, for conftest files to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.images import Images
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster that CLUSTER and CLUSTER_CONTEXT name, else ours, brought up if need be."""
+    """Yield the cluster named by CLUSTER and CLUSTER_CONTEXT, otherwise a borrowed kind cluster."""
     existing = named(os.environ)
     if existing is not None:
         yield existing
@@ -27,7 +27,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> Images:
-    """Our images, up to date in every node; an existing cluster must be able to get them itself."""
+    """Return the current images, loaded into every node; an existing cluster must pull them."""
     if cluster.engine is None:
         return building.names()
     building.build(lifecycle.builder_engine(cluster))

@@ -1,7 +1,7 @@
-"""Owns our own images in the cluster: operator, sidecar, trainers and the example on top of it.
+"""ElasticJob's images in the cluster: operator, sidecar, trainers and the example on top of them.
 
-`build` makes their archives, `load` puts them into every node. A node notes what it was given, so
-that only what has changed is given again.
+`build` makes their archives, `load` puts them into every node. A node records the images it
+received, so that only changed ones are loaded again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.cluster.engine import Engine
 from tests.cluster.places import ARCHIVES, CACHE, NODE_ARCHIVES, ROOT
 
 EXAMPLE = "elasticjob/digits:dev"
-"""What examples/digits/elasticjob.yaml calls its image."""
-_NOTES = "/kind/loaded"  # in a node: what was loaded last, by image
+"""Image name used by examples/digits/elasticjob.yaml."""
+_NOTES = "/kind/loaded"  # in a node: the mark loaded last, by image
 _CTR = "ctr --namespace k8s.io images"
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The names of our images, as a chart or a pod is to give them."""
+    """Names of the images, as a chart or a pod uses them."""
 
     operator: str
     sidecar: str
@@ -42,12 +42,12 @@ def _recipes() -> dict[str, Recipe]:
 
 
 def names() -> Images:
-    """What our images are called."""
+    """Return the names of the images."""
     return Images(**{name: recipe.name for name, recipe in _recipes().items()})
 
 
 def build(engine: Engine | None) -> None:
-    """Bring the archives of all images up to date: by this engine, or without a registry."""
+    """Bring the archives of all images up to date: with this engine, or without a registry."""
     ARCHIVES.mkdir(parents=True, exist_ok=True)
     recipes = _recipes()
     with locked(CACHE / "cluster-images.lock"), ThreadPoolExecutor(len(recipes)) as lanes:
@@ -76,7 +76,7 @@ def _build(engine: Engine | None, name: str, recipe: Recipe) -> None:
 
 
 def _id(name: str) -> str:
-    """The id of the image in the archive; nothing, if there is none."""
+    """Return the id of the image in the archive, empty if there is none."""
     note = ARCHIVES / f"{name}.id"
     return note.read_text() if note.exists() else ""
 
@@ -92,7 +92,7 @@ def _build_with_docker(engine: Engine, recipe: Recipe) -> str:
 
 
 def load(cluster: Cluster) -> Images:
-    """Put the images into every node of the cluster, as far as they are not there; their names."""
+    """Load outdated or missing images into every node of the cluster; return the images' names."""
     with ThreadPoolExecutor(len(cluster.nodes)) as lanes:
         list(lanes.map(lambda node: _load_into(cluster, node), cluster.nodes))
     return names()
@@ -102,12 +102,12 @@ def _load_into(cluster: Cluster, node: str) -> None:
     there = cluster.exec_on_node(node, "sh", "-c", f"{_CTR} ls --quiet; cat {_NOTES}/* || true")
     known = set(there.split())
     for name, recipe in _recipes().items():
-        # The trainers' tag says what is in it; the others' is the version.
+        # The trainers' tag identifies its contents; the others' tag is the version.
         mark = f"docker.io/{recipe.name}" if name == "trainer" else f"{name}={_id(name)}"
         if mark not in known:
             note = f"mkdir -p {_NOTES} && echo '{mark}' > {_NOTES}/{name}"
             script = f"{_CTR} import {NODE_ARCHIVES}/{name}.tar && {note}"
             cluster.exec_on_node(node, "sh", "-c", script, timeout=300)
-    # The trainers' image has the example; its manifest calls it by the name a user would give it.
+    # The trainers' image contains the example; its manifest uses the name a user would choose.
     tag = f"{_CTR} tag --force docker.io/{names().trainer} docker.io/{EXAMPLE}"
     cluster.exec_on_node(node, "sh", "-c", tag)

@@ -1,4 +1,4 @@
-"""Owns the making of the nodes: kind's settings, and the pod network where kind brings none."""
+"""Node creation: kind's settings, and the pod network if kind brings none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.cluster.programs import programs
 
 API_PORT = 16443
 CONTAINERD_ROOT = "/var/lib/containerd"
-# A node is declared lost after four missed reports, and pods on it are evicted ten seconds later;
-# the defaults (40 s and 300 s) would only make tests wait.
+# A node is declared lost after four missed reports, and its pods are evicted ten seconds later; the
+# defaults (40 s and 300 s) would only make tests slower.
 REPORT_SECONDS = 3
 GRACE_SECONDS = 13
 TOLERATION_SECONDS = 10
@@ -35,7 +35,7 @@ _FLAGS = (  # component, flag, value
 
 
 def settings(engine: Engine) -> dict[str, Any]:
-    """What kind is told."""
+    """Return kind's cluster configuration."""
     kubelet: dict[str, Any] = {
         "kind": "KubeletConfiguration",
         "nodeStatusUpdateFrequency": f"{REPORT_SECONDS}s",
@@ -49,7 +49,7 @@ def settings(engine: Engine) -> dict[str, Any]:
     etcd = {"local": {"extraArgs": [{"name": "unsafe-no-fsync", "value": "true"}]}}
     patch = [*flags, {"op": "add", "path": "/etcd", "value": etcd}]
     networking: dict[str, Any] = {"apiServerAddress": engine.api_address, "apiServerPort": API_PORT}
-    if engine.ours:  # no image of kind's pod network
+    if engine.ours:  # the image of kind's pod network is missing
         networking |= {"disableDefaultCNI": True, "kubeProxyMode": "nftables"}
     return {
         "kind": "Cluster",
@@ -76,7 +76,7 @@ def settings(engine: Engine) -> dict[str, Any]:
 
 
 def _mounts(engine: Engine, node: str) -> list[dict[str, Any]]:
-    """What a node sees of the machine: image archives, and its image store where it has one."""
+    """Return a node's host mounts: image archives, and its image store for the private engine."""
     archives = {"hostPath": f"{engine.state}/{ARCHIVES.name}", "containerPath": NODE_ARCHIVES}
     stores = {"hostPath": f"{engine.state}/{STORES.name}/{node}", "containerPath": CONTAINERD_ROOT}
     return [{**archives, "readOnly": True}, *([stores] if engine.ours else [])]
@@ -84,15 +84,15 @@ def _mounts(engine: Engine, node: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a node's pods are."""
+    """Pod addresses of one node."""
 
     node: str
     pods: str  # a CIDR
-    address: str  # of the node
+    address: str  # the node's
 
 
 def plugin(pods: str) -> str:
-    """The settings of the pod network on the node with these pod addresses."""
+    """Return the CNI settings of the pod network on the node with these pod addresses."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": pods}]],
@@ -106,7 +106,7 @@ def plugin(pods: str) -> str:
 
 
 def routes(engine: Engine) -> list[Route]:
-    """Every node's part of the pod network, as Kubernetes gave it away."""
+    """Return every node's share of the pod network, as assigned by Kubernetes."""
     path = (
         "{range .items[*]}{.metadata.name} {.spec.podCIDR} "
         '{.status.addresses[?(@.type=="InternalIP")].address}{"\\n"}{end}'
@@ -117,7 +117,7 @@ def routes(engine: Engine) -> list[Route]:
 
 
 def connect(engine: Engine, node: str, found: list[Route]) -> None:
-    """Give a node its pod network and its routes to the other nodes' pods."""
+    """Configure a node's pod network and its routes to the other nodes' pods."""
     lines = []
     for route in found:
         if route.node == node:
@@ -131,9 +131,9 @@ def connect(engine: Engine, node: str, found: list[Route]) -> None:
 
 
 def create(engine: Engine) -> None:
-    """Make the nodes and wait until they are ready."""
+    """Create the nodes and wait until they are ready."""
     networks = engine.run("network", "ls", "--format", "{{.Name}}").split()
-    if engine.ours and "kind" not in networks:  # kind would make one that wants IPv6
+    if engine.ours and "kind" not in networks:  # kind's own would need IPv6
         engine.run("network", "create", "kind")
     config = STATE / "kind.json"
     config.write_text(json.dumps(settings(engine), indent=1))

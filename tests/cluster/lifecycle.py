@@ -1,4 +1,4 @@
-"""Owns the bringing up and taking down of the cluster: `up`, `down`, `found`."""
+"""Start and removal of the cluster: `up`, `down`, `found`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 60
 
 
 def found(patience_seconds: float = 0) -> Cluster | None:
-    """The cluster, if its nodes run and it answers, within that time if it must be waited for."""
+    """Return the cluster if its nodes run and it answers within `patience_seconds`."""
     running = engine.running() or _stock_with_nodes()
     if running is None or not KUBECONFIG.exists() or not KUBECTL.exists():
         return None
@@ -48,9 +48,9 @@ def _answers(cluster: Cluster) -> bool:
 
 
 def up() -> Cluster:
-    """The running cluster, made if there is none."""
+    """Return the running cluster, created if there is none."""
     with locked(_LOCK):
-        # Others may be using it: one that is slow to answer is not to be thrown away.
+        # Others may be using the cluster: do not remove one that only answers slowly.
         if cluster := found(_PATIENCE_SECONDS):
             return cluster
         _remove()
@@ -71,13 +71,13 @@ def up() -> Cluster:
 
 
 def down() -> None:
-    """Remove the cluster and all that it left on the machine but what lies in the cache."""
+    """Remove the cluster and all that it left on the machine, except the cache."""
     with locked(_LOCK):
         _remove()
 
 
 def builder_engine(cluster: Cluster | None) -> Engine | None:
-    """The engine that can build images from a registry; None: there is no registry."""
+    """Return the engine that can build images from a registry, None if there is no registry."""
     chosen = engine.stock() if cluster is None else cluster.engine
     return None if chosen is None or chosen.ours else chosen
 
@@ -89,7 +89,7 @@ def _remove() -> None:
     else:
         if running is not None:
             with suppress(RuntimeError, subprocess.TimeoutExpired):
-                engine.clear(running)  # quicker than kind; what stays ends with the engine
+                engine.clear(running)  # faster than kind; the rest ends with the engine
         engine.stop()
         store.remove_from_nodes()
     for left in (KUBECONFIG, KUBECONFIG.with_suffix(".lock"), STATE / "kind.json"):
@@ -97,7 +97,7 @@ def _remove() -> None:
 
 
 def _stock_with_nodes() -> Engine | None:
-    """The machine's own engine, if it has nodes of ours."""
+    """Return the machine's own engine if it contains nodes of the test cluster."""
     chosen = engine.of_machine()
     if chosen is None or not chosen.run("ps", "--all", "--quiet", "--filter", f"name={NODES[0]}"):
         return None
@@ -105,7 +105,7 @@ def _stock_with_nodes() -> Engine | None:
 
 
 def _build() -> None:
-    """Make all parts that are missing: the compiler's beside those that wait for the network."""
+    """Make all missing parts: compilation in parallel with downloads."""
     if not (systemimages.etcd() / "etcdctl").exists():
         command = [sys.executable, "-m", "scripts.etcd_servers", str(CACHE)]
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
@@ -117,7 +117,7 @@ def _build() -> None:
 
 
 def _link_programs() -> None:
-    """Put kubectl and Helm into a folder of their own, for people's PATH."""
+    """Link kubectl and Helm into a folder of their own, for the user's PATH."""
     KUBECTL.parent.mkdir(exist_ok=True)
     for link, module in ((KUBECTL, "kubernetes"), (HELM, "helm")):
         link.unlink(missing_ok=True)

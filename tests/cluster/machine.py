@@ -1,7 +1,7 @@
-"""Owns what the cluster changes on the machine outside its namespaces, and puts it back.
+"""Changes to the machine outside the cluster's namespaces, and their reversal.
 
-Nodes run systemd, kubelets and kube-proxies as root on the machine's own kernel: some kernel
-settings have no namespace. What they were is kept in a file until the cluster is gone.
+Nodes run systemd, kubelets and kube-proxies as root on the machine's kernel, and some kernel
+settings have no namespace. A file keeps their former values until the cluster is gone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from tests.cluster.places import STATE
 
 _SYSCTL = Path("/proc/sys")
 _BEFORE = STATE / "sysctl.json"
-_CHANGED = (  # by the kubelet, systemd in a node, or by us
+_CHANGED = (  # by the kubelet, a node's systemd or this module
     *("fs/file-max", "fs/nr_open", "fs/inotify/max_user_instances", "fs/inotify/max_user_watches"),
     *("kernel/core_pattern", "kernel/keys/root_maxbytes", "kernel/keys/root_maxkeys"),
     *("kernel/panic", "kernel/panic_on_oops", "kernel/pid_max"),
     *("vm/max_map_count", "vm/overcommit_memory", "vm/panic_on_oom"),
 )
-# Every kubelet, kube-proxy and containerd takes some; Debian's default is enough for one node.
+# Every kubelet, kube-proxy and containerd uses some; Debian's default suffices for one node.
 _RAISED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
 
-CGROUP = "elasticjob-cluster"  # the parent of every node's control groups
+CGROUP = "elasticjob-cluster"  # parent of every node's control groups
 
 
 def prepare() -> None:
-    """Note the settings as they are, unless that is done, and raise those that are too low."""
+    """Save the current settings unless already saved, and raise those that are too low."""
     now = {name: (_SYSCTL / name).read_text() for name in _CHANGED if (_SYSCTL / name).exists()}
     if not _BEFORE.exists():
         _BEFORE.write_text(json.dumps(now))
@@ -39,7 +39,7 @@ def prepare() -> None:
 
 
 def restored() -> bool:
-    """Put every setting back and remove the nodes' control groups; False if one is still in use."""
+    """Restore every setting and remove the nodes' control groups; return False if one is in use."""
     if _BEFORE.exists():
         for name, value in json.loads(_BEFORE.read_text()).items():
             if (_SYSCTL / name).read_text() != value:
@@ -56,10 +56,10 @@ def restored() -> bool:
 
 
 def _groups(root: Path = Path("/sys/fs/cgroup")) -> Iterator[Path]:
-    """The control groups of the nodes, innermost first.
+    """Yield the control groups of the nodes, innermost first.
 
-    They are looked for everywhere: in some hierarchies they lie beneath the group of whoever
-    started the engine.
+    The search covers all of /sys/fs/cgroup: in some hierarchies they lie beneath the group of the
+    process that started the engine.
     """
     for folder, _, _ in os.walk(root, topdown=False):
         path = Path(folder)

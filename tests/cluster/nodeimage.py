@@ -1,6 +1,6 @@
-"""Owns the image that kind makes its nodes of, where no registry has the stock one.
+"""Node image for kind, if no registry has the stock one.
 
-Two layers: a Debian tree, and what makes it a node: kind's own files, Kubernetes, the container
+Two layers: a Debian tree, and the node's parts: kind's own files, Kubernetes, the container
 runtime. The images that run in a node are not in it: see `store`.
 """
 
@@ -22,7 +22,7 @@ _SERVICES = ("containerd.service", "kubelet.service", "undo-mount-hacks.service"
 
 
 def _install(root: Path, tree: Path) -> None:
-    """Fill the layer that makes a Debian tree a node."""
+    """Fill the layer that turns a Debian tree into a node."""
     kubernetes, containerd = programs("kubernetes"), programs("containerd")
     shutil.copytree(programs("kind") / "node-files", root, dirs_exist_ok=True)
     for path in root.rglob("*"):
@@ -45,7 +45,7 @@ def _install(root: Path, tree: Path) -> None:
 
 def _configure(root: Path, ctr: Path) -> None:
     settings = root / "etc/containerd/config.toml"
-    # A machine may lack CAP_SYS_RESOURCE, without which no process may lower its OOM score.
+    # On a machine without CAP_SYS_RESOURCE no process may lower its OOM score.
     settings.write_text(
         settings.read_text().replace(
             "restrict_oom_score_adj = false", "restrict_oom_score_adj = true"
@@ -60,7 +60,7 @@ def _configure(root: Path, ctr: Path) -> None:
     (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
     for service in _SERVICES:
         (units / "multi-user.target.wants" / service).symlink_to(f"/etc/systemd/system/{service}")
-    (units / "systemd-binfmt.service").symlink_to("/dev/null")  # it would change the machine
+    (units / "systemd-binfmt.service").symlink_to("/dev/null")  # would change the machine
     (root / "usr/sbin").mkdir(parents=True, exist_ok=True)
     (root / "sbin").rmdir()
     (root / "usr/sbin/init").symlink_to("/usr/lib/systemd/systemd")
@@ -68,12 +68,12 @@ def _configure(root: Path, ctr: Path) -> None:
 
 
 def node_image_name(folder: Path) -> str:
-    """What the image in this folder is called: a tag of its own for every recipe."""
+    """Return the image's name: each recipe has a tag of its own."""
     return f"elasticjob-test/node:{folder.stem.rpartition('-')[2]}"
 
 
 def node_image() -> Path:
-    """The folder that holds the node image, as `image.tar`."""
+    """Return the folder that holds the node image, as `image.tar`."""
     tree = debian.node_tree()
 
     def make(into: Path) -> None:
@@ -84,7 +84,7 @@ def node_image() -> Path:
         settings = {
             "Env": [f"PATH={archive.PATH}", "container=docker"],
             "Entrypoint": ["/usr/local/bin/entrypoint", "/sbin/init"],
-            "StopSignal": "SIGRTMIN+3",  # systemd's word for: halt
+            "StopSignal": "SIGRTMIN+3",  # systemd's halt signal
         }
         archive.write(into / "image.tar", [Image(node_image_name(into), layers, settings)])
         shutil.rmtree(root)

@@ -1,7 +1,7 @@
-"""Owns the parts that the cluster is made of: folders in the cache, each made once.
+"""Build cache of the cluster's parts: folders, each made once.
 
-A part is named by a hash of what it is made from, is made in a folder beside its place, and gets
-there whole, by one rename. So a part that is there is complete, and two makers wait for each other.
+A part is named by a hash of its ingredients, is made in a folder beside its place, and is moved
+there by one rename. An existing part is therefore complete; concurrent makers wait for a lock.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _KEPT_SECONDS = 14 * 24 * 3600
 
 
 def say(message: str) -> None:
-    """Tell the person at the terminal."""
+    """Print a message to the terminal."""
     print(message, flush=True)
 
 
 def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None]) -> Path:
-    """The folder of the part of exactly these ingredients, filled by `make` if it is not there."""
+    """Return the folder of the part with exactly these ingredients; `make` fills it if absent."""
     home = CACHE / f"cluster-{name}-{key(*ingredients)}"
     lock = home.with_suffix(".lock")
     if home.is_dir():
-        os.utime(lock)  # not the folder: its own time goes into the images that are made of it
+        os.utime(lock)  # not the folder: its time goes into the images made of it
         return home
     with locked(lock):
         if not home.is_dir():
@@ -45,7 +45,7 @@ def part(name: str, ingredients: tuple[object, ...], make: Callable[[Path], None
 
 
 def _forget_unused(name: str) -> None:
-    """Remove the parts of this name that nothing has asked for in a long time."""
+    """Remove the parts of this name that have not been used for `_KEPT_SECONDS`."""
     oldest = time.time() - _KEPT_SECONDS
     for lock in CACHE.glob(f"cluster-{name}-????????????????.lock"):
         if lock.stat().st_mtime < oldest:
@@ -54,7 +54,7 @@ def _forget_unused(name: str) -> None:
 
 
 def content(*paths: Path) -> str:
-    """A short name for what these files, and those in these folders, are called and hold."""
+    """Return a short hash of the names and contents of these files and folders."""
     return key(
         *(
             ingredient

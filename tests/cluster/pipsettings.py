@@ -1,7 +1,7 @@
-"""Owns what a build inside an image is told of this machine's pip settings.
+"""Pip settings of this machine for builds inside an image.
 
-The settings name an index, a certificate, folders of wheels: whatever this machine needs. They are
-mounted for the time of the build, never written into an image.
+The settings name an index, a certificate and folders of wheels. They are mounted for the duration
+of the build, never written into an image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CERTIFICATE = "/etc/ssl/certs/elasticjob-build.pem"
 
 
 def read(listed: str) -> dict[str, str]:
-    """The settings that `pip config list` printed, as one section; the environment's go first."""
+    """Parse the output of `pip config list` into one section; environment settings win."""
     found: dict[str, str] = {}
     for line in listed.splitlines():
         place, _, value = line.partition("=")
@@ -28,9 +28,10 @@ def read(listed: str) -> dict[str, str]:
 
 
 def for_image(settings: dict[str, str]) -> tuple[str, dict[Path, str]]:
-    """The text of a pip.conf, and the files and folders it speaks of, by their place in the image.
+    """Return a pip.conf and the paths that it names on this machine, with their places in the
+    image.
 
-    What is not on this machine is left out: pip would complain of it.
+    Paths missing on this machine are left out: pip would warn about them.
     """
     mounts: dict[Path, str] = {}
     kept = dict(settings)
@@ -50,5 +51,5 @@ def for_image(settings: dict[str, str]) -> tuple[str, dict[Path, str]]:
 
 
 def here() -> tuple[str, dict[Path, str]]:
-    """`for_image` of the settings that hold on this machine."""
+    """Return `for_image` of this machine's settings."""
     return for_image(read(output(sys.executable, "-m", "pip", "config", "list")))

@@ -1,4 +1,4 @@
-"""Owns where the test cluster keeps what it needs, and what everything in it is called."""
+"""Paths and names of the test cluster."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "scripts" / "cluster"
-WHEELS = ROOT.parent / "shared" / "wheels"  # optional: wheels to prefer, such as a CPU-only torch
+WHEELS = ROOT.parent / "shared" / "wheels"  # optional: preferred wheels, e.g. a CPU-only torch
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elasticjob"
-STATE = CACHE / "cluster"  # of the cluster that runs now; the parts it is made of lie beside it
+STATE = CACHE / "cluster"  # of the running cluster; its parts lie beside it
 KUBECONFIG = STATE / "kubeconfig"
-ARCHIVES = STATE / "archives"  # every node sees this folder, as NODE_ARCHIVES
+ARCHIVES = STATE / "archives"  # mounted in every node as NODE_ARCHIVES
 NODE_ARCHIVES = "/archives"
-STORES = STATE / "stores"  # the nodes' image stores, where no registry has the images
+STORES = STATE / "stores"  # the nodes' image stores, if no registry has the images
 
 CLUSTER = "elasticjob"
 CONTEXT = f"kind-{CLUSTER}"
@@ -24,7 +24,7 @@ NODES = (CONTROL_PLANE, f"{CLUSTER}-worker", f"{CLUSTER}-worker2")
 
 
 def pinned(name: str, module: str) -> str:
-    """The version, such as `v1.36.3`, of the module that `scripts/cluster/<name>` pins."""
+    """Return the version, such as `v1.36.3`, of the module that `scripts/cluster/<name>` pins."""
     text = (PINS / name / "go.mod").read_text()
     match = re.search(rf"^(?:require )?\s*{re.escape(module)} (v\S+)", text, re.MULTILINE)
     if match is None:

@@ -1,6 +1,6 @@
-"""Owns the programs of the cluster: built from the Go modules that `scripts/cluster/` pins.
+"""Programs of the cluster, built from the Go modules that `scripts/cluster/` pins.
 
-A program counts as there only once it has said its version.
+A program is accepted only after it has printed the expected version.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _VERSION = "k8s.io/component-base/version"
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A pinned module: how its programs learn their version, and how they are asked for it."""
+    """Pinned module, with the version stamps of its programs and the commands that print them."""
 
-    path: str  # empty: the program is ours, and lies there
-    asked: dict[str, tuple[str, ...]]  # by program; no words: it cannot be asked
-    stamps: tuple[tuple[str, str], ...] = ()  # Go variables that its own build would set
+    path: str  # empty: the program's source is in scripts/cluster
+    asked: dict[str, tuple[str, ...]]  # version command by program; empty: it has none
+    stamps: tuple[tuple[str, str], ...] = ()  # Go variables that its own build sets
 
 
 MODULES = {
@@ -78,13 +78,13 @@ def _make(name: str, module: Module, into: Path) -> None:
         said = output(into / program, *words) if words else version
         if version.removeprefix("v") not in said:
             raise RuntimeError(f"{program} should be {version}, and says it is {said.strip()!r}")
-    if name == "kind":  # what it puts into its node images
+    if name == "kind":  # files that kind adds to its node images
         source = output(compiler, "list", "-m", "-f", "{{.Dir}}", module.path, cwd=pins)
         shutil.copytree(Path(source.strip()) / "images" / "base" / "files", into / "node-files")
 
 
 def programs(name: str) -> Path:
-    """The folder with the programs of this pinned module, built if they are not there."""
+    """Return the folder with the programs of this pinned module, built if absent."""
     return part(
         name, (content(PINS / name), MODULES[name]), lambda into: _make(name, MODULES[name], into)
     )

@@ -1,4 +1,4 @@
-"""Owns the question whether an image must be built again: what goes into it, in the tree."""
+"""Cache keys of images: a hash of the source files that go into each image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.places import ROOT
 
 
 def visible(ignorefile: str) -> list[str] | None:
-    """The paths that this .dockerignore leaves; None if it does not begin with ignoring all."""
+    """Return the paths this .dockerignore lets in; None unless it begins by ignoring all."""
     lines = [line.strip() for line in ignorefile.splitlines()]
     rules = [line for line in lines if line and not line.startswith("#")]
     allowed = [rule.removeprefix("!") for rule in rules[1:] if rule.startswith("!")]
@@ -21,9 +21,10 @@ def visible(ignorefile: str) -> list[str] | None:
 
 
 def key_of(recipe: Recipe) -> str:
-    """A short name for all that goes into the image and is in the tree.
+    """Return a short hash of all files of the tree that go into the image.
 
-    Where the .dockerignore says too little, that is the whole tree, and it is built more often.
+    Without a .dockerignore of the expected form that is the whole tree: the image is rebuilt more
+    often.
     """
     special = recipe.dockerfile.with_name(f"{recipe.dockerfile.name}.dockerignore")
     ignorefile = special if special.exists() else ROOT / ".dockerignore"

@@ -1,9 +1,9 @@
-"""Owns the image stores of the nodes, where no registry has the images.
+"""Image stores of the nodes, if no registry has the images.
 
-One store is made of all images that every node needs, unpacked, with a containerd that runs for
-that time only. A node's store is a copy of it in hard links: made in a second, and the nodes share
-the memory in which the files are cached. That is safe, because containerd never writes into what
-it has unpacked; its own notes are copied.
+One store is made of all images that every node needs, unpacked by a temporary containerd. A node's
+store is a copy of it in hard links: made in a second, and the nodes share the page cache of its
+files. The sharing is safe because containerd never writes into unpacked files; its own metadata is
+copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cluster.parts import content, part
 from tests.cluster.places import NODES, STORES
 from tests.cluster.programs import programs
 
-# No part that runs containers, and nothing outside these two folders.
+# No plug-in that runs containers, and nothing outside these two folders.
 _SETTINGS = """\
 version = 3
 root = "{store}"
@@ -38,18 +38,18 @@ address = "{state}/socket.ttrpc"
 """
 
 
-# What is unpacked is not kept packed as well.
+# Unpacked layers are not kept packed as well.
 _IMPORT = ("images", "import", "--local", "--discard-unpacked-layers")
 
 
 @contextmanager
 def _containerd(store: Path, scratch: Path) -> Iterator[list[str]]:
-    """A containerd that keeps images in this store; the beginning of a `ctr` command for it."""
+    """Run a containerd that keeps images in this store; yield a `ctr` command prefix for it."""
     folder = programs("containerd")
     settings, log = scratch / "containerd.toml", scratch / "log"
     settings.write_text(_SETTINGS.format(store=store, state=scratch / "state"))
     ctr = [str(folder / "ctr"), "--address", f"{scratch}/state/socket", "--namespace", "k8s.io"]
-    apart = ("unshare", "--mount", "--propagation", "private")  # it mounts what it unpacks
+    apart = ("unshare", "--mount", "--propagation", "private")  # containerd mounts what it unpacks
     with log.open("w") as complaints:
         server = subprocess.Popen(
             [*apart, folder / "containerd", "--config", settings],
@@ -70,12 +70,12 @@ def _containerd(store: Path, scratch: Path) -> Iterator[list[str]]:
 
 
 def store() -> Path:
-    """The store of all images that every node needs."""
+    """Return the store of all images that every node needs."""
     tree, trained = debian.node_tree(), trainer.image()
 
     def make(into: Path) -> None:
         debian.needs("unshare")
-        # Short: sockets lie in it.
+        # A short path: it holds sockets.
         with tempfile.TemporaryDirectory(prefix="elasticjob-") as scratch:
             archives = (systemimages.write(Path(scratch), tree), trained)
             with _containerd(into, Path(scratch)) as ctr:
@@ -90,7 +90,7 @@ def store() -> Path:
 
 
 def give_to_nodes() -> None:
-    """Make the store of every node."""
+    """Create the store of every node."""
     remove_from_nodes()
     STORES.mkdir(parents=True)
     with ThreadPoolExecutor(len(NODES)) as lanes:

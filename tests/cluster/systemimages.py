@@ -1,6 +1,6 @@
-"""Owns the images of a bare cluster: what kubeadm starts, volumes, a shell, the chart's etcd.
+"""Images of a bare cluster: kubeadm's components, volumes, a shell, the chart's etcd.
 
-Each is one layer of programs that we built, under the names by which Kubernetes asks for them.
+Each is one layer of locally built programs, under the name by which Kubernetes asks for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.cluster.archive import Image, tar_of
 from tests.cluster.places import CACHE, KUBERNETES_VERSION
 from tests.cluster.programs import programs
 
-ETCD_VERSION = "3.6.16"  # of the control plane, and of the image that the chart asks for
+ETCD_VERSION = "3.6.16"  # of the control plane and the chart
 ETCD_IMAGE = f"gcr.io/etcd-development/etcd:v{ETCD_VERSION}"
 SHELL_IMAGE = "docker.io/library/busybox:1.35"
 STORAGE_IMAGE = "elasticjob-test/storage:1"
@@ -26,7 +26,7 @@ _SHELL_COMMANDS = ("cat", "echo", "ls", "mkdir", "nc", "rm", "sh", "sleep", "wge
 
 
 def _with_libraries(tree: Path, *wanted: str) -> Files:
-    """These programs of a Debian tree and the libraries that they load, by their place."""
+    """Return these programs of a Debian tree and the libraries that they load, by their place."""
     loaded = output("chroot", tree, "ldd", *wanted).split()
     libraries = {word for word in loaded if word.startswith("/") and not word.endswith(":")}
     names = sorted({*wanted, *libraries})
@@ -35,7 +35,7 @@ def _with_libraries(tree: Path, *wanted: str) -> Files:
 
 
 def _contents(tree: Path) -> Iterator[tuple[str, Files, dict[str, Any]]]:
-    """What runs in a bare cluster: each image's name, its files, and how it is started."""
+    """Yield each image of a bare cluster: its name, its files and its start settings."""
     kubernetes, coredns = programs("kubernetes"), programs("coredns")
     listed = (kubernetes / "kubeadm", "config", "images", "list")
     for name in output(*listed, "--kubernetes-version", KUBERNETES_VERSION).split():
@@ -64,18 +64,18 @@ def _contents(tree: Path) -> Iterator[tuple[str, Files, dict[str, Any]]]:
 
 
 def etcd() -> Path:
-    """The folder with etcd and etcdctl, as `make etcd` made it."""
+    """Return the folder with etcd and etcdctl, made by `make etcd`."""
     return CACHE / f"etcd-{ETCD_VERSION}"
 
 
 def _sandbox_image() -> str:
-    """The pause image that kind tells its nodes' containerd to use."""
+    """Return the pause image named in kind's containerd settings."""
     settings = (programs("kind") / "node-files/etc/containerd/config.toml").read_text()
     return settings.partition('sandbox_image = "')[2].partition('"')[0]
 
 
 def write(into: Path, tree: Path) -> Path:
-    """Write the archive of all that runs in a bare cluster."""
+    """Write the archive of all images of a bare cluster."""
     images = [
         Image(name, (tar_of(files, into / f"{number}.tar"),), settings)
         for number, (name, files, settings) in enumerate(_contents(tree))

@@ -1,4 +1,4 @@
-"""Owns the trainers' image: PyTorch, and the example. It is big and seldom changes."""
+"""Trainers' image: PyTorch and the example. It is big and seldom changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _key() -> str:
 
 
 def recipe() -> Recipe:
-    """How it is built; its tag says what it is made of."""
+    """Return the build recipe; the tag is a hash of the ingredients."""
     return Recipe(f"elasticjob-test/trainer:{_key()}", _DOCKERFILE, {"wheels": WHEELS})
 
 
 def image() -> Path:
-    """The archive of the image, made without a registry."""
+    """Return the archive of the image, built without a registry."""
 
     def make(into: Path) -> None:
         builder.save(recipe(), builder.build(recipe()), into / "image.tar")

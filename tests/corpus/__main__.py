@@ -1,7 +1,7 @@
 """`python -m tests.corpus [NAME ...]`: run packages of the corpus and write the page of results.
 
-Without names, every package that has no result yet: a run that was interrupted goes on. Runs are
-kept in `build/corpus`, results in `tests/corpus/measured.json`.
+Without names, every package without a result runs: an interrupted run is resumed. Runs are kept in
+`build/corpus`, results in `tests/corpus/measured.json`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _KEEPING = threading.Lock()
 
 
 def measured() -> dict[str, Result]:
-    """The results so far."""
+    """Return the results so far."""
     kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     return {name: Result(**one) for name, one in kept.items()}
 
 
 def version(package: Package) -> str:
-    """The version it is pinned to in its environment."""
+    """Return the version to which the package's environment pins it."""
     return pins(ROOT / "constraints.txt", LISTS / f"{package.environment}.txt")[package.pip]
 
 
 class Corpus:
-    """Runs packages; cold runs of the same script are kept and taken again."""
+    """Package runner; cold runs of an unchanged script are kept and reused."""
 
     def __init__(self, etcd: EtcdServer) -> None:
         self._interpreters: dict[str, Path] = {}
         self._etcd = etcd
 
     def measure(self, package: Package) -> Result:
-        """Compare a warm run with one cold run, and where they differ with a second one too."""
+        """Compare a warm run with cold ones, added while an undocumented difference remains."""
         colds = [self.cold(package, 1)]
         warm = self._run(package, warm=True)
         self._path(package, "warm").write_text(json.dumps(warm))
@@ -65,7 +65,7 @@ class Corpus:
         return result(version(package), colds, warm, found)
 
     def cold(self, package: Package, number: int) -> dict[str, Any]:
-        """The cold run of that number, run unless it was."""
+        """Return the cold run of that number, from the cache if it is there."""
         path = self._path(package, f"cold-{number}")
         if path.exists():
             kept: dict[str, Any] = json.loads(path.read_text())
@@ -83,7 +83,7 @@ class Corpus:
     def _path(self, package: Package, kind: str) -> Path:
         RUNS.mkdir(parents=True, exist_ok=True)
         probe = Path(__file__).with_name("probe.py").read_text()
-        # Inherited by all: a shell's background jobs have some of them.
+        # Ignored signals are inherited by all processes; a shell's background jobs have some.
         ignored = [one.name for one in signal.Signals if signal.getsignal(one) is signal.SIG_IGN]
         text = f"{probe}{package.script()}{version(package)}{ignored}"
         key = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run what was asked for; 1 if a package shows an undocumented difference."""
+    """Run the requested packages; return 1 if one shows an undocumented difference."""
     asked = _arguments()
     results = measured()
     known = packages()

@@ -1,8 +1,8 @@
 """Comparison of cold and warm runs. No I/O.
 
-What varies between cold runs is no difference: a count must lie in the range of the cold workers, a
-value be one of theirs. What is drawn (random numbers, identifiers) must differ in each worker where
-it does in cold runs, and be the same where it is there.
+Variation between cold runs is no difference: a count must lie in the range of the cold workers, a
+value must equal one of theirs. Random values (numbers, identifiers) must differ between the workers
+if they do so in cold runs, and must be equal if they are equal there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNTED = (
 _MAPPED = ("environment", "environment in C", "signal handlers", "settings")
 _LISTED = ("thread pools", "signal mask", "sys.path", "sys.meta_path", "sys.path_hooks")
 _NUMBERS = ("at exit", "finalizers")
-# Properties that docs/warm-start.md tells of: the aspect, what the item matches, the property.
+# Properties documented in docs/warm-start.md: the aspect, the item's pattern, the property.
 DOCUMENTED = (
     ("unseeded", "^hash of a text$", "hash seed"),
     ("identifiers", "^process number", "process number"),
@@ -47,15 +47,15 @@ _PATTERNS = (
     (r"\b(?=\w*\d)(?=\w*[a-zA-Z])\w{8,}\b", "ID"),
 )  # fmt: skip
 _PER_RUN = re.compile(r"^(MASTER_|TORCHELASTIC_|ELASTICJOB_)|RANK$")
-"""Variables with numbers that are others in each run, round or worker."""
+"""Variables whose numbers differ between runs, rounds or workers."""
 _UNSTEADY = 2
-"""A count that varies between cold workers may be so many times their most in a warm one."""
+"""Factor on the maximum of a count that varies between cold workers, allowed in a warm one."""
 _NUMBER = r"\d+(\.\d+)*"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One aspect in which the warm run is not like the cold ones; `documented` names a property."""
+    """Difference in one aspect between warm and cold runs; `documented` names a property."""
 
     aspect: str
     where: str
@@ -70,7 +70,7 @@ class Difference:
 
 
 def differences(colds: Sequence[Record], warm: Record) -> list[Difference]:
-    """Return all differences of a warm run from one cold run or more of the same package."""
+    """Return all differences of a warm run from one or more cold runs of the same package."""
     found = [
         *_ends(colds, warm),
         *_files(colds, warm),
@@ -84,7 +84,7 @@ def differences(colds: Sequence[Record], warm: Record) -> list[Difference]:
 
 
 def exact(text: str, folder: str = "") -> str:
-    """Return the text without what no two runs share: addresses, temporary names, identifiers."""
+    """Return the text without addresses, temporary names and identifiers, unique to each run."""
     if folder:
         text = text.replace(folder, "JOB")
     for pattern, word in _PATTERNS:
@@ -93,7 +93,7 @@ def exact(text: str, folder: str = "") -> str:
 
 
 def normalised(text: str, folder: str = "") -> str:
-    """Return the text without those and without numbers."""
+    """Return the text without the parts that `exact` removes and without numbers."""
     return re.sub(_NUMBER, "N", exact(text, folder))
 
 
@@ -127,14 +127,14 @@ def _files(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
         here = [_named(warm["files"][moment], warm["folder"])]
         told: list[str] = []
         for one in _outside("files", moment, counts, here):
-            if not one.item.startswith(tuple(told)):  # what is in such a folder goes without saying
+            if not one.item.startswith(tuple(told)):  # the contents of such a folder add nothing
                 yield one
             if one.item.endswith("/"):
                 told.append(one.item)
 
 
 def _named(paths: Iterable[str], folder: str) -> Counter[str]:
-    """Count files by name; those named after a second count once, see `_TIME`."""
+    """Count files by name; names that contain a time of day count once, see `_TIME`."""
     counts = _counted(paths, folder)
     return Counter({name: 1 if _TIME in name else number for name, number in counts.items()})
 
@@ -152,7 +152,7 @@ def _output(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
 
 
 def _lines(run: Record) -> set[str]:
-    """Lines of all workers; those of a stack differ in the frames below the program's."""
+    """Return the lines of all workers, normalised; stacks differ in frames below the program."""
     found = set()
     for text in run["output"].values():
         for line in text.replace("\r", "\n").splitlines():
@@ -169,7 +169,7 @@ def _stage(stage: str, colds: Sequence[Record], warm: Record) -> Iterator[Differ
     here = _records(warm, stage)
     if not there or not here:
         return
-    if stage == "imported":  # what is imported by the use may have been loaded before it, see docs
+    if stage == "imported":  # a use may import modules that were preloaded, see docs
         there += [one for cold in colds for one in _records(cold, "used")]
     for aspect in _COUNTED:
         counts = [_counted(one[aspect], folder) for one, folder in there]
@@ -198,7 +198,7 @@ def _records(run: Record, stage: str) -> list[tuple[Record, str]]:
 
 
 def _plain(value: Any) -> Any:
-    """A list without the import listener and its page, which are documented, in every worker."""
+    """Return the list without the import listener and its page, which are documented."""
     found = [one for one in value if not str(one).endswith(".Listener")]
     if _PAGE in found:
         found.remove(_PAGE)
@@ -227,7 +227,7 @@ def _unlike(
     here: Sequence[tuple[Any, str]],
     varies: bool = False,
 ) -> Iterator[Difference]:
-    """Values here that none there is like. Where those vary their numbers do not count."""
+    """Yield warm values equal to no cold value; numbers are ignored if cold values vary."""
     varies = varies or len({_text(value, exact, folder) for value, folder in there}) > 1
     form = normalised if varies else exact
     values = {_text(value, form, folder) for value, folder in there}
@@ -246,11 +246,11 @@ def _counted(items: Iterable[str], folder: str) -> Counter[str]:
 def _outside(
     aspect: str, where: str, there: Sequence[Counter[str]], here: Sequence[Counter[str]]
 ) -> Iterator[Difference]:
-    """Items whose count here is none that is to be expected of those there."""
+    """Yield items whose warm count is outside the range expected from the cold runs."""
     for item in sorted(set().union(*there, *here)):
         numbers = [count[item] for count in there]
         low, high = min(numbers), max(numbers)
-        if low < high:  # a matter of time, such as the threads of a pool
+        if low < high:  # depends on timing, such as a pool's threads
             low, high = min(low, 1), high * _UNSTEADY
         wrong = {count[item] for count in here if not low <= count[item] <= high}
         for number in sorted(wrong):
@@ -262,7 +262,7 @@ def _range(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-# --- what is drawn
+# --- random values
 
 
 def _drawn(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
@@ -279,7 +279,7 @@ def _drawn(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
 def _pattern(
     aspect: str, name: str, cold: Sequence[Any], warm: Sequence[Any]
 ) -> Iterator[Difference]:
-    """A value that is another in each cold worker, or the same in all, must be so here."""
+    """Yield a difference if the warm values are not distinct (or equal) as all cold ones are."""
     if None in cold or None in warm or not warm:
         return  # the library was not loaded everywhere
     if len(set(cold)) == len(cold) > 1:
@@ -296,7 +296,7 @@ def _pattern(
 
 
 def _identifiers(colds: Sequence[Record], warm: Record) -> Iterator[Difference]:
-    """Values that modules keep."""
+    """Yield differences between the values that modules keep."""
     there = [one for cold in colds for one in _records(cold, "imported")]
     here = _records(warm, "imported")
     if not there or not here:
@@ -330,5 +330,5 @@ def _kind(values: Sequence[str], pids: Sequence[int]) -> str:
 
 
 def _is_address(values: Sequence[str]) -> bool:
-    """Of an object in memory: `id`, a ctypes pointer. It tells nobody anything."""
+    """Return True for addresses of objects (`id`, a ctypes pointer), which carry no information."""
     return all(re.fullmatch(r"\d{15}", value) or "0x" in value for value in values)

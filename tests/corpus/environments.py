@@ -18,13 +18,13 @@ from tests.corpus.manifest import LISTS
 
 
 def cache() -> Path:
-    """The folder that the Makefile keeps such things in."""
+    """Return the Makefile's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "elasticjob"
 
 
 def environment(folder: Path, name: str) -> Path:
-    """Return the environment of the list `name`, made if it is not complete."""
+    """Return the environment of the list `name`, created unless complete."""
     pins = LISTS / f"{name}.txt"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     deps = dependencies(folder, project)
@@ -39,7 +39,7 @@ def environment(folder: Path, name: str) -> Path:
 
 
 def _install(folder: Path, pins: Path, deps: Path) -> None:
-    """Make the environment. The list is complete, so that no CUDA library comes with a package."""
+    """Create the environment. The list is complete, so that no package pulls in a CUDA library."""
     shutil.rmtree(folder, ignore_errors=True)
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     (packages_of(folder) / "dependencies.pth").write_text(f"{packages_of(deps)}\n")

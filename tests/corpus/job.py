@@ -1,7 +1,8 @@
-"""One run of the corpus: a gang of two nodes with two workers each, through one failure.
+"""Single run of the corpus: a gang of two nodes with two workers each, through one failure.
 
-The first round ends with the failure of one rank once all workers have used the package, the second
-with their success; local rank 0 of each node ends first. `run_job` returns the `Run` to compare.
+The first round ends with the failure of one rank after all workers have used the package, the
+second with their success; local rank 0 of each node ends first. `run_job` returns the `Run` to
+compare.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NODES, SLOTS, ROUNDS = 2, 2, 2
 WORLD = NODES * SLOTS
 PATIENCE_SECONDS = 150.0
 LEARNED_SECONDS = 3.6
-"""After its fork: the standby has begun to load what its workers have imported beyond it."""
+"""Seconds after its fork until the standby has begun to load the modules its workers imported."""
 LEFT_SECONDS = 3.0
 MARK = "CORPUS_MARK"
 CONF = "last_call_timeout=5,settle=0.1,keep_alive_seconds=10,confirm=5,stop_grace=5"
@@ -68,7 +69,7 @@ class Run:
 
 @dataclass
 class _Job:
-    """A job's folder and its agents."""
+    """Folder and agents of a job."""
 
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -79,7 +80,7 @@ class _Job:
 
 
 def run_job(package: Package, interpreter: Path, etcd: EtcdServer, warm: bool) -> Run:
-    """Run the package's script in a gang, each worker forked from a standby or each started."""
+    """Run the package's script in a gang whose workers are forked from a standby if `warm`."""
     with _folder() as folder:
         job = _Job(folder)
         for name in ("records", "home", "tmp", "work", "agents", "code"):
@@ -156,7 +157,7 @@ def _until(job: _Job, condition: Callable[[], bool], what: str) -> None:
 
 
 def _all_used(job: _Job, number: int) -> float:
-    """Wait until every worker of the round has used its package; when the last had imported it."""
+    """Wait until all workers of the round have used the package; return the last import's time."""
     paths = [job.part("records") / f"{number}-{rank}-used.json" for rank in range(WORLD)]
     _until(job, lambda: all(path.exists() for path in paths), f"round {number}")
     imported = (path.with_name(path.name.replace("used", "imported")) for path in paths)
@@ -164,7 +165,7 @@ def _all_used(job: _Job, number: int) -> float:
 
 
 def _files(job: _Job) -> list[str]:
-    """Everything in the folders that programs write into, without what Python compiles."""
+    """Return all files in the folders that programs write into, except Python's compiled files."""
     found = []
     for part in ("home", "tmp", "work"):
         for path in job.part(part).rglob("*"):
@@ -175,7 +176,7 @@ def _files(job: _Job) -> list[str]:
 
 
 def _ended(agent: subprocess.Popen[bytes]) -> int:
-    """Return an agent's exit status; one that still runs is ended, and with it its workers."""
+    """Return an agent's exit status; terminate a running agent, and with it its workers."""
     if agent.poll() is not None:
         return agent.returncode
     agent.terminate()
@@ -187,7 +188,7 @@ def _ended(agent: subprocess.Popen[bytes]) -> int:
 
 
 def _left(job: _Job) -> list[str]:
-    """Command lines of what outlives its job, after a moment; it is killed."""
+    """Return command lines of processes that still outlive the job after a moment; kill them."""
     deadline = time.monotonic() + LEFT_SECONDS
     while (left := _marked(job.mark)) and time.monotonic() < deadline:
         time.sleep(0.05)

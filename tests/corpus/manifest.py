@@ -1,4 +1,4 @@
-"""The packages of the corpus, and the script that uses one."""
+"""Packages of the corpus, and the script that uses one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Package:
-    """One package: what a script imports of it and does with it."""
+    """Package of the corpus: the imports and the use that make up its script."""
 
     name: str
     pip: str
@@ -39,20 +39,20 @@ class Package:
     environment: str = "large"
 
     def script(self) -> str:
-        """The training script's source. Its imports are plain, as a reader of it expects them."""
+        """Return the training script's source, with plain imports at its top."""
         body = self.use.strip() or "pass"
         return SCRIPT.format(imports=self.imports.strip(), use=textwrap.indent(body, "    "))
 
     @property
     def root(self) -> str:
-        """The module whose refusal is this package's own."""
+        """Top-level module; warm start's refusal of this module counts as the package's own."""
         found = re.search(r"(?:from|import)\s+(\w+)", self.imports)
         assert found, self.imports
         return found[1]
 
 
 def packages() -> list[Package]:
-    """Every package, the most used ones first."""
+    """Return every package, the most used ones first."""
     return [
         Package(
             one["name"],
@@ -67,7 +67,7 @@ def packages() -> list[Package]:
 
 
 def pins(*files: Path) -> dict[str, str]:
-    """The pinned version of each package, by its lower-case name; a later file wins."""
+    """Return the pinned version of each package, by its lower-case name; a later file wins."""
     found = {}
     for file in files:
         for line in file.read_text().splitlines():

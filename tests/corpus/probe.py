@@ -29,7 +29,7 @@ from typing import Any
 
 PATIENCE_SECONDS = 200.0
 FAILS = 1
-"""The rank that fails in the first round."""
+"""Rank that fails in the first round."""
 
 _RECORDS = Path(sys.argv[1])
 _ROUND, _RANK = int(os.environ["ELASTICJOB_ROUND"]), int(os.environ["RANK"])
@@ -37,23 +37,23 @@ _WORLD, _LOCAL_RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"
 
 
 def imported() -> None:
-    """To be called right after the package's imports."""
-    held = _globals()  # before numbers are drawn from the generators among them
+    """Record the state after the package's imports. The script calls it right after them."""
+    held = _globals()  # before random numbers are drawn from the generators among them
     _write("imported", {**_drawn(), **_process(), "globals": held})
 
 
 def run(use: Callable[[Path], None]) -> None:
-    """Use the package; fail in the first round; end one by one in the later ones, and use again."""
+    """Use the package; fail in the first round; in later rounds end in order and use it again."""
     _use(use, "output")
     _write("used", _process())
     _until(lambda: (_RECORDS / f"go-{_ROUND}").exists())
     if _ROUND == 1:
         if _RANK == FAILS:
             raise RuntimeError("this run's one failure")
-        time.sleep(PATIENCE_SECONDS)  # until the agent ends it
+        time.sleep(PATIENCE_SECONDS)  # until the agent stops it
         sys.exit("the agent has not ended this worker")
     if _LOCAL_RANK:
-        # What the first to end takes with it must not have been this worker's.
+        # The first worker's end must not take away resources of this one.
         first = int(_read(_ROUND, _RANK - 1, "used")["pid"])
         _until(lambda: not Path(f"/proc/{first}/cwd").exists())
         _use(use, "again")
@@ -90,7 +90,7 @@ def _write(stage: str, record: dict[str, Any]) -> None:
     draft.replace(path)
 
 
-# --- what is drawn: the same in every worker, or different in each
+# --- random values: the same in every worker, or different in each
 
 
 def _drawn() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _drawn() -> dict[str, Any]:
         "urandom": lambda: os.urandom(8).hex(),
     }
     seeds: list[Callable[[int], Any]] = [random.seed]
-    # As it is, not loaded for this: what no package imports is no subject here.
+    # Only modules that are loaded already: a package that does not import them is not affected.
     if numpy is not None and hasattr(numpy, "random"):
         makers["numpy"] = lambda: float(numpy.random.rand())
         makers["numpy generator"] = lambda: float(numpy.random.default_rng().random())
@@ -117,7 +117,7 @@ def _drawn() -> dict[str, Any]:
     return {"unseeded": free, "seeded": seeded}
 
 
-# --- what the process is
+# --- process state
 
 
 def _process() -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _descriptors() -> list[str]:
         try:
             target = str(entry.readlink())
             flags = Path(f"/proc/self/fdinfo/{number}").read_text().split("flags:")[1].split()[0]
-        except OSError:  # the descriptor of this listing itself
+        except OSError:  # descriptor of this listing
             continue
         access = {0: "read", 1: "write", 2: "both"}.get(int(flags, 8) & 3, "other")
         if int(number) > 2 and not target.endswith("/fd"):
@@ -239,7 +239,7 @@ def _pools() -> list[str]:
 
 
 def _c_environment() -> dict[str, str]:
-    """As `getenv` sees it: a variable set in C alone, or by `os.environ`, is here."""
+    """Return the environment that `getenv` sees, including variables set in C alone."""
     library = ctypes.CDLL(None)
     library.getenv.restype = ctypes.c_char_p
     names = set(os.environ)
@@ -257,7 +257,7 @@ def _c_environment() -> dict[str, str]:
 
 
 def _globals() -> dict[str, str]:
-    """Values of modules and, one step deep, of their objects that could be drawn or read."""
+    """Return values of modules and, one level deep, of their objects that may be random."""
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         path = str(getattr(module, "__dict__", {}).get("__file__", ""))

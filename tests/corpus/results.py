@@ -73,13 +73,13 @@ def result(
 
 
 def _placed(text: str, folder: str) -> str:
-    """The text with the paths of any run, on any machine."""
+    """Return the text with paths that are independent of run and machine."""
     text = re.sub(r"/\S*/site-packages/", "site-packages/", text.replace(folder, "…"))
     return re.sub(r"tmp[a-z0-9_]{8}", "tmp…", text)
 
 
 def trouble_of(cold: Mapping[str, Any]) -> str:
-    """Return why a cold run cannot be compared with; empty when it went as expected."""
+    """Return the reason that excludes a cold run from comparison; empty if it went as expected."""
     if cold["trouble"]:
         return str(cold["trouble"]).splitlines()[0]
     return "" if not any(cold["exits"]) else f"agents exit with {cold['exits']}"
@@ -116,7 +116,7 @@ def _row(name: str, one: Result) -> str:
 
 
 def _refused(refused: Sequence[str]) -> str:
-    """The reasons; those that only follow from others last."""
+    """Return the first refusal; those that only follow from others come last."""
     follows = "which is not preloaded"
     return _first(sorted(refused, key=lambda one: (follows in one, one))) or "nothing"
 

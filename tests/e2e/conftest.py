@@ -1,4 +1,4 @@
-"""The cluster with ElasticJob installed on it, and a namespace for each test."""
+"""Fixtures of the end-to-end tests: an installed cluster, and a namespace for each test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.e2e.report import Report
 
 BUILD = Path(__file__).parents[2] / "build" / "e2e"
 OPENED: list[str] = []
-"""The namespaces that are there now: what a failure is explained by."""
+"""Namespaces that exist now, dumped after a failure."""
 CONSOLES: list[Console] = []
 
 MakeCorner = Callable[..., Corner]
@@ -34,11 +34,11 @@ __all__ = ["cluster", "images"]
 
 
 FIRST = ("test_the_example_runs", "test_conflicts.py", "test_failing.py", "test_digits.py")
-"""The example trains for more than a minute; small jobs are tested meanwhile."""
+"""Tests to run first: the example trains for more than a minute while small jobs are tested."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes ElasticJob away comes last."""
+    """Sort the tests: long ones first, those that uninstall ElasticJob last."""
 
     def place(item: pytest.Item) -> int:
         names = (item.name, item.path.name)
@@ -52,10 +52,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep what may explain a failure, before anything is cleaned up."""
+    """Dump the state of the cluster after a failure, before any clean-up."""
     report = yield
     if call.excinfo is not None and call.excinfo.errisinstance(NotOurs):
-        # On a cluster of somebody's; on ours a test can hurt every node.
+        # On an existing cluster; on a cluster made here a test may inject faults into every node.
         path, line, _ = item.location
         report.outcome, report.longrepr = "skipped", (path, line or 0, str(call.excinfo.value))
     if report.failed and CONSOLES:
@@ -68,7 +68,7 @@ def pytest_runtest_makereport(
 @pytest.fixture(scope="session")
 def console(cluster: Cluster) -> Console:
     environment = cluster.environment()
-    own = Path(sys.executable).parent  # where kubectl finds its plug-in
+    own = Path(sys.executable).parent  # kubectl's plug-in is here
     made = Console(
         (str(cluster.kubectl_program), "--context", cluster.context),
         (str(cluster.helm_program), "--kube-context", cluster.context),
@@ -85,7 +85,7 @@ def nodes(cluster: Cluster, console: Console) -> Nodes:
 
 @pytest.fixture(scope="session")
 def report() -> Report:
-    """A new one: neither measurements nor dumps of an earlier session are kept."""
+    """Return a new report, after removing measurements and dumps of earlier sessions."""
     shutil.rmtree(BUILD, ignore_errors=True)
     return Report(BUILD / "report.json")
 
@@ -94,7 +94,7 @@ def report() -> Report:
 def installation(
     cluster: Cluster, images: Images, console: Console, report: Report
 ) -> Iterator[Installation]:
-    """ElasticJob as the chart installs it. An earlier run's is taken away first."""
+    """Install ElasticJob with the chart, after removing an earlier installation."""
     made = Installation(console)
     made.remove()
     OPENED.append(DENYING)
@@ -115,14 +115,14 @@ def recorder(console: Console, installation: Installation) -> Iterator[Recorder]
 
 @pytest.fixture(scope="session")
 def example_corner(console: Console, installation: Installation) -> Iterator[Corner]:
-    """The namespace of the example, whose test is spread over the session."""
+    """Yield the namespace of the example, whose test is spread over the session."""
     with _corners(console) as make:
         yield make("e2e-digits")
 
 
 @pytest.fixture(scope="module")
 def make_corner(console: Console, installation: Installation) -> Iterator[MakeCorner]:
-    """Make namespaces that go with the module; their deletion is not waited for."""
+    """Yield a function that makes namespaces; they are deleted with the module, without waiting."""
     with _corners(console) as make:
         yield make
 
@@ -144,5 +144,5 @@ def _corners(console: Console) -> Iterator[MakeCorner]:
 
 @pytest.fixture(scope="module")
 def corner(request: pytest.FixtureRequest, make_corner: MakeCorner) -> Corner:
-    """The module's own namespace, such as `e2e-faults`."""
+    """Return the module's own namespace, such as `e2e-faults`."""
     return make_corner(request.path.stem.replace("test_", "e2e-"))

@@ -1,4 +1,4 @@
-"""kubectl and helm, run as their users run them. Owns nothing but how they are called."""
+"""kubectl and helm, run as their users run them. Stateless."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL_SECONDS = 0.25
 
 
 class CommandFailed(AssertionError):
-    """A command ended in failure: what was run, and what it said."""
+    """Failed command: its arguments, exit code and output."""
 
     def __init__(self, command: list[str], ended: subprocess.CompletedProcess[str]) -> None:
         said = "\n".join(part for part in (ended.stdout[-2000:], ended.stderr[-4000:]) if part)
@@ -24,7 +24,7 @@ class CommandFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """The programs of one cluster's administrator, and the environment that they need."""
+    """Command-line programs of one cluster's administrator, and the environment that they need."""
 
     kubectl_command: tuple[str, ...]
     helm_command: tuple[str, ...]
@@ -33,11 +33,11 @@ class Console:
     def kubectl(
         self, *arguments: object, given: str = "", seconds: float = 60.0, check: bool = True
     ) -> str:
-        """What kubectl prints. `given` is its standard input; without `check` it may fail."""
+        """Run kubectl with `given` as input; return its output. `check=False` permits failure."""
         return self._run(self.kubectl_command, arguments, given, seconds, check)
 
     def plugin(self, *arguments: object) -> str:
-        """What `kubectl elasticjob` prints; options of kubectl's own come behind a plug-in."""
+        """Run `kubectl elasticjob`; return its output. kubectl's options come after a plug-in."""
         program, *where = self.kubectl_command
         return self._run((program, "elasticjob"), (*arguments, *where), "", 60.0, True)
 
@@ -45,22 +45,22 @@ class Console:
         return self._run(self.helm_command, arguments, "", seconds, True)
 
     def json(self, *arguments: object, seconds: float = 60.0) -> Json:
-        """What `kubectl … -o json` prints."""
+        """Return the parsed output of `kubectl … -o json`."""
         found: Json = json.loads(self.kubectl(*arguments, "-o", "json", seconds=seconds))
         return found
 
     def items(self, *arguments: object) -> list[Json]:
-        """The objects that `kubectl get …` lists."""
+        """Return the objects that `kubectl get …` lists."""
         found: list[Json] = self.json("get", *arguments)["items"]
         return found
 
     def find(self, *arguments: object) -> Json | None:
-        """The object that `kubectl get …` names, None where there is none."""
+        """Return the object that `kubectl get …` names, None if there is none."""
         printed = self.kubectl("get", *arguments, "--ignore-not-found", "-o", "json")
         return json.loads(printed) if printed.strip() else None
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """kubectl beside the test, for commands that follow something."""
+        """Start kubectl in the background, for commands that follow something."""
         return subprocess.Popen(
             [*self.kubectl_command, *map(str, arguments)],
             env=self.env,
@@ -94,7 +94,7 @@ class Console:
 
 
 def until(look: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """What `look` gives once it is true; fails saying what was awaited, and what was there."""
+    """Poll `look` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := look()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""One namespace of the cluster, and what a user of ElasticJob does and sees in it."""
+"""Namespace of a test, with a user's operations on ElasticJobs in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from tests.e2e.console import CommandFailed, Console, Json, until
 
 START_SECONDS = 120.0
-"""Pods are scheduled, started and have imported torch, on a machine with little to spare."""
+"""Timeout for scheduling and starting pods and importing torch, on a busy machine."""
 LOG_SECONDS = 5.0
 
 _STEP = re.compile(r"^(\S+) (?:\[\d+\] )?step (\d+) (.*)$", re.MULTILINE)
@@ -22,7 +22,7 @@ _STEP = re.compile(r"^(\S+) (?:\[\d+\] )?step (\d+) (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Step:
-    """A line that a trainer printed about one step; `at` is UTC seconds."""
+    """Line that a trainer printed about one step; `at` is UTC seconds."""
 
     at: float
     number: int
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """A namespace of a test's own."""
+    """Namespace of a test's own."""
 
     console: Console
     namespace: str
@@ -45,7 +45,7 @@ class Corner:
         return self.console.kubectl("-n", self.namespace, *arguments, given=given, seconds=seconds)
 
     def plugin(self, *arguments: object) -> str:
-        """What `kubectl elasticjob` prints here."""
+        """Run `kubectl elasticjob` in this namespace and return its output."""
         return self.console.plugin(*arguments, "-n", self.namespace)
 
     def apply(self, *documents: Json) -> None:
@@ -59,7 +59,7 @@ class Corner:
     def delete(self, name: str, *options: str) -> None:
         self.kubectl("delete", "ej", name, *options, seconds=90)
 
-    # -- what there is
+    # -- objects -----
 
     def find(self, *arguments: object) -> Json | None:
         return self.console.find("-n", self.namespace, *arguments)
@@ -68,7 +68,7 @@ class Corner:
         return self.console.items("-n", self.namespace, *arguments)
 
     def job(self, name: str) -> Json:
-        """The object; empty when there is none."""
+        """Return the job, empty if there is none."""
         return self.find("ej", name) or {}
 
     def status(self, name: str) -> Json:
@@ -76,17 +76,17 @@ class Corner:
         return found
 
     def condition(self, name: str, kind: str) -> Json:
-        """A condition of the job, empty when it is not there."""
+        """Return a condition of the job, empty if it is absent."""
         found = self.status(name).get("conditions") or ()
         return next((each for each in found if each["type"] == kind), {})
 
     def pods(self, name: str) -> dict[str, Json]:
-        """Every pod of the job, by name."""
+        """Return every pod of the job, by name."""
         found = self.items("pods", "-l", f"elasticjob.dev/job-name={name}")
         return {pod["metadata"]["name"]: pod for pod in found}
 
     def active(self, name: str) -> dict[str, Json]:
-        """The pods of the job that have not ended and were not told to."""
+        """Return the job's pods that have not ended and are not being deleted."""
         return {
             pod_name: pod
             for pod_name, pod in self.pods(name).items()
@@ -95,7 +95,7 @@ class Corner:
         }
 
     def events(self, name: str) -> list[tuple[str, str]]:
-        """Reason and message of each event of the job, in the order in which they came."""
+        """Return reason and message of each event of the job, in order of time."""
         found = self.items("events", "--field-selector", f"involvedObject.name={name}")
         found.sort(key=lambda event: str(event.get("eventTime") or event.get("firstTimestamp")))
         return [(event["reason"], event.get("message", "")) for event in found]
@@ -104,31 +104,31 @@ class Corner:
         return [reason for reason, _ in self.events(name)]
 
     def exec(self, pod: str, container: str, script: str) -> str:
-        """What a shell script prints in a container."""
+        """Run a shell script in a container and return its output."""
         return self.kubectl("exec", pod, "-c", container, "--", "sh", "-c", script)
 
     def kill_worker(self, pod: str) -> None:
-        """kill -9 for the workers of a pod: the children of its first process, the launcher."""
+        """Send SIGKILL to a pod's workers: the children of its first process, the launcher."""
         self.exec(pod, "trainer", "kill -9 $(cat /proc/1/task/1/children)")
 
     def finish(self, name: str) -> None:
-        """Tell the counting trainers of a job that it is enough."""
+        """Tell the counting trainers of a job to finish."""
         for pod in self.active(name):
             self.exec(pod, "trainer", "touch /tmp/finish")
 
-    # -- what trainers print
+    # -- output of trainers
 
     def log(self, pod: str, container: str = "trainer", *options: str) -> str:
         return self.kubectl("logs", pod, "-c", container, *options)
 
     def started(self, name: str) -> list[str]:
-        """The pods of a job whose trainer has a log."""
+        """Return the pods of a job whose trainer has a log."""
         return [pod for pod, raw in self.pods(name).items() if _trainer_started(raw)]
 
     def steps(self, name: str, tail: int = 400) -> list[Step]:
-        """The last steps of a job that its pods' logs tell of, in order of time.
+        """Return the last steps in the logs of a job's pods, in order of time.
 
-        The log of a pod on a machine that does not answer is passed over.
+        The log of a pod on an unreachable machine is skipped.
         """
         pods = self.started(name)
         with ThreadPoolExecutor(max(1, len(pods))) as pool:
@@ -146,7 +146,7 @@ class Corner:
         ]
 
     def latest(self, name: str) -> int:
-        """The step that was told of last."""
+        """Return the last reported step."""
         told = self.steps(name, tail=5)
         return told[-1].number if told else 0
 
@@ -156,7 +156,7 @@ class Corner:
         return until(look, f"{what} in {self.namespace}", within)
 
     def running(self, name: str, nodes: int, after: int = 0, within: float = START_SECONDS) -> Json:
-        """Wait until all members of a round later than `after` run on so many nodes; the status."""
+        """Wait until all members of a round after `after` run on `nodes` nodes; return status."""
 
         def look() -> Json | None:
             status = self.status(name)
@@ -176,7 +176,7 @@ class Corner:
         return found
 
     def in_phase(self, name: str, *phases: str, within: float = START_SECONDS) -> Json:
-        """Wait until the job is in one of these phases; the status then."""
+        """Wait until the job is in one of these phases; return its status."""
 
         def look() -> Json | None:
             status = self.status(name)
@@ -186,7 +186,7 @@ class Corner:
         return found
 
     def told(self, name: str, kind: str, status: str = "True", within: float = 60.0) -> Json:
-        """Wait for a condition; it then."""
+        """Wait for a condition with this status and return it."""
 
         def look() -> Json | None:
             found = self.condition(name, kind)
@@ -196,7 +196,7 @@ class Corner:
         return found
 
     def advances(self, name: str, beyond: int, within: float = 30.0) -> int:
-        """Wait until a step later than that was told of; its number."""
+        """Wait for a step later than `beyond`; return its number."""
         found: int = self.until(
             lambda: step if (step := self.latest(name)) > beyond else 0,
             f"{name} to go beyond step {beyond}",
@@ -215,6 +215,6 @@ def _trainer_started(pod: Json) -> bool:
 
 
 def seconds(moment: str) -> float:
-    """UTC seconds of an RFC 3339 time, of which Python reads microseconds at most."""
+    """Return the UTC seconds of an RFC 3339 time. Python parses microseconds at most."""
     whole, _, fraction = moment.rstrip("Z").partition(".")
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")

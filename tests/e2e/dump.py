@@ -1,4 +1,4 @@
-"""What a failed test leaves to look at: objects, events, logs, etcd."""
+"""Diagnostic dump after a failed test: objects, events, logs, etcd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.installation import SYSTEM, Installation
 
 
 def dump(folder: Path, console: Console, namespaces: list[str]) -> None:
-    """Write all that may explain a failure; what cannot be had is passed over."""
+    """Write all information that may explain a failure; skip what cannot be read."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 

@@ -1,4 +1,4 @@
-"""ElasticJob in the cluster: installed with Helm, and where its parts are."""
+"""ElasticJob in the cluster: installation with Helm, and access to its parts."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ OPERATOR = "deployment/elasticjob-operator"
 ETCD_POD = "elasticjob-etcd-0"
 LEASE = "elasticjob-operator"
 DENYING = "e2e-deny"
-"""The namespace with a default-deny policy, which values.yaml names: it is there before the chart.
-"""
+"""Namespace with a default-deny policy, named in values.yaml; it exists before the chart."""
 
 _OPERATOR_LABELS = "app.kubernetes.io/component=operator"
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """One release of the chart."""
+    """Release of the chart."""
 
     console: Console
 
     def install(self) -> None:
-        """What the README says, with this checkout's chart and images."""
+        """Install as the README describes, with this checkout's chart and images."""
         if self.console.find("namespace", DENYING) is None:
             self.console.kubectl("create", "namespace", DENYING)
-        # So that the tests, which begin without it, take away whosever it is.
+        # The label makes the next run remove this namespace at its beginning.
         self.console.kubectl("label", "--overwrite", "namespace", DENYING, "elasticjob-e2e=")
         self.console.helm(
             "install", RELEASE, CHART, "--namespace", SYSTEM, "--create-namespace",
@@ -53,8 +52,9 @@ class Installation:
         self.console.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--timeout", "90s")
 
     def remove(self) -> None:
-        """With the namespaces of the tests, and what an uninstall keeps: etcd's data, which would
-        bind the next etcd to its node."""
+        """Remove the release, the tests' namespaces, and the data that an uninstall keeps: etcd's
+        data would bind the next etcd to its node.
+        """
         if self.installed:
             self.uninstall()
         namespaces = "namespace", "--ignore-not-found"
@@ -66,15 +66,15 @@ class Installation:
         releases = self.console.helm("list", "--all-namespaces", "--all", "-o", "json")
         return any(found["name"] == RELEASE for found in json.loads(releases))
 
-    # -- its parts
+    # -- parts ---
 
     def operators(self) -> list[Json]:
-        """The operator's pods that are not about to go."""
+        """Return the operator's pods that are not being deleted."""
         found = self.console.items("-n", SYSTEM, "pods", "-l", _OPERATOR_LABELS)
         return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
 
     def leader(self) -> str:
-        """Who holds the lease, empty when nobody does."""
+        """Return the holder of the leader lease, empty if there is none."""
         lease = self.console.find("-n", SYSTEM, "lease", LEASE) or {}
         return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
@@ -96,7 +96,7 @@ class Installation:
         return self.console.kubectl("-n", SYSTEM, "exec", ETCD_POD, "-c", "etcd", "--", *command)
 
     def keys_of(self, uid: str) -> list[str]:
-        """The keys that etcd holds of a job."""
+        """Return the keys of a job in etcd."""
         printed = self.etcdctl("get", "--prefix", "/elasticjob/", "--keys-only")
         return [key for key in printed.split() if f"/{uid}/" in key]
 
@@ -107,7 +107,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def etcdctl(console: Console, *words: str) -> list[str]:
-    """A command for etcd's own container, as root: the password is in the chart's Secret."""
+    """Return an etcdctl command for etcd's container, as root with the Secret's password."""
     secret = console.find("-n", SYSTEM, "secret", "elasticjob-etcd") or {"data": {"password": ""}}
     password = base64.b64decode(secret["data"]["password"]).decode()
     endpoint = f"--endpoints=https://elasticjob-etcd.{SYSTEM}.svc:2379"

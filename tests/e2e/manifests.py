@@ -1,4 +1,4 @@
-"""The manifests that the tests apply, and the scripts in them that stand for training."""
+"""Manifests that the tests apply, and the scripts in them that replace training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cluster.images import EXAMPLE
 from tests.e2e.console import Json
 
 IMAGE = EXAMPLE
-"""The image of examples/digits, which every node has: python3, torch, and train.py."""
+"""Image of examples/digits, present on every node: python3, torch, and train.py."""
 
 COUNT = """
 import os, pathlib, sys, time
@@ -20,18 +20,18 @@ while step < last and not pathlib.Path("/tmp/finish").exists():
     time.sleep(0.1)
 print("finished", me, flush=True)
 """
-"""Counts ten steps a second, for so many seconds or until /tmp/finish is there. No torch."""
+"""Script that counts ten steps a second, for some seconds or until /tmp/finish exists. No torch."""
 
 FOREVER = 100_000
 
 
 def counting(seconds: float = FOREVER) -> Json:
-    """Command and arguments of a trainer that only counts."""
+    """Return command and arguments of a trainer that only counts."""
     return {"command": ["python3", "-c", COUNT], "args": [str(seconds)]}
 
 
 def digits(*options: object) -> Json:
-    """Command and arguments of real training, which tells of every step."""
+    """Return command and arguments of real training, which reports every step."""
     steps = ["--steps", "100000", "--step-seconds", "0.2", "--report-seconds", "0"]
     return {"command": ["python3", "train.py"], "args": [*steps, *map(str, options)]}
 
@@ -45,7 +45,7 @@ SPREAD = {
     "topologyKey": "kubernetes.io/hostname",
     "whenUnsatisfiable": "ScheduleAnyway",
 }
-"""Pods of a job on different nodes, so that a test may lose one of the nodes."""
+"""Topology constraint that spreads a job's pods over nodes, so that a test may lose one node."""
 
 
 def job(
@@ -60,8 +60,9 @@ def job(
     pod: Json | None = None,
     **spec: Any,
 ) -> Json:
-    """An ElasticJob. `work` is the trainer's command and args, `trainer` more of its fields,
-    `others` more containers, `pod` more of the pod's fields, `spec` more of the job's."""
+    """Return an ElasticJob. `work` is the trainer's command and args, `trainer` more of its fields,
+    `others` more containers, `pod` more of the pod's fields, `spec` more of the job's.
+    """
     containers = [container(work or counting(), **(trainer or {})), *others]
     selector = {"matchLabels": {"elasticjob.dev/job-name": name}}
     pod_spec = {

@@ -1,4 +1,4 @@
-"""The cluster's machines, and what happens to them in these tests."""
+"""Machines of the cluster, and the operations and faults that tests apply to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASKS = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL"
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Hands on the machines of one cluster."""
+    """Operations on the machines of one cluster."""
 
     cluster: Cluster
     console: Console
@@ -32,7 +32,7 @@ class Nodes:
         self.cluster.wait_for_node(node, ready=False, timeout=READY_SECONDS)
 
     def drain(self, node: str) -> None:
-        """What an administrator types before a machine is taken away."""
+        """Drain a node, as an administrator does before a machine is taken away."""
         self.console.kubectl(
             "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
             "--timeout=90s", seconds=100,
@@ -43,7 +43,7 @@ class Nodes:
 
     @contextmanager
     def cut_off(self, node: str) -> Iterator[None]:
-        """The node and its pods are silent for everybody else meanwhile."""
+        """Cut the node and its pods off the network for the duration of the block."""
         self.cluster.cut_node(node)
         try:
             yield
@@ -51,13 +51,12 @@ class Nodes:
             self.cluster.mend_node(node)
 
     def kill_pods(self, node: str, namespace: str) -> None:
-        """Kill every process of the jobs of a namespace on a node, and its kubelet first: only
-        the others can notice."""
+        """Kill a node's kubelet, then its pods of a namespace: only other nodes can notice."""
         self.cluster.exec_on_node(node, "systemctl", "kill", "--signal=KILL", "kubelet")
         assert self.cluster.kill_node_processes(node, namespace, JOBS)
 
     def kill_container(self, pod: Json, name: str) -> None:
-        """kill -9 for the first process of a container, and so for all of it."""
+        """Send SIGKILL to the first process of a container, which ends all of it."""
         status = pod["status"]
         found = [*status.get("initContainerStatuses", ()), *status["containerStatuses"]]
         (identity,) = [each["containerID"] for each in found if each["name"] == name]

@@ -1,4 +1,4 @@
-"""An etcd with the v2 API in the cluster, as a user who needs one would run it."""
+"""Etcd with the v2 API in the cluster, deployed as a user of that API would do it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.e2e.corner import Corner
 from tests.e2e.installation import is_ready
 
 VERSION = "3.5.35"
-"""The last line that has the v2 API."""
+"""Last release line with the v2 API."""
 IMAGE = f"gcr.io/etcd-development/etcd:v{VERSION}"
 NAMESPACE = "e2e-backends"
 ENDPOINT = f"http://etcd-v2.{NAMESPACE}.svc:2379"
-"""values.yaml allows it."""
+"""Endpoint of the v2 etcd, permitted in values.yaml."""
 
 _ARCHIVE = "etcd-v2.tar"
 _LABELS = {"app": "etcd-v2"}
@@ -26,7 +26,7 @@ _CONTROL = "node-role.kubernetes.io/control-plane"
 
 
 def start(cluster: Cluster, corner: Corner) -> str:
-    """Start it and wait until it is Ready; its endpoint."""
+    """Start etcd and wait until it is Ready; return its endpoint."""
     if cluster.engine is not None and cluster.engine.ours:
         _give_to_control_plane(cluster)  # no registry has it there
     corner.apply(_service(), _pod())
@@ -35,7 +35,7 @@ def start(cluster: Cluster, corner: Corner) -> str:
 
 
 def _give_to_control_plane(cluster: Cluster) -> None:
-    """Put the image, made of the programs that `make etcd` built, where the pod is to run."""
+    """Load the image, made of the programs that `make etcd` built, into the control-plane node."""
     programs = CACHE / f"etcd-{VERSION}"
     files: dict[str, Path | str] = {
         f"usr/local/bin/{name}": programs / name for name in ("etcd", "etcdctl")
@@ -59,7 +59,7 @@ def _service() -> Json:
 
 
 def _pod() -> Json:
-    """On the control plane, where no test takes the node away."""
+    """Return the pod, placed on the control plane, which no test removes."""
     container = {
         "name": "etcd",
         "image": IMAGE,

@@ -1,7 +1,7 @@
-"""NetworkPolicies enforced, for a pod network that does not do it itself.
+"""NetworkPolicy enforcement, for a pod network that lacks it.
 
-Owns a table of packet filters on each node, made from the policies of one namespace and the
-addresses that its pods have at the moment. It knows what policies here use: selectors of pods and
+This module owns a table of packet filters on each node, made from the policies of one namespace and
+the current addresses of its pods. It supports the features used here: selectors of pods and
 namespaces, and ports by number.
 """
 
@@ -21,13 +21,13 @@ _REMOVE = "add table ip policies\ndelete table ip policies\n"
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What rules are made of: every pod, and the labels of every namespace."""
+    """Input of the rules: every pod, and the labels of every namespace."""
 
     pods: Sequence[Json]
     namespaces: Mapping[str, Json]
 
     def chosen(self, namespace: str, peer: Json) -> list[str]:
-        """The addresses of the pods that a peer of a policy in that namespace means."""
+        """Return the addresses of the pods that match a peer of a policy in that namespace."""
         inside = peer.get("namespaceSelector")
         return [
             pod["status"]["podIP"]
@@ -43,11 +43,12 @@ class World:
 
 
 def ruleset(namespace: str, policies: Sequence[Json], world: World) -> str:
-    """What nft is to be told: nothing passes to or from a pod that a policy selects, but what a
-    policy allows, and the answers to it."""
+    """Return nft's rules: a pod selected by a policy exchanges only the traffic that a policy
+    allows, and the answers to it.
+    """
     egress = _chain("Egress", "saddr", "daddr", namespace, policies, world)
     ingress = _chain("Ingress", "daddr", "saddr", namespace, policies, world)
-    # Two chains: what may leave one pod is still judged by whether it may enter the other.
+    # Two chains: traffic that may leave one pod must still be allowed to enter the other.
     return (
         f"{_REMOVE}table ip policies {{\n"
         f"chain egress {{ type filter hook forward priority 10; {egress} }}\n"
@@ -112,7 +113,7 @@ def _look(console: Console, namespace: str) -> str:
 
 @contextmanager
 def enforced(cluster: Cluster, console: Console, namespace: str) -> Iterator[None]:
-    """Enforce the policies of a namespace meanwhile, unless the cluster's own network does."""
+    """Enforce a namespace's policies for the block, unless the cluster's own network does."""
     if cluster.engine is None or not cluster.engine.ours:
         yield
         return

@@ -1,7 +1,7 @@
-"""What happened when, as seen from outside: every change of a job's rendezvous in etcd, of its
-status, and of its pods, with the time at which it was heard of here.
+"""Recorder of a job's history as seen from outside: changes of its rendezvous in etcd, of its
+status and of its pods, with their time of arrival.
 
-All come the same way, through the API server, so that what lies between two is not in their paths.
+All arrive through the API server, so that their paths have the same delay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESTART_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """`what` of a job (its uid) at `at`, in seconds of this machine's clock since its epoch."""
+    """Change `what` of a job (its uid), observed at `at`, in local seconds since the epoch."""
 
     at: float
     job: str
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass
 class Follower:
-    """Reads one endless command's lines in a thread, and starts it again when it ends."""
+    """Reader of an endless command's lines in a thread; it restarts the command when it ends."""
 
     start: Callable[[], subprocess.Popen[str]]
     take: Callable[[float, Json], None]
@@ -72,7 +72,7 @@ class Follower:
 
 @dataclass
 class Recorder:
-    """Lists that only grow, in order of arrival."""
+    """Recorded changes, in order of arrival."""
 
     console: Console
     rounds: list[Seen] = field(default_factory=list)
@@ -96,11 +96,10 @@ class Recorder:
         for follower in self._followers:
             follower.end()
 
-    # -- what it answers
+    # -- queries -------
 
     def lags(self) -> list[float]:
-        """For each change of a round in etcd, the seconds until a status showed it or a later
-        one."""
+        """Return, for each change of a round in etcd, the delay until a status showed it."""
         shown: dict[str, list[tuple[float, tuple[int, int]]]] = {}
         for seen in self.statuses:
             shown.setdefault(seen.job, []).append((seen.at, _place(seen.what)))
@@ -113,14 +112,14 @@ class Recorder:
         return found
 
     def final_at(self, job: str, number: int) -> float:
-        """When this round of the job became final, by its coordinator's clock."""
+        """Return the time at which this round became final, by its coordinator's clock."""
         for seen in self.rounds:
             if seen.job == job and _place(seen.what) == (number, STATES.index("final")):
                 return float(seen.what["sinceMs"]) / 1000
         raise AssertionError(f"etcd was not seen to make round {number} of {job} final")
 
     def leave_seconds(self, pod_uid: str, within: float = 30.0) -> float:
-        """From a pod's deletion timestamp to its member's leave; waits for both."""
+        """Wait for a pod's deletion and its member's leave; return the seconds between them."""
 
         def told() -> list[Seen]:
             return [seen for seen in self.deletions if seen.what["uid"] == pod_uid]
@@ -131,7 +130,7 @@ class Recorder:
         until(lambda: told() and left(), f"the pod {pod_uid} to be deleted and to leave", within)
         return left()[0].at - told()[0].at
 
-    # -- what it hears
+    # -- input -------
 
     def _start_etcd(self) -> subprocess.Popen[str]:
         words = etcdctl(self.console, "watch", "--prefix", "/elasticjob/", "-w", "json")
@@ -142,7 +141,7 @@ class Recorder:
             pair = event["kv"]
             parts = base64.b64decode(pair["key"]).decode().split("/")
             if len(parts) < 6:
-                continue  # no job's
+                continue  # not a job's
             job, below = parts[3], parts[5:]
             value = base64.b64decode(pair.get("value") or "")
             content = json.loads(value) if value else {}
@@ -150,7 +149,7 @@ class Recorder:
                 case ["state", "round"] if content:
                     self.rounds.append(Seen(at, job, content))
                 case ["members", member, _]:
-                    # Deleted, or as good as: either way the others know.
+                    # Deleted, or leaving: the other members know in both cases.
                     if not content or content.get("state") == "leaving":
                         self.members.append(Seen(at, job, {"id": member}))
 
@@ -168,7 +167,7 @@ class Recorder:
 
 
 def _place(rendezvous: Json) -> tuple[int, int]:
-    """Where a round's record stands in the life of a job: later ones compare greater."""
+    """Return the position of a round's record in the life of a job: later ones compare greater."""
     number = rendezvous.get("number") or rendezvous.get("round") or 0
     state = rendezvous.get("state")
     return int(number), STATES.index(state) if state in STATES else -1

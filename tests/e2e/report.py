@@ -1,4 +1,4 @@
-"""What the tests measured: build/e2e/report.json."""
+"""Measurements of the tests: build/e2e/report.json."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Report:
         self.write()
 
     def spread(self, name: str, seconds: list[float]) -> float:
-        """Note how some times are spread; the median."""
+        """Record the distribution of these times; return the median."""
         ordered = sorted(seconds)
         median = statistics.median(ordered)
         self.totals[name] = {

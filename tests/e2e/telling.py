@@ -1,7 +1,7 @@
-"""The training script of test_training.py: it tells how it goes, and saves when it is asked to.
+"""Training script of test_training.py: it reports its progress and saves on request.
 
 Plain PyTorch and `elasticjob.train`, which no image of these tests has installed. Each pod keeps
-the checkpoint in its own /tmp, and all start from the newest. What a test wants it puts there too.
+the checkpoint in its own /tmp, and all start from the newest. A test leaves its requests there too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
         train.progress(step, loss=loss.item())
         wanted = torch.tensor([int(SAVE.exists())])
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
-        # Asked on all ranks in every step, whatever else is wanted.
+        # Called on all ranks in every step, regardless of other requests.
         if train.should_checkpoint() or wanted.item():
             SAVE.unlink(missing_ok=True)
             save(step, model)

@@ -1,5 +1,5 @@
-"""Real training on torch's own rendezvous backends: it is hurt on the way and succeeds, and its
-status says what is so, though the operator reads no etcd of it.
+"""Real training on torch's own rendezvous backends: it survives faults and succeeds, and its status
+is correct although the operator does not read the rendezvous from etcd.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.timeout(600, func_only=True)
 
 CHECKPOINT_STEPS = 5
 STEPS = 700
-"""At five a second: more than is trained while it is hurt."""
+"""Number of steps, at five a second: more than the training reaches during the faults."""
 RECOVERY_SECONDS = 90.0
-"""torch's backends know of a loss after keepAliveSeconds, and may have to wait for a pod's end."""
+"""Recovery timeout: torch's backends detect a loss after keepAliveSeconds or a pod's end."""
 STATUS_LAG_SECONDS = 2.0 + 1.0
-"""The agents are asked once a second; the status has its times in whole seconds."""
+"""Maximum lag of the status: agents are polled once a second; status times have whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One job that is hurt on the way."""
+    """Job that is disturbed by faults."""
 
     corner: Corner
     report: Report
@@ -56,7 +56,7 @@ class Training:
         self.corner.advances(self.name, 2 * CHECKPOINT_STEPS)
 
     def hurt(self, fault: str, act: Callable[[], object]) -> None:
-        """Do it; both nodes must train on in a later round, from the last checkpoint."""
+        """Apply the fault; both nodes must train on in a later round, from the last checkpoint."""
         before, reached = self.status["rendezvous"]["round"], self.corner.latest(self.name)
         act()
         found = self.corner.running(self.name, 2, after=before, within=RECOVERY_SECONDS)
@@ -68,11 +68,11 @@ class Training:
         self.corner.kubectl("delete", "pod", pod, "--wait=false")
 
     def others(self) -> list[str]:
-        """The pods but the first one."""
+        """Return the pods except the first one."""
         return sorted(set(self.corner.active(self.name)) - {f"{self.name}-0"})
 
     def succeeded(self, recorder: Recorder) -> None:
-        """It comes to its end, and what its status showed on the way was never old."""
+        """Check that the job succeeds, and that its status never lagged."""
         self.corner.in_phase(self.name, "Succeeded", within=300)
         status = self.status
         assert status["rendezvous"]["state"] == "closed"
@@ -86,7 +86,7 @@ class Training:
         assert statistics.median(lags) < STATUS_LAG_SECONDS
 
     def _lags(self, recorder: Recorder) -> list[float]:
-        """For each final round, the time from its agents' word to the first status with it."""
+        """Return, for each final round, the delay from its agents' report to its first status."""
         uid = self.corner.job(self.name)["metadata"]["uid"]
         found: dict[int, float] = {}
         for seen in recorder.statuses:

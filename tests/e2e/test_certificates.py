@@ -1,4 +1,4 @@
-"""etcd's certificates are replaced, authority and all, beside a training that does not notice."""
+"""Replacement of etcd's certificates, including the authority, during an undisturbed training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data_of(secret: Json | None, key: str) -> bytes:
 
 
 def read_again(installation: Installation, corner: Corner, pods: Iterable[str]) -> None:
-    """Have the kubelets look at the Secrets of these pods now, not within a minute or two."""
+    """Make the kubelets read the Secrets of these pods now, instead of within a minute or two."""
     everyone = [(SYSTEM, pod["metadata"]["name"]) for pod in installation.operators()]
     everyone += [(SYSTEM, ETCD_POD), *((corner.namespace, pod) for pod in pods)]
     for namespace, pod in everyone:
@@ -39,7 +39,7 @@ def read_again(installation: Installation, corner: Corner, pods: Iterable[str]) 
 
 
 def renew(installation: Installation) -> str:
-    """Run what the chart runs every day; what it printed."""
+    """Run the chart's daily renewal; return its output."""
     console = installation.console
     console.kubectl("-n", SYSTEM, "create", "job", ONCE, f"--from={RENEWAL}")
     try:
@@ -61,7 +61,7 @@ def test_a_new_authority_comes_beside_the_old_one(
     workers = {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
     old = data_of(console.find("-n", SYSTEM, "secret", SECRET), CA)
 
-    # Without its key an authority can sign no more: the next one must take over at once.
+    # Without its key the authority cannot sign: the next one must take over at once.
     lost = json.dumps([{"op": "remove", "path": "/data/ca.key"}])
     console.kubectl("-n", SYSTEM, "patch", "secret", SECRET, "--type=json", "-p", lost)
     assert "made a certificate authority" in renew(installation)

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest or its surroundings, found before anything is started."""
+"""Errors in a manifest or its environment, detected before anything is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first thing a user does: apply the example, watch it, wait for its end."""
+"""First steps of a user: apply the example, watch it, wait for its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANIFEST = ROOT / "examples" / "digits" / "elasticjob.yaml"
 
 
 class Watch:
-    """`kubectl get ej … -w`: the lines as a user sees them."""
+    """Lines of `kubectl get ej … -w`, as a user sees them."""
 
     def __init__(self, corner: Corner, name: str) -> None:
         self._process = corner.console.start("-n", corner.namespace, "get", "ej", name, "-w")
@@ -38,7 +38,7 @@ class Watch:
         self._process.stdout.close()
 
     def words(self) -> list[tuple[str, str]]:
-        """Phase and rendezvous of each line, each change once."""
+        """Return phase and rendezvous of each line, without repetitions."""
         found: list[tuple[str, str]] = []
         for line in self.lines[1:]:
             columns = line.split()
@@ -49,7 +49,7 @@ class Watch:
 
 @pytest.fixture(scope="session")
 def watch(example_corner: Corner) -> Iterator[Watch]:
-    """The example, just applied, and a user who watches it."""
+    """Yield a watch on the example, just applied."""
     example_corner.kubectl("apply", "-f", MANIFEST)
     found = Watch(example_corner, "digits")
     yield found

@@ -1,4 +1,4 @@
-"""Scripts that fail: who was it, what did it say, and when does the job give up."""
+"""Failing scripts: attribution, message, and the end of the job."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ for step in range(1000):
     read_batch(step)
     dist.all_reduce(torch.ones(1))
 """
-"""Rank 1 fails by itself; rank 0 fails because its peer is gone."""
+"""Script whose rank 1 fails by itself; rank 0 fails because its peer is gone."""
 
 SEGFAULT = "import os, signal, time; time.sleep(1); os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.fixture(scope="module")
 def failing(corner: Corner) -> Corner:
-    """All of them at once."""
+    """Return the namespace with all failing jobs applied at once."""
     corner.apply(
         job("culprit", {"command": ["python3", "-c", CULPRIT]}, nodes=2, least=2, maxRestarts=1),
         job("signalled", {"command": ["python3", "-c", SEGFAULT]}, nodes=1, maxRestarts=0),
@@ -46,7 +46,7 @@ def test_the_first_failure_is_the_culprits_not_its_victims(failing: Corner) -> N
     assert status["restarts"] == 2, "maxRestarts is 1: one more failure ends the job"
     failure = status["firstFailure"]
     assert (failure["rank"], failure["pod"]) == (1, "culprit-1")
-    # Torch's threads may turn the exit of a script that left its process group open to an abort.
+    # Torch's threads may abort at the exit of a script that leaves its process group open.
     assert failure.get("exitCode") == 1 or failure["signal"] == 6
     assert failure["class"] == "UserError"
     assert failure["message"] == "ValueError: poisoned batch 7"
@@ -62,7 +62,7 @@ def test_describe_tells_the_story_in_events(failing: Corner) -> None:
     failing.in_phase("culprit", "Failed")
     failing.until(lambda: "Failed" in failing.reasons("culprit"), "the last event", 20)
     reasons = failing.reasons("culprit")
-    # That the second round was forming may have been over before the operator looked.
+    # The second round may have formed before the operator looked.
     story = ["PodsCreated", "Running", "WorkerFailed", "Failed"]
     places = [reasons.index(reason) for reason in story]
     assert places == sorted(places), reasons

@@ -1,5 +1,5 @@
-"""What happens to one real training run while nodes come, go and die. It never ends, never starts
-again from before its last checkpoint, and says each time why its round began.
+"""Real training run while nodes join, leave and die: it never ends, never restarts from before its
+last checkpoint, and reports the cause of each round.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ NAME = "train"
 CHECKPOINT_STEPS = 5
 KEEP_ALIVE_SECONDS = 5
 STATUS_LAG_SECONDS = 1.0
-"""The promise: from a change in etcd to the status, at the median."""
+"""Guaranteed median seconds from a change in etcd to the status."""
 LEAVE_SECONDS = 1.0
-"""From a deletion timestamp to the leave in etcd: the pod's grace has hardly begun."""
+"""Maximum seconds from a deletion timestamp to the leave in etcd, early in the grace period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The job that is disturbed, and the eyes on it."""
+    """Disturbed job, with its recorder and report."""
 
     corner: Corner
     recorder: Recorder
@@ -45,14 +45,14 @@ class Training:
         return int(self.status["rendezvous"]["round"])
 
     def pods_by_node(self) -> dict[str, list[str]]:
-        """Names of the job's active pods on each node."""
+        """Return the names of the job's active pods on each node."""
         found: dict[str, list[str]] = {}
         for name, pod in self.corner.active(NAME).items():
             found.setdefault(pod["spec"]["nodeName"], []).append(name)
         return found
 
     def settled(self, nodes: int) -> None:
-        """Wait until it trains on so many nodes, whatever was done to it before."""
+        """Wait until the job trains on this number of nodes, after any earlier fault."""
         self.corner.running(NAME, nodes)
         self.corner.until(lambda: len(self.corner.active(NAME)) == nodes, f"{nodes} pods", 60)
         self.corner.advances(NAME, self.corner.latest(NAME))
@@ -60,7 +60,7 @@ class Training:
     def disturbed(
         self, fault: str, act: Callable[[], object], cause: str, charged: int = 0
     ) -> Step:
-        """Do it; training must go on by a round of that cause. The first step after it."""
+        """Apply the fault and wait for a round of that cause; return the first step after it."""
         before, uid = self.status, self.corner.job(NAME)["metadata"]["uid"]
         number, restarts = before["rendezvous"]["round"], before["restarts"]
         reached = self.corner.latest(NAME)
@@ -85,7 +85,7 @@ class Training:
             **found,
         )
         self.corner.until(
-            # The cluster's word that a pod was evicted may come after the pod's own.
+            # The cluster's report of an eviction may come after the pod's own.
             lambda: (
                 (found["round"], cause)
                 in ((each["round"], each["cause"]) for each in self.status["rounds"])
@@ -95,7 +95,7 @@ class Training:
         )
         checkpoint = reached // CHECKPOINT_STEPS * CHECKPOINT_STEPS
         assert step.number > checkpoint, f"step {reached} was reached before, now {step}"
-        # A failure in whose round a peer's aborted collective came first is charged by a verdict.
+        # A failure preceded by a peer's aborted collective is charged only by a verdict.
         self.corner.until(
             lambda: self.status["restarts"] - restarts == charged, f"{charged} restarts charged", 20
         )
@@ -176,7 +176,7 @@ def test_a_drained_node_is_left(training: Training, nodes: Nodes) -> None:
 
 
 def spread_out(training: Training) -> str:
-    """Have pods on both workers; the node that does not hold rank 0."""
+    """Place pods on both workers; return the node without rank 0."""
     training.settled(2)
     if len(training.pods_by_node()) < 2:
         number = training.round
@@ -246,7 +246,7 @@ def test_a_leave_is_told_before_the_grace_begins_to_run_out(
 def test_the_status_follows_etcd_within_a_second(
     training: Training, recorder: Recorder, report: Report
 ) -> None:
-    """Of all the rounds that this session has seen so far."""
+    """Rounds of the whole session count."""
     training.settled(2)
     lags = recorder.lags()
     assert len(lags) >= 20

@@ -1,4 +1,4 @@
-"""The chart's own life with jobs present: upgrade, uninstall, install again. The last tests."""
+"""Chart operations with jobs present: upgrade, uninstall, install again. The last tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CRD = "elasticjobs.elasticjob.dev"
 
 @pytest.fixture(scope="module")
 def corner(make_corner: MakeCorner, installation: Installation) -> Corner:
-    """With a job that trains through all of it, and one that is to be deleted meanwhile."""
+    """Return a namespace with a job that trains throughout and one to be deleted meanwhile."""
     found = make_corner("e2e-install")
     for name in ("lasting", "deleted"):
         found.apply(job(name, counting(), nodes=2))

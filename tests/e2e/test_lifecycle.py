@@ -1,4 +1,4 @@
-"""A job's life: names used again, suspension, what becomes of pods, deadlines, deletion."""
+"""Life cycle of a job: reused names, suspension, pod clean-up, deadlines, deletion."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.e2e.manifests import IMAGE, counting, job
 pytestmark = pytest.mark.timeout(240, func_only=True)
 
 COMPANION = {"name": "companion", "image": IMAGE, "command": ["sleep", "10000"]}
-"""A second container that never ends, so that a finished pod goes on running."""
+"""Second container that never ends, so that a finished pod keeps running."""
 GONE: list[str] = []
-"""The uids of jobs that these tests have deleted."""
+"""Uids of the jobs that these tests have deleted."""
 
 
 @pytest.fixture(scope="module")
 def lives(corner: Corner) -> Corner:
-    """All jobs that need no attention, at once; their tests find them finished."""
+    """Return the namespace with all unattended jobs applied at once, for tests of their ends."""
     short, grace = counting(3), {"terminationGracePeriodSeconds": 2}
 
     def kept(name: str, policy: str) -> Json:
@@ -64,7 +64,7 @@ def test_one_name_in_two_namespaces_is_two_jobs(
 
 
 def test_a_name_that_is_used_again_brings_nothing_of_the_old_job(corner: Corner) -> None:
-    """Made again at once, while the old one's pods still end, and with another size."""
+    """The job is recreated at once with another size, while the old one's pods still end."""
     uids = set()
     for life, nodes in enumerate((2, 1, 2)):
         corner.apply(job("again", nodes=nodes, most=4, maxRestarts=life))
@@ -140,7 +140,7 @@ def test_clean_pod_policy_says_which_pods_stay(lives: Corner) -> None:
     def phases(name: str) -> list[str]:
         return [pod["status"]["phase"] for pod in lives.pods(name).values()]
 
-    # The companion keeps the pod running; deleting it is what ends it.
+    # The companion keeps the pod running; only its deletion ends it.
     lives.until(lambda: phases("keep-ended") == [], "pods that ran to be gone")
     lives.until(lambda: phases("keep-none") == [], "all pods to be gone")
     assert phases("keep-all") == ["Running"]
@@ -161,7 +161,7 @@ def test_a_finished_job_goes_after_its_time_to_live(lives: Corner) -> None:
 
 
 def test_nothing_of_deleted_jobs_stays_in_etcd(installation: Installation) -> None:
-    """Keys, users and roles: those of the jobs that the tests above have deleted."""
+    """Keys, users and roles of the jobs deleted by the tests above are removed."""
     assert GONE
 
     def left() -> list[str]:

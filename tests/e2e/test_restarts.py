@@ -1,4 +1,4 @@
-"""Agents, operators and etcd die beside a training that does not notice."""
+"""Deaths of agents, operators and etcd during an undisturbed training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def steady(corner: Corner, recorder: Recorder) -> Corner:
 
 
 def pids(corner: Corner) -> dict[str, str]:
-    """The pid of each pod's worker, by pod, as told in its last steps."""
+    """Return the pid of each pod's worker, by pod, from its last steps."""
     return {step.pod: step.pid for step in corner.steps(NAME, tail=5)}
 
 
 def unnoticed(corner: Corner, act: Callable[[], object], back: Callable[[], object]) -> None:
-    """Do it and wait until what was hurt is back: workers are the same and train on."""
+    """Apply the fault and wait for recovery: the same workers must train on."""
     before, status = pids(corner), corner.running(NAME, 2)
     assert len(before) == 2
     act()
@@ -50,12 +50,12 @@ def unnoticed(corner: Corner, act: Callable[[], object], back: Callable[[], obje
 
 
 def recovers(corner: Corner) -> None:
-    """What guards the training is back too: a killed worker is seen and started again."""
+    """Check that failure handling works again: a killed worker is detected and restarted."""
     before = corner.running(NAME, 2)
     corner.kill_worker(f"{NAME}-0")
     after = corner.running(NAME, 2, after=before["rendezvous"]["round"])
     assert after["rounds"][-1]["cause"] == "failure"
-    # The budget of failures is for those that were not made by these tests.
+    # The restart budget must not be spent by the failures of these tests.
     corner.patch(NAME, {"maxRestarts": after["restarts"] + 3})
 
 
@@ -67,7 +67,7 @@ def restarts_of(pod: Json, container: str) -> int:
 
 
 def kill_the_agent(steady: Corner, nodes: Nodes, index: int) -> None:
-    """The workers do not notice, and the job can still recover afterwards."""
+    """Kill one agent: the workers do not notice, and the job can still recover afterwards."""
 
     def pod() -> Json:
         found = steady.find("pod", f"{NAME}-{index}")
@@ -111,7 +111,7 @@ def test_the_operator_is_killed(steady: Corner, nodes: Nodes, installation: Inst
 def test_what_happens_without_an_operator_is_told_by_the_next(
     steady: Corner, installation: Installation
 ) -> None:
-    """Workers are restarted by the agents alone; the status catches up."""
+    """The agents alone restart workers; the status catches up with the next operator."""
     before = steady.running(NAME, 2)
     scale = ("-n", SYSTEM, "scale", "deployment/elasticjob-operator")
     installation.console.kubectl(*scale, "--replicas=0")
@@ -186,7 +186,7 @@ def _name_in(holder: str, names: set[str]) -> bool:
 
 
 def _leads(installation: Installation, pod: str) -> bool:
-    """Whether the pod's own metrics say that it is the active one."""
+    """Return True if the pod's own metrics report it as the leader."""
     path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod}:8080/proxy/metrics"
     metrics = installation.console.kubectl("get", "--raw", path)
     return "elasticjob_leader 1.0" in metrics

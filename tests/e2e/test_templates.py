@@ -1,4 +1,4 @@
-"""Templates as they come, and namespaces as they are kept. All jobs are applied at once."""
+"""Real-world pod templates and namespace policies. All jobs are applied at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ except OSError as error:
 
 
 KEPT = {"cleanPodPolicy": "None"}
-"""For jobs whose logs are read after their end, however late the kubelet tells of it."""
+"""Policy for jobs whose logs are read after their end, however late the kubelet reports it."""
 
 
 def shell(script: str) -> Json:
@@ -46,7 +46,7 @@ def shell(script: str) -> Json:
 
 
 def several(corner: Corner) -> None:
-    """Templates that are to work as they are."""
+    """Apply templates that must work unchanged."""
     short = counting(SHORT)
     scratch = {"name": "scratch", "emptyDir": {}}
     mount = {"volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
@@ -96,7 +96,7 @@ def several(corner: Corner) -> None:
 
 
 def half(corner: Corner, nodes: Nodes) -> None:
-    """A job of two pods on different nodes, one of which has no such image."""
+    """Apply a job of two pods on different nodes, one of which lacks the image."""
     nodes.tag_image(nodes.workers[0], IMAGE, ONE_NODE_IMAGE)
     apart = {
         "topologyKey": "kubernetes.io/hostname",
@@ -115,9 +115,9 @@ def half(corner: Corner, nodes: Nodes) -> None:
 
 
 def denied(corner: Corner) -> None:
-    """A job, and a pod that is none of a job's, where nobody may speak to anybody."""
+    """Apply a job, and a pod outside any job, in a namespace that denies all traffic."""
     deny = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    # Enforcement follows a pod's address: nobody speaks before it is there.
+    # Enforcement needs a pod's address: no traffic before it is known.
     settle = {"name": "settle", "image": IMAGE, "command": ["sleep", "4"]}
     knock = {"name": "main", "image": IMAGE, "command": ["python3", "-c", KNOCK]}
     corner.apply(
@@ -230,7 +230,7 @@ def test_a_namespace_of_restricted_pods(applied: Namespaces) -> None:
 
 
 def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
-    """With the chart's networkPolicy.jobNamespaces. Real torch, whose workers open any port."""
+    """The chart's networkPolicy.jobNamespaces permits the job's traffic: torch opens any port."""
     assert applied.denying.find("networkpolicy", "elasticjob-jobs") is not None
     denying = applied.denying
     denying.in_phase("denied", "Succeeded")
@@ -242,7 +242,7 @@ def test_a_namespace_that_denies_all_traffic(applied: Namespaces) -> None:
 
 
 def blocked(corner: Corner, name: str, reason: str) -> Json:
-    """Wait until PodsReady says this of the job; the condition then."""
+    """Wait until the job's PodsReady condition has this reason; return the condition."""
 
     def told() -> Json | None:
         condition = corner.condition(name, "PodsReady")

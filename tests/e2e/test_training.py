@@ -1,5 +1,5 @@
-"""What a training script and its user get beyond a restart: workers that start warm, hangs that
-are found, checkpoints that are asked for, and the reason of everything in plain words.
+"""Benefits for a training script beyond restarts: warm start, hang detection, checkpoints on
+request, and explanations in plain words.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ FOLDER = "/telling"
 HANG_SECONDS = 8
 GRACE_SECONDS = 20
 LEARNING_STEPS = 60
-"""Six seconds: until the standby has loaded what it learned from the first workers."""
+"""Steps (six seconds) until the standby has loaded the modules imported by the first workers."""
 RECOVERY_SECONDS = 5.0
-"""Warm, with four busy programs for each core: 0.1 to 1.7 s were seen. That workers did start warm
-is asked of the status."""
+"""Maximum seconds of a warm recovery, with four busy programs for each core: 0.1 to 1.7 s were
+observed. The status tells whether workers started warm.
+"""
 
 _SAVED = re.compile(r"saved (\d+) in round (\d+)$", re.MULTILINE)
 _BEGUN = re.compile(r"round (\d+) begins at (\d+) with (.+)$", re.MULTILINE)
@@ -36,7 +37,7 @@ _BEGUN = re.compile(r"round (\d+) begins at (\d+) with (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The job of these tests, and what is seen of it."""
+    """Job of these tests, with its observations."""
 
     corner: Corner
     report: Report
@@ -50,7 +51,7 @@ class Told:
         return int(self.status["rendezvous"]["round"])
 
     def settled(self, steps: int = 1) -> list[str]:
-        """Wait until all pods train in one round, for so many steps; their names."""
+        """Wait until all pods train in one round for `steps` steps; return their names."""
         pods = sorted(self.corner.active(NAME))
         self.corner.running(NAME, len(pods))
         self.corner.advances(NAME, self.corner.latest(NAME) + steps)
@@ -60,7 +61,7 @@ class Told:
         self.corner.exec(pod, "trainer", f"touch /tmp/{file}")
 
     def recovered(self, fault: str, act: Callable[[], object], nodes: int) -> Json:
-        """Do it; the entry of the round that all nodes then run in."""
+        """Apply the fault; return the status entry of the round in which all nodes then run."""
         number = self.round
         act()
         status = self.corner.running(NAME, nodes, after=number)
@@ -75,32 +76,32 @@ class Told:
         return found
 
     def begun(self, number: int) -> int:
-        """The step from which a round went on."""
+        """Return the step from which a round continued."""
 
         def look() -> int | None:
             for log in self._logs():
                 for found, step, _ in _BEGUN.findall(log):
                     if int(found) == number:
-                        return int(step) + 1  # so that 0 is true
+                        return int(step) + 1  # never 0, which would be false
             return None
 
         found: int = self.corner.until(look, f"the first step of round {number}")
         return found - 1
 
     def saved(self, number: int) -> int:
-        """The last step that was saved in a round, 0 without one."""
+        """Return the last step saved in a round, 0 without one."""
         told = [_SAVED.findall(log) for log in self._logs()]
         return max(
             (int(s) for each in told for s, found in each if int(found) == number), default=0
         )
 
     def _logs(self) -> list[str]:
-        """What the trainers printed; one may be about to start in the place of another."""
+        """Return the trainers' output; a pod may be about to start in the place of another."""
         started = self.corner.started(NAME)
         return [self.corner.log(pod) for pod in self.corner.active(NAME) if pod in started]
 
     def explained(self) -> str:
-        """What `kubectl elasticjob explain` says."""
+        """Return the output of `kubectl elasticjob explain`."""
         return self.corner.plugin("explain", NAME)
 
 

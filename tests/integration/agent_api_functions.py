@@ -1,4 +1,4 @@
-"""Functions that agents of the tests run as workers; importable, so that spawned ones find them."""
+"""Worker functions of the agent tests; importable, so that spawned processes find them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def environment(word: str, local_rank: str) -> dict[str, Any]:
-    """What a worker is told."""
+    """Return a worker's environment, after one line of output on each stream."""
     sys.stdout.write(f"{word} of {local_rank}\n")
     sys.stderr.write(f"complaint of {local_rank}\n")
     return {"word": word, "local_rank": local_rank, "pid": os.getpid(), **os.environ}
 
 
 def fail_first(folder: str) -> str:
-    """Rank 1 fails in the first round; the others wait to be ended."""
+    """Fail rank 1 in the first round; the other ranks wait to be stopped."""
     number, rank = os.environ["ELASTICJOB_ROUND"], os.environ["RANK"]
     Path(folder, f"ran-{number}-{rank}").write_text(str(os.getpid()))
     if number != "1":
@@ -49,7 +49,7 @@ def puts(queue: SimpleQueue[str]) -> None:
 
 
 def waits(folder: str) -> None:
-    """Until the test says so."""
+    """Report the start and wait until the test creates the file `finish`."""
     number, rank = os.environ["ELASTICJOB_ROUND"], os.environ["RANK"]
     told = Path(folder, f"ran-{number}-{rank}-of-{os.environ['WORLD_SIZE']}")
     draft = told.with_name(f".{told.name}")

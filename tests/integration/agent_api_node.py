@@ -1,4 +1,4 @@
-"""One node as a process of its own: an agent of the API over a backend, running a function.
+"""Node in a process of its own: an API agent over a backend, running a function.
 
 Arguments: a JSON object with the backend's parameters, the number of workers and their folder.
 """
@@ -16,7 +16,7 @@ from tests.integration import agent_api_functions as functions
 
 
 def handler_of(given: dict[str, Any]) -> Any:
-    """Ours, or the one that torchrun would have."""
+    """Return ElasticJob's handler, or the one that torchrun would use."""
     names = (given["backend"], given["endpoint"], given["run_id"], given["least"], given["most"])
     if given["library"] == "ours":
         return create_handler(RendezvousParameters(*names, "127.0.0.1", **given["settings"]))

@@ -1,7 +1,7 @@
-"""What the agent's tests share: `elasticjob agent` processes, and workers that obey files.
+"""Test rig for agents: `elasticjob agent` processes, and workers controlled by files.
 
 A worker writes a file when it starts and counts its steps in another; it fails or finishes when a
-file tells it to. So a test sees every worker of every round without torch.
+file requests it. A test thus observes every worker of every round without torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 PYTHONPATH = ":".join(str(ROOT / part) for part in ("operator", "sidecar", "cli"))
 PATIENCE_SECONDS = 20.0
 STEADY = "last_call_timeout=15,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
-TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # what each of torch's backends takes
+TORCHS = "last_call_timeout=0.5,settle=0.3,stop_grace=3"  # accepted by each of torch's backends
 QUICK = "last_call_timeout=0.5,settle=0.3,keep_alive_seconds=2,confirm=2,stop_grace=3"
 
 WORKER = """
@@ -62,7 +62,7 @@ while True:
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """What `condition` gives once it is true; fails saying what was awaited."""
+    """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
@@ -72,7 +72,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
 
 @dataclass
 class AgentProcess:
-    """One `elasticjob agent`."""
+    """Running `elasticjob agent`."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -91,7 +91,7 @@ class AgentProcess:
         return self.log.read_text(errors="replace")
 
     def says(self, text: str) -> None:
-        """Wait until its output holds that text."""
+        """Wait until its output contains that text."""
         until(lambda: text in self.output(), f"{text!r} of {self.name}")
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class AgentProcess:
 
 
 class Gang:
-    """The agents of one run, their workers' folder and their rendezvous."""
+    """Agents of one run, their workers' folder and their rendezvous."""
 
     def __init__(self, folder: Path, etcd: EtcdServer) -> None:
         self.folder = folder / "workers"
@@ -149,7 +149,7 @@ class Gang:
     def started(
         self, number: int, world: int, seconds: float = PATIENCE_SECONDS
     ) -> list[dict[str, Any]]:
-        """The environments of a round's workers, in rank order, once all have started."""
+        """Return the environments of a round's workers, in rank order, once all have started."""
 
         def all_there() -> list[dict[str, Any]]:
             paths = [self.folder / f"started-{number}-{rank}" for rank in range(world)]
@@ -167,12 +167,12 @@ class Gang:
         return found
 
     def steps(self, worker: dict[str, Any]) -> int:
-        """How many it has made; it says that it started before it makes the first."""
+        """Return the worker's number of steps; it reports its start before the first one."""
         path = self.folder / f"steps-{worker['pid']}"
         return int(path.read_text()) if path.exists() else 0
 
     def stepping(self, worker: dict[str, Any]) -> None:
-        """Wait until that worker has made a step from now on."""
+        """Wait for another step of that worker."""
         now = self.steps(worker)
         until(lambda: self.steps(worker) > now, f"a step of rank {worker['RANK']}")
 
@@ -193,7 +193,7 @@ class Gang:
         lease_seconds: float = 3.0,
         env: dict[str, str] | None = None,
     ) -> list[Pod]:
-        """Pods of one job, whose bounds an operator wrote; `env` is more for their agents."""
+        """Return pods of one job with an operator's bounds; `env` is added for their agents."""
         bounds = Bounds(
             1, 4, expected=count, keep_alive_seconds=lease_seconds, stop_grace_seconds=3.0
         )
@@ -219,7 +219,7 @@ class Gang:
 
 
 class Pod:
-    """A launcher and its agent, as in a pod: two processes and a socket."""
+    """Launcher and its agent, as in a pod: two processes and a socket."""
 
     def __init__(
         self, gang: Gang, name: str, launcher: Path, lease_seconds: float, env: dict[str, str]
@@ -272,20 +272,20 @@ class Pod:
         return self._gang.agents[-1]
 
     def is_ready(self) -> bool:
-        """What a readiness probe in the agent's container answers."""
+        """Return True if a readiness probe in the agent's container succeeds."""
         command = [sys.executable, "-m", "elasticjob_agent", "ready"]
         done = subprocess.run(command, env=self.env, capture_output=True, timeout=PATIENCE_SECONDS)
         return done.returncode == 0
 
     def pre_stop(self) -> None:
-        """What kubelet runs in the agent's container before it stops the pod."""
+        """Run the agent container's preStop hook."""
         command = [sys.executable, "-m", "elasticjob_agent", "leave", "the pod is deleted"]
         subprocess.run(command, env=self.env, check=True, timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture
 def gang(mark: str, tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[Gang]:
-    """A run of one's own on the shared etcd; its agents end with the test, and leave nothing."""
+    """Yield a run of the test's own on the shared etcd; its agents end with the test."""
     gang = Gang(tmp_path, newest_etcd)
     yield gang
     gang.close()

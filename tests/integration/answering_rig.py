@@ -1,4 +1,4 @@
-"""Agents as the operator meets them: HTTP servers at the addresses of a job's pods."""
+"""Fake agents for the operator: HTTP servers at the addresses of a job's pods."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _hosts = count(1)
 
 
 def address() -> str:
-    """One of this machine's that no other test has: all agents answer at the same port."""
+    """Return an unused loopback address: all agents answer at the same port."""
     number, pid = next(_hosts), os.getpid()
     return f"127.{1 + pid % 250}.{(pid // 250 + number // 250) % 256}.{1 + number % 250}"
 
 
 @dataclass
 class FakeAgent:
-    """One agent. It answers `says` to whoever has the job's key."""
+    """Agent that answers `says` to requests signed with the job's key."""
 
     uid: str
     job_key: bytes
@@ -79,7 +79,7 @@ class FakeAgent:
 
 @dataclass
 class Gang:
-    """The agents of a job's pods, and what they say together."""
+    """Agents of a job's pods, and their common state."""
 
     here: Namespace
     agents: dict[str, FakeAgent] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Gang:
 
     @contextmanager
     def of(self, name: str) -> Iterator[FakeAgent]:
-        """The pod runs and is Ready, and its agent answers."""
+        """Run the pod until it is Ready, with an agent that answers."""
         raw = self.here.get("pods", name)
         assert raw is not None
         self.incarnation = int(raw["metadata"]["labels"]["elasticjob.dev/incarnation"])
@@ -114,7 +114,7 @@ class Gang:
         return base64.b64decode(secret["data"]["job-key"])
 
     def seal(self, number: int, kind: CauseKind = CauseKind.START) -> None:
-        """All of them are in a final round; each knows its own name alone."""
+        """Put all agents into a final round; each one reports only its own name."""
         names, keys = sorted(self.agents), self.keys
         words: dict[str, Served] = {}
         for rank, name in enumerate(names):
@@ -142,7 +142,7 @@ class Gang:
         self._say(words)
 
     def end(self, outcome: Outcome, **others: Any) -> None:
-        """The job is over, and all of them say so."""
+        """End the job; all agents report the outcome."""
         keys = self.keys
         closed = Round(1, RoundState.CLOSED, Cause(CauseKind.START), outcome=outcome, **others)
         self._say(
@@ -158,6 +158,6 @@ class Gang:
         return served(keys.prefix, "c10d", uid, records, found.state.value)
 
     def _say(self, words: dict[str, Served]) -> None:
-        """All at one moment, as near as can be: whoever asks in between hears of half a gang."""
+        """Change all answers at nearly the same moment, so that no poll sees half a gang."""
         for name, word in words.items():
             self.agents[name].says = word

@@ -1,8 +1,8 @@
-"""A real Kubernetes API server for tests, with an etcd of its own and nothing else of a cluster.
+"""Real Kubernetes API server for tests, with an etcd of its own and no other part of a cluster.
 
-There are no controllers and no kubelets: what a test creates stays as it is, and a pod never runs.
+There are no controllers and no kubelets: objects stay as a test creates them, and a pod never runs.
 Admission, validation, RBAC and quota are the server's own. Like an etcd of the tests, it dies with
-the test process whatever happens, and is signalled by its pid alone.
+the test process in every case, and is signalled by its pid alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 ADMIN = "admin"
 CRD = Path(__file__).resolve().parents[2] / DEFAULT_FILE
-NOBODY = "nobody"  # authenticated, and allowed nothing until a test binds it to a role
+NOBODY = "nobody"  # authenticated, without rights until a test binds it to a role
 
 _GROUPS = {ADMIN: "system:masters", NOBODY: ""}
 _START_SECONDS = 60.0
@@ -40,7 +40,7 @@ _HTTP_SECONDS = 10.0
 
 
 class Refused(Exception):
-    """The server's answer to a raw request that it refused: its HTTP status and its words."""
+    """Refusal of a raw request: its HTTP status and its message."""
 
     def __init__(self, status: int, body: Json) -> None:
         super().__init__(f"{status}: {body.get('message', body)}")
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 @dataclass
 class ApiServer:
-    """One API server. `request` speaks to it without any code of the product."""
+    """API server process. `request` talks to it without any product code."""
 
     folder: Path
     ports: Ports = field(default_factory=lambda: Ports(1))
@@ -90,7 +90,7 @@ class ApiServer:
             "bind-address": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "secure-port": str(self.ports.numbers[0]),
-            "endpoint-reconciler-type": "none",  # there is no address for others to find
+            "endpoint-reconciler-type": "none",  # no address for clients to discover
             "service-cluster-ip-range": "10.96.0.0/16",
             "tls-cert-file": str(self.certificates.server.cert_file),
             "tls-private-key-file": str(key),
@@ -99,7 +99,8 @@ class ApiServer:
             "service-account-key-file": str(self.certificates.server.cert_file),
             "token-auth-file": str(tokens),
             "authorization-mode": "RBAC",
-            # It wants in each namespace the service account that a controller would make.
+            # The plug-in requires in each namespace the service account that a controller would
+            # create.
             "disable-admission-plugins": "ServiceAccount",
             "profiling": "false",
         }
@@ -119,7 +120,7 @@ class ApiServer:
             raise AssertionError(f"{error}; its log ends with:\n{tail}") from error
 
     def ready(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return True if the server reports readiness."""
         assert self.process is not None
         if self.process.poll() is not None:
             raise ChildProcessError(f"kube-apiserver ended with {self.process.returncode}")
@@ -136,7 +137,7 @@ class ApiServer:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> bytes:
-        """The administrator's raw request. Raises Refused."""
+        """Send a raw request as administrator. Raise Refused."""
         request = urllib.request.Request(
             self.url + path,
             None if body is None else json.dumps(body).encode(),
@@ -160,12 +161,12 @@ class ApiServer:
                 raise Refused(error.code, {"message": said.decode(errors="replace")}) from None
 
     def request(self, method: str, path: str, body: Json | None = None, **options: str) -> Json:
-        """The same, with the answer's JSON."""
+        """Send a raw request and return the answer's JSON."""
         found: Json = json.loads(self.fetch(method, path, body, **options))
         return found
 
     def patch(self, path: str, body: Json) -> Json:
-        """A merge patch."""
+        """Apply a merge patch."""
         return self.request("PATCH", path, body, content_type="application/merge-patch+json")
 
     def namespace(self, name: str) -> str:
@@ -174,7 +175,7 @@ class ApiServer:
         return name
 
     def kubeconfig(self, user: str = ADMIN, url: str = "") -> Path:
-        """A kubeconfig of one context, `test`, as this user; `url` is of what stands before it."""
+        """Return a kubeconfig with one context, `test`, for this user; `url` is that of a proxy."""
         path = self.folder / f"{user}{url.rpartition(':')[2]}.kubeconfig"
         cluster = {"cluster": "test", "user": user}
         ca, url = str(self.certificates.ca_file), url or self.url
@@ -197,7 +198,7 @@ class ApiServer:
     def connect(
         self, user: str = ADMIN, call_seconds: float = 10.0
     ) -> AbstractAsyncContextManager[Kube]:
-        """A client of the product's own, as this user."""
+        """Return a client of the product for this user."""
         return Kube.connect(self.kubeconfig(user), call_seconds=call_seconds)
 
     def _define_elasticjobs(self) -> None:
@@ -216,7 +217,7 @@ class ApiServer:
         wait_until(served, "ElasticJobs to be served")
 
     def pause(self) -> None:
-        """Stop the process, and return when none of its threads runs any more."""
+        """Stop the process; return when none of its threads runs any more."""
         self._signal(signal.SIGSTOP)
         assert self.process is not None
         threads = Path(f"/proc/{self.process.pid}/task")
@@ -231,7 +232,7 @@ class ApiServer:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """kill -9, and wait for the end; `launch` starts it again on the same data and port."""
+        """Send SIGKILL and wait for the end; `launch` restarts it on the same data and port."""
         self._signal(signal.SIGKILL)
         assert self.process is not None
         self.process.wait(_STOP_SECONDS)
@@ -241,7 +242,7 @@ class ApiServer:
         os.kill(self.process.pid, number)
 
     def close(self) -> None:
-        """End both processes, however they are, and give their ports back."""
+        """End both processes, in any state, and release their ports."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
         self.etcd.close()

@@ -1,4 +1,4 @@
-"""A throw-away certificate authority, with one server and one client certificate."""
+"""Throw-away certificate authority, with one server and one client certificate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What one authority has signed."""
+    """Certificates signed by one authority."""
 
     ca_file: Path
     server: KeyPair

@@ -1,4 +1,4 @@
-"""The Helm chart as users render it: the pinned helm on charts/elasticjob."""
+"""Helm chart as users render it: the pinned helm on charts/elasticjob."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ MATRIX: dict[str, Json] = {
     },
 }
 
-# The C loader where there is one: the CRD is long.
+# The C loader if available: the CRD is long.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class HelmRefused(Exception):
-    """helm failed; the text is what it said."""
+    """Failure of helm; the text is its output."""
 
 
 def helm(*arguments: str, values: Json | None = None, kubeconfig: Path | None = None) -> str:
-    """What helm prints. `values` are handed over as a file. Raises HelmRefused."""
+    """Run helm and return its output. `values` are passed on standard input. Raise HelmRefused."""
     command = [str(programs("helm") / "helm"), *arguments]
     if kubeconfig:
         command += ["--kubeconfig", str(kubeconfig)]
@@ -80,14 +80,14 @@ def template(
     name: str = RELEASE,
     kubernetes: str = KUBERNETES_VERSION,
 ) -> str:
-    """The manifests of a release with these values, as text. Raises HelmRefused."""
+    """Return the manifests of a release with these values, as text. Raise HelmRefused."""
     words = ("--namespace", NAMESPACE, "--kube-version", kubernetes)
     return helm("template", name, str(CHART), *words, *options, values=values or {})
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What the chart makes of some values."""
+    """Objects rendered by the chart from some values."""
 
     objects: list[Json]
 
@@ -95,7 +95,7 @@ class Rendered:
         return {found["kind"] for found in self.objects}
 
     def find(self, kind: str, name: str) -> Json:
-        """The one object of this kind and name."""
+        """Return the one object of this kind and name."""
         found = [o for o in self.objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
         assert len(found) == 1, f"{len(found)} of {kind} {name}"
         return found[0]
@@ -104,14 +104,14 @@ class Rendered:
         return any((o["kind"], o["metadata"]["name"]) == (kind, name) for o in self.objects)
 
     def pods(self) -> Iterator[tuple[str, Json]]:
-        """Every pod template, with the name of what it belongs to."""
+        """Yield every pod template, with the name of its owner."""
         for found in self.objects:
             if found["kind"] in WORKLOADS:
                 yield f"{found['kind']}/{found['metadata']['name']}", pod_template(found)
 
 
 def pod_template(workload: Json) -> Json:
-    """The pod template of a Deployment, StatefulSet, Job or CronJob."""
+    """Return the pod template of a Deployment, StatefulSet, Job or CronJob."""
     spec = workload["spec"]
     if workload["kind"] == "CronJob":
         spec = spec["jobTemplate"]["spec"]
@@ -120,13 +120,13 @@ def pod_template(workload: Json) -> Json:
 
 
 def render(values: Json | None = None, **options: str) -> Rendered:
-    """The objects of a release with these values, hooks included. Raises HelmRefused."""
+    """Return the objects of a release with these values, hooks included. Raise HelmRefused."""
     documents = yaml.load_all(template(values, **options), _LOADER)
     return Rendered([document for document in documents if document])
 
 
 def environment(pod: Json) -> dict[str, Any]:
-    """The environment of a pod's first container: a value, or where it comes from."""
+    """Return the environment of a pod's first container: values, or their sources."""
     return {
         entry["name"]: entry.get("value", entry.get("valueFrom"))
         for entry in pod["spec"]["containers"][0]["env"]

@@ -25,7 +25,7 @@ StartEtcd = Callable[..., EtcdServer]
 def etcd(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
-    """A server that tests share, once for each version. Use keys of your own (`prefix`)."""
+    """Yield a shared server, one for each version. Tests use keys of their own (`prefix`)."""
     server = EtcdServer(tmp_path_factory.mktemp("etcd"), request.param)
     try:
         yield server.start()
@@ -35,7 +35,7 @@ def etcd(
 
 @pytest.fixture(scope="session")
 def newest_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A server of the newest version that tests share. Use keys of your own (`prefix`)."""
+    """Yield a shared server of the newest version. Tests use keys of their own (`prefix`)."""
     server = EtcdServer(tmp_path_factory.mktemp("etcd"), NEWEST)
     try:
         yield server.start()
@@ -45,13 +45,13 @@ def newest_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer
 
 @pytest.fixture
 def prefix(request: pytest.FixtureRequest) -> str:
-    """A key prefix that no other test uses."""
+    """Return a key prefix that no other test uses."""
     return f"/test/{request.node.name}/"
 
 
 @pytest.fixture
 def start_etcd(tmp_path: Path) -> Iterator[StartEtcd]:
-    """Start servers of one's own, to hurt or to configure; they end with the test."""
+    """Yield a function that starts private servers, for faults or special options."""
     with ExitStack() as stack:
 
         def start(version: str = NEWEST, **options: Any) -> EtcdServer:
@@ -65,7 +65,7 @@ def start_etcd(tmp_path: Path) -> Iterator[StartEtcd]:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
-    """Start a cluster of three members; they end with the test."""
+    """Yield a function that starts a cluster of three members; they end with the test."""
     with ExitStack() as stack:
 
         def start(version: str = NEWEST) -> EtcdCluster:
@@ -83,7 +83,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server that tests share, ElasticJobs defined. Use a namespace of your own."""
+    """Yield a shared API server with ElasticJobs defined. Tests use a namespace of their own."""
     server = ApiServer(tmp_path_factory.mktemp("apiserver"))
     try:
         yield server.start()
@@ -93,6 +93,6 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, api_server: ApiServer) -> str:
-    """A new namespace, named after the test."""
+    """Return a new namespace, named after the test."""
     words = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")
     return api_server.namespace(f"{words[:50].strip('-')}-{uuid.uuid4().hex[:8]}")

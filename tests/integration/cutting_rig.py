@@ -1,4 +1,4 @@
-"""A proxy before a real API server that loses, or holds back, an answer of the test's choice."""
+"""Proxy before a real API server that drops or delays selected answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _START_SECONDS = 10.0
 
 Match = Callable[[str, bytes], bool]
-"""Whether a request, by its first line and its body, is the one whose answer is lost."""
+"""Predicate on a request's first line and body, which selects the answer to lose."""
 
 
 @dataclass
 class CuttingProxy:
-    """Passes all on. `lost` counts the answers that were lost or held back: the server did it."""
+    """Forwarding proxy. `lost` counts dropped or delayed answers to executed requests."""
 
     server: ApiServer
     match: Match | None = None
@@ -47,12 +47,12 @@ class CuttingProxy:
             loop.close()
 
     def lose(self, match: Match) -> None:
-        """Lose the answer to the next such request."""
+        """Drop the answer to the next matching request."""
         self.match = match
 
     @contextmanager
     def hold(self, match: Match) -> Iterator[None]:
-        """Keep the answer to the next such request back until the end of the block."""
+        """Delay the answer to the next matching request until the end of the block."""
         self._held = asyncio.Event()
         self.match = match
         try:
@@ -85,7 +85,7 @@ class CuttingProxy:
                     passing.cancel()
                     await asyncio.gather(passing, return_exceptions=True)
                     requests.write(head + body)
-                    begin = await answers.readuntil(b"\r\n")  # it was carried out
+                    begin = await answers.readuntil(b"\r\n")  # the request was executed
                     self.lost += 1
                     if self._held is None:
                         return

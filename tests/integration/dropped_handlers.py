@@ -1,8 +1,8 @@
-"""Handlers that are dropped without `shutdown`, in a process of its own: prints what stays.
+"""Handlers dropped without `shutdown`, in a process of its own: prints their remains.
 
-    python -m tests.integration.dropped_handlers ETCD_V2 ETCD_V3
+python -m tests.integration.dropped_handlers ETCD_V2 ETCD_V3
 
-Nothing is collected meanwhile: a handler must go with its last reference.
+The garbage collector is off: a handler must go with its last reference.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ours(backend: str, endpoint: str, **settings: Any) -> Any:
 
 
 def threads() -> set[str]:
-    """Names of the threads of this process but the main one, and but gRPC's own."""
+    """Return the names of this process's threads, except the main one and gRPC's own."""
     names = {thread.name for thread in threading.enumerate()}
     return {name for name in names if name != "MainThread" and "_poll_wrapper" not in name}
 
@@ -75,7 +75,7 @@ def goes(condition: Callable[[], bool]) -> bool:
 
 
 def forked() -> int:
-    """Exit code of a child that frees whatever it has."""
+    """Return the exit code of a child that frees all its objects."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -113,7 +113,7 @@ def free_port() -> int:
 
 def main(v2: str, v3: str) -> None:
     gc.disable()
-    for make in (ours, torchs):  # ours imports torch, when it is first needed
+    for make in (ours, torchs):  # ours imports torch on first use
         for rounds in (0, 2):
             store = f"127.0.0.1:{free_port()}"
             settings = {**SETTINGS, "is_host": True}

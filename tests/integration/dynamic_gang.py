@@ -1,8 +1,7 @@
-"""Members of dynamic rendezvous as real processes: ours, and torch's own.
+"""Members of a dynamic rendezvous as real processes: ElasticJob's and torch's own.
 
-They are forked from one server process that has imported torch once, and do what they are
-told through a pipe. Every call runs in a thread of its own, so that a member can be told
-to shut down while it joins.
+They are forked from one server process that has imported torch once, and are controlled through a
+pipe. Every call runs in a thread of its own, so that a member can be shut down while it joins.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a member is: `store` is tcp, file or etcd-v2."""
+    """Parameters of a member: `store` is tcp, file or etcd-v2."""
 
     kind: Kind
     store: str
@@ -42,7 +41,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A round as a member sees it."""
+    """Round as a member sees it."""
 
     rank: int
     world_size: int
@@ -54,7 +53,7 @@ class Joined:
 
 
 class Node:
-    """What a member can be told to do."""
+    """Operations of a member."""
 
     def __init__(self, plan: Plan) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -91,7 +90,7 @@ class Node:
 
 
 class Host:
-    """Hosts a TCPStore, and nothing else."""
+    """Host of a TCPStore, without a member."""
 
     def __init__(self) -> None:
         from torch.distributed import TCPStore
@@ -175,7 +174,7 @@ def _serve(pipe: Connection, plan: Plan | None) -> None:
 
 
 class Failed(Exception):
-    """A call of a member raised: `name` is the error's class."""
+    """Exception raised by a member's call: `name` is the error's class."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{name}: {text}")
@@ -183,7 +182,7 @@ class Failed(Exception):
 
 
 class Call:
-    """A call under way."""
+    """Call in progress."""
 
     def __init__(self, member: Member, number: int) -> None:
         self._member = member
@@ -206,7 +205,7 @@ class Call:
 
 
 class Member:
-    """A member's process; None as the plan makes a host of a TCPStore."""
+    """Process of a member; with None as the plan it hosts a TCPStore."""
 
     def __init__(self, plan: Plan | None) -> None:
         context = get_context("forkserver")
@@ -242,7 +241,7 @@ class Member:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9, and wait for the end."""
+        """Send SIGKILL and wait for the end."""
         self._process.kill()
         self._process.join(10)
         assert not self._process.is_alive()
@@ -250,7 +249,7 @@ class Member:
 
 
 class Gang:
-    """Members on one store, and their end."""
+    """Members on one store."""
 
     def __init__(self, store: str, endpoint: str, min_nodes: int, max_nodes: int) -> None:
         self._plan = Plan(Kind.OURS, store, endpoint, "", min_nodes, max_nodes)
@@ -264,7 +263,7 @@ class Gang:
         self.members: list[Member] = []
 
     def add(self, *kinds: Kind, **settings: Any) -> list[Member]:
-        """Members with addresses in their order; does not wait for them."""
+        """Start members with consecutive addresses; do not wait for them."""
         added: list[Member] = []
         for kind in kinds:
             address = f"127.0.0.{len(self.members) + 1}"
@@ -296,7 +295,7 @@ class Gang:
 
 
 def join(*members: Member) -> list[Joined]:
-    """All at once; the rounds as they see them."""
+    """Join all members at once; return their views of the round."""
     calls = [member.start("join") for member in members]
     return [call.result() for call in calls]
 
@@ -306,7 +305,7 @@ def agree(rounds: list[Joined]) -> int:
     assert sorted(each.rank for each in rounds) == list(range(len(rounds)))
     assert {each.world_size for each in rounds} == {len(rounds)}
     assert len({each.master for each in rounds}) == 1
-    numbers = {each.round for each in rounds} - {-1}  # torch does not say
+    numbers = {each.round for each in rounds} - {-1}  # torch does not report it
     assert len(numbers) <= 1
     return max(numbers, default=-1)
 

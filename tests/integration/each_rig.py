@@ -1,4 +1,4 @@
-"""Gangs whose workers end one by one, each when a file of its rank tells it to."""
+"""Gangs whose workers end one by one, each on request by a file for its rank."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Real etcd servers for tests: any of the four versions, alone or as a cluster.
 
-A server is started under `setpriv --pdeathsig`, so that it dies with the test
-process whatever happens, and is signalled by its pid alone. Its ports are held
-by bound, not listening sockets for as long as the object lives: nobody else
-gets them, and the server binds over them again after a restart.
+A server is started under `setpriv --pdeathsig`, so that it dies with the test process in every
+case, and is signalled by its pid alone. Its ports are held by bound, not listening sockets for the
+life of the object: no other process gets them, and the server binds over them again after a
+restart.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HTTP_SECONDS = 2.0
 
 
 def binary(version: str, name: str = "etcd") -> Path:
-    """Return etcd or etcdctl of that minor version; fail with the remedy where there is none."""
+    """Return etcd or etcdctl of that minor version; fail with the remedy if there is none."""
     cache = Path.home() / ".cache" / "elasticjob"
     root = Path(os.environ.get("ELASTICJOB_ETCD_DIR", cache))
     candidates = sorted(root.glob(f"etcd-{version}*/{name}"), reverse=True)
@@ -45,7 +45,7 @@ def binary(version: str, name: str = "etcd") -> Path:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = _START_SECONDS) -> None:
-    """Poll until `condition` holds; fail saying `what` was awaited."""
+    """Poll until `condition` holds; raise TimeoutError naming `what`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = _START
 
 
 class Ports:
-    """`count` ports on 127.0.0.1, held until `close`."""
+    """Reserved ports on 127.0.0.1, held until `close`."""
 
     def __init__(self, count: int) -> None:
         self._sockets = []
@@ -72,7 +72,7 @@ class Ports:
 
 @dataclass
 class EtcdServer:
-    """One etcd server. `client_certificates` demands one of its clients (mTLS)."""
+    """Single etcd server. `client_certificates` requires client certificates (mTLS)."""
 
     folder: Path
     version: str = NEWEST
@@ -154,7 +154,7 @@ class EtcdServer:
         return self.folder / "etcd.log"
 
     def healthy(self) -> bool:
-        """Whether the server answers a linearizable read, as its /health says."""
+        """Return True if the server answers a linearizable read, according to its /health."""
         if self.process is not None and self.process.poll() is not None:
             raise ChildProcessError(f"etcd ended with {self.process.returncode}")
         tls: ssl.SSLContext | None = None
@@ -172,7 +172,7 @@ class EtcdServer:
             return False
 
     def ctl(self, *arguments: str, user: str | None = None) -> str:
-        """Run etcdctl against this server and return what it printed."""
+        """Run etcdctl against this server and return its output."""
         command = [str(binary(self.version, "etcdctl")), f"--endpoints={self.url}"]
         if self.certificates:
             command += [
@@ -205,22 +205,22 @@ class EtcdServer:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """kill -9, and wait for the end."""
+        """Send SIGKILL and wait for the end."""
         self.signal(signal.SIGKILL)
         assert self.process is not None
         self.process.wait(_STOP_SECONDS)
 
     def wipe(self) -> None:
-        """Delete all data of a server that does not run."""
+        """Delete all data of a stopped server."""
         shutil.rmtree(self.folder / "data")
 
     def restart(self) -> None:
-        """kill -9 and start again on the same data and ports."""
+        """Kill the server and start it again on the same data and ports."""
         self.kill()
         self.start()
 
     def close(self) -> None:
-        """End the process, however it is, and give its ports back."""
+        """End the process, in any state, and release its ports."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
         self.ports.close()
@@ -228,7 +228,7 @@ class EtcdServer:
 
 @dataclass
 class EtcdCluster:
-    """Members that elect a leader among them."""
+    """Cluster of etcd members."""
 
     folder: Path
     version: str = NEWEST

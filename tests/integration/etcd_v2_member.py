@@ -1,4 +1,4 @@
-"""One member of a v2 rendezvous in a process of its own, to be stopped and killed.
+"""Member of a v2 rendezvous in a process of its own, to be stopped and killed.
 
 Reads commands on stdin and answers each with a line of JSON: `enter` with the outcome of
 `next_rendezvous`, `waiting` with `num_nodes_waiting`. SIGTERM ends it as it ends an agent.

@@ -1,4 +1,4 @@
-"""Members of a v2 rendezvous on a real etcd: ours and torch's, in threads of this process."""
+"""Members of a v2 rendezvous on a real etcd: ElasticJob's and torch's, in threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.integration.etcd_server import EtcdServer, wait_until
 
 VERSIONS = ("3.4", "3.5.35")  # 3.6 has no v2 API
 SECONDS = 60.0
-"""How long anything may take on a machine with much else to do."""
+"""Maximum seconds of any operation on a busy machine."""
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
 def v2_etcd(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EtcdServer]:
-    """A server that tests share, once for each version; every run has a run id of its own."""
+    """Yield a shared server, one for each version; every run has a run id of its own."""
     folder = tmp_path_factory.mktemp("etcd-v2")
     server = EtcdServer(folder, request.param, arguments=("--enable-v2",))
     try:
@@ -36,7 +36,7 @@ def v2_etcd(
 
 @dataclass
 class Member:
-    """A handler, and the rendezvous that it is in or has been through."""
+    """Handler with its current or last rendezvous."""
 
     handler: Any
     info: RendezvousInfo | None = None
@@ -45,11 +45,11 @@ class Member:
 
     @property
     def rendezvous(self) -> Any:
-        """The `EtcdRendezvous`, ours or torch's."""
+        """`EtcdRendezvous` behind the handler, ours or torch's."""
         return self.handler._rdzv_impl
 
     def enter(self) -> Member:
-        """Begin `next_rendezvous`, and return."""
+        """Begin `next_rendezvous` in a thread."""
         self.info = self.error = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -66,7 +66,7 @@ class Member:
         return self._thread is not None and self._thread.is_alive()
 
     def done(self) -> RendezvousInfo:
-        """What the rendezvous came to; raises what it raised."""
+        """Wait for the rendezvous; return its result or raise its exception."""
         assert self._thread is not None
         self._thread.join(SECONDS)
         assert not self._thread.is_alive(), "the rendezvous takes too long"
@@ -78,7 +78,7 @@ class Member:
 
 @dataclass
 class Run:
-    """One run id on one server."""
+    """Run id on one server, with its members."""
 
     server: EtcdServer
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -100,7 +100,7 @@ class Run:
         return member
 
     def torchs(self, smallest: int, greatest: int, **settings: Any) -> Member:
-        """torch's own handler, unchanged."""
+        """Add torch's own handler, unchanged."""
         from torch.distributed.elastic.rendezvous import RendezvousParameters as Parameters
         from torch.distributed.elastic.rendezvous.etcd_rendezvous import create_rdzv_handler
 
@@ -117,7 +117,7 @@ class Run:
         return f"/torchelastic/p2p/run_{self.run_id}{path}"
 
     def text(self) -> str | None:
-        """What `active_version` holds."""
+        """Return the content of `active_version`."""
         try:
             text: str = self.client.get(self.path("/rdzv/active_version")).value
         except etcd.EtcdKeyNotFound:
@@ -125,7 +125,7 @@ class Run:
         return text
 
     def await_text(self, *parts: str) -> str:
-        """Wait until `active_version` holds all these parts."""
+        """Wait until `active_version` contains all these parts."""
 
         def there() -> bool:
             text = self.text()
@@ -151,7 +151,7 @@ StartRun = Callable[..., Run]
 
 @pytest.fixture
 def start_v2_run() -> Iterator[StartRun]:
-    """Runs whose members end with the test."""
+    """Yield a function that makes runs whose members end with the test."""
     with ExitStack() as stack:
 
         def start(server: EtcdServer) -> Run:
@@ -163,7 +163,7 @@ def start_v2_run() -> Iterator[StartRun]:
 
 
 def together(members: Sequence[Member]) -> list[RendezvousInfo]:
-    """Let all enter at once; check that they agree, and return their parts by rank."""
+    """Enter with all members at once; check that they agree, and return their results by rank."""
     for member in members:
         member.enter()
     return agreed([member.done() for member in members])

@@ -1,8 +1,8 @@
-"""A stand-in for NVIDIA's driver library, for machines without it: what it says of itself is real.
+"""Fake NVIDIA driver library with the real one's answers, for machines without a GPU.
 
-Written out as a shared object, because the launcher looks for a mapped file of that name and calls
-into it. `cuInit` succeeds; until then `cuDeviceGetCount` gives 3, which is
-CUDA_ERROR_NOT_INITIALIZED, and 0 after it.
+A shared object, because the launcher looks for a mapped file of that name and calls into it.
+`cuInit` succeeds; before it `cuDeviceGetCount` returns 3, which is CUDA_ERROR_NOT_INITIALIZED, and
+0 after it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAMES = ("cuInit", "cuDeviceGetCount")
 
 
 def write_driver(path: Path) -> Path:
-    """The library, as a file of that name; x86-64 code."""
+    """Write the library to that path; x86-64 code."""
     assert platform.machine() == "x86_64", "the stand-in for libcuda is x86-64 code"
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in _NAMES)
     at_code = _HEADER_BYTES + 2 * _SEGMENT_BYTES
@@ -62,7 +62,7 @@ def write_driver(path: Path) -> Path:
 
 
 def _functions(at: int) -> tuple[bytes, bytes, bytes]:
-    """`cuInit`, `cuDeviceGetCount`, and behind them the number that they set and give."""
+    """Return `cuInit`, `cuDeviceGetCount`, and the number behind them that they set and return."""
     init_bytes, count_bytes = 13, 7
     to_state = init_bytes + count_bytes
     # mov dword [rip + …], 0; xor eax, eax; ret
@@ -73,7 +73,7 @@ def _functions(at: int) -> tuple[bytes, bytes, bytes]:
 
 
 def _header() -> bytes:
-    """An ELF file for x86-64: a shared object with two segments and no sections."""
+    """Return an ELF header for x86-64: a shared object with two segments and no sections."""
     identity = b"\x7fELF\x02\x01\x01" + bytes(9)
     return identity + struct.pack(
         "<HHIQQQIHHHHHH",

@@ -1,4 +1,4 @@
-"""Children that are forked after an etcd v3 handler was used: prints how each ends.
+"""Children forked after the use of an etcd v3 handler: prints the end of each.
 
 python -m tests.integration.forked_handlers ETCD_V3
 """
@@ -39,7 +39,7 @@ def directed(endpoint: str) -> DirectedHandler:
 
 
 def forked(name: str, work: Callable[[], object]) -> None:
-    """Do it in a child, which then frees what it has."""
+    """Run the work in a child, which then frees all its objects."""
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:

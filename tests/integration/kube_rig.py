@@ -1,4 +1,4 @@
-"""What the tests on the API server share: running a scenario, and small valid objects."""
+"""Helpers for tests on the API server: scenarios, and small valid objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(
     user: str = ADMIN,
     call_seconds: float = 10.0,
 ) -> None:
-    """Run the scenario with a client of the product's own."""
+    """Run the scenario with a client of the product."""
 
     async def main() -> None:
         async with server.connect(user, call_seconds) as kube:
@@ -40,7 +40,7 @@ def pod(name: str, **spec: Any) -> Json:
 
 
 def elasticjob(name: str = "job", **spec: Any) -> Json:
-    """A valid manifest with these fields of the spec set."""
+    """Return a valid manifest with these fields of the spec set."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
     fields = {"maxNodes": 4, "template": {"spec": {"containers": [container]}}}
     return {

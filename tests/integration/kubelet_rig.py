@@ -1,5 +1,5 @@
-"""Pods with a real agent and a real launcher, as processes: told what the operator wrote into the
-Pod, and told of to the API server as a kubelet would.
+"""Pods with a real agent and a real launcher, as processes: configured by the operator's Pod
+objects, and reported to the API server as a kubelet would.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ READY_SECONDS = 30.0
 
 @dataclass
 class RealPod:
-    """One pod. `address` is where it answers; `endpoint` stands for what DNS would tell."""
+    """Running pod. `address` is its listening address; `endpoint` replaces the DNS name."""
 
     here: Namespace
     name: str
@@ -47,7 +47,7 @@ class RealPod:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
-        """Its containers run; it has an address."""
+        """Start its containers; the pod has an address."""
         raw = self.here.get("pods", self.name)
         assert raw is not None
         for part in _FOLDERS.values():
@@ -66,7 +66,7 @@ class RealPod:
         )
 
     def ready(self) -> None:
-        """Wait until its probe says yes, and tell the API server."""
+        """Wait until its probe succeeds, and report that to the API server."""
         wait_until(self._probe, f"{self.name} to be ready; see {self.folder}", READY_SECONDS)
         self.here.run_pod(self.name)
 
@@ -74,12 +74,12 @@ class RealPod:
         return (self.folder / f"{container}.log").read_text()
 
     def lose(self) -> None:
-        """Its machine is gone: nobody is told anything, and in time the object goes too."""
+        """Lose its machine: no process is notified, and later the object is removed too."""
         self.close()
         self.here.remove_pod(self.name)
 
     def told_to_go(self) -> None:
-        """As a kubelet ends it: first the agent's preStop, then SIGTERM to the trainer."""
+        """End the pod as a kubelet does: first the agent's preStop, then SIGTERM to the trainer."""
         control = {"ELASTICJOB_CONTROL": self._local(names.CONTROL_SOCKET_PATH)}
         command = [sys.executable, "-m", "elasticjob_agent", "leave", "its pod is to end"]
         subprocess.run(command, env={**os.environ, **control}, timeout=SECONDS, check=True)
@@ -95,7 +95,7 @@ class RealPod:
             os.kill(int(pid), signal.SIGKILL)
 
     def exit_code(self) -> int:
-        """Wait for the trainer's end, and for the agent's."""
+        """Wait for the end of trainer and agent; return the trainer's exit code."""
         trainer, agent = (process.wait(SECONDS) for process in self.processes)
         assert agent is not None
         return trainer
@@ -134,7 +134,7 @@ class RealPod:
         }
         for one in container["env"]:
             if one["name"] == "ELASTICJOB_PREFIX":
-                told["ELASTICJOB_PREFIX"] = one["value"]  # of keys, which looks like a path
+                told["ELASTICJOB_PREFIX"] = one["value"]  # a key prefix, which looks like a path
             elif one["name"] == "ELASTICJOB_ENDPOINTS":
                 told["ELASTICJOB_ENDPOINTS"] = self.endpoint
         kept = {key: value for key, value in os.environ.items() if "ELASTICJOB" not in key}
@@ -167,7 +167,7 @@ class RealPod:
 
 @dataclass
 class Kubelet:
-    """Runs the pods of one c10d job. Its first pod has always the same address, for want of DNS."""
+    """Runner of one c10d job's pods. Without DNS, its first pod always has the same address."""
 
     here: Namespace
     store: str = field(default_factory=address)
@@ -175,7 +175,7 @@ class Kubelet:
     pods: dict[str, RealPod] = field(default_factory=dict)
 
     def start(self, *pod_names: str) -> None:
-        """Start these pods; all of them are Ready then."""
+        """Start these pods and wait until all of them are Ready."""
         for name in pod_names:
             place = self.store if name.endswith("-0") else address()
             self.pods[name] = RealPod(self.here, name, place, self.endpoint)
@@ -184,7 +184,7 @@ class Kubelet:
             self.pods[name].ready()
 
     def replace(self, name: str) -> None:
-        """A pod is lost, and its successor, perhaps of another name, is started."""
+        """Lose a pod and start its successor, perhaps of another name."""
         before = self._uids()
         self.pods.pop(name).lose()
         wait_until(lambda: bool(self._uids() - before), f"the successor of {name}", SECONDS)
@@ -192,7 +192,7 @@ class Kubelet:
         self.start(successor)
 
     def follow(self, *left: str) -> None:
-        """The operator has deleted all pods but these."""
+        """Wait until the operator has deleted all pods but these, and end those."""
         self.here.await_pods(*left)
         for name in sorted(set(self.pods) - set(left)):
             gone = self.pods.pop(name)
@@ -200,7 +200,7 @@ class Kubelet:
             gone.close()
 
     def _uids(self) -> set[tuple[str, str]]:
-        """Name and uid of each pod."""
+        """Return name and uid of each pod."""
         found = (raw["metadata"] for raw in self.here.all("pods"))
         return {(one["name"], one["uid"]) for one in found}
 

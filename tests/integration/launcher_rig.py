@@ -1,7 +1,7 @@
-"""What the tests of launcher and hands share: real launchers, agents of their own, and a proof
-that nothing is left running.
+"""Test rig for the launcher and its clients: real launchers, small agents, and a check that no
+process is left running.
 
-Everything a test starts carries a mark in its environment; the `mark` fixture waits after the test
+All processes of a test carry a mark in their environment; after the test the `mark` fixture waits
 until no process with that mark is left.
 """
 
@@ -37,7 +37,7 @@ Event = TypeVar("Event")
 
 
 def python(source: str) -> tuple[str, ...]:
-    """A worker command: a quickly starting Python that runs `source`."""
+    """Return a worker command: a quickly starting Python that runs `source`."""
     return (sys.executable, "-I", "-S", "-c", source)
 
 
@@ -52,7 +52,7 @@ def start_workers(
 
 
 async def until(events: AsyncIterator[Any], kind: type[Event], **values: Any) -> Event:
-    """The next event of that kind with those values; others are passed over."""
+    """Return the next event of that kind with those values; skip others."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for event in events:
             if isinstance(event, kind) and all(
@@ -63,13 +63,13 @@ async def until(events: AsyncIterator[Any], kind: type[Event], **values: Any) ->
 
 
 async def exits(events: AsyncIterator[Any], count: int) -> dict[int, WorkerExited]:
-    """The next exits, by local rank."""
+    """Return the next exits, by local rank."""
     found = [await until(events, WorkerExited) for _ in range(count)]
     return {exited.local_rank: exited for exited in found}
 
 
 async def soon(condition: Callable[[], Any]) -> Any:
-    """What `condition` gives once it is true."""
+    """Poll `condition` until it returns a true value and return it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited too long"
@@ -78,7 +78,7 @@ async def soon(condition: Callable[[], Any]) -> Any:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process still runs; a zombie does not."""
+    """Return True if the process still runs; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -98,7 +98,7 @@ def wait_for_end(pids: list[int]) -> None:
 
 
 def few_descriptors(pid: int) -> Callable[[], None]:
-    """Let a process open no more files than it has; what is returned lets it again."""
+    """Limit a process to the files that it has open; return a function that lifts the limit."""
     _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     there = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (there, most))
@@ -110,7 +110,7 @@ def few_descriptors(pid: int) -> Callable[[], None]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Processes whose environment at their start carried the mark."""
+    """Return the processes whose initial environment carried the mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -124,7 +124,7 @@ def marked_processes(mark: str) -> list[int]:
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The mark of this test's processes; fails the test that leaves one behind."""
+    """Yield the mark of this test's processes; fail the test if one is left behind."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     yield value
@@ -144,10 +144,10 @@ def launcher_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class LauncherProcess:
-    """A launcher as a training container runs it: the zip file, on a socket of its own."""
+    """Launcher as run by a training container: the zip file, on a socket of its own."""
 
     def __init__(self, file: Path, interpreter: str = sys.executable, **env: str) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: a socket path is limited
+        self.directory = Path(tempfile.mkdtemp(prefix="ej-"))  # short: socket paths are limited
         self.socket = str(self.directory / "launcher.sock")
         self.stdout = self.directory / "stdout"
         self.stderr = self.directory / "stderr"
@@ -190,7 +190,7 @@ StartLauncher = Callable[..., LauncherProcess]
 
 @pytest.fixture
 def start_launcher(launcher_file: Path, mark: str) -> Iterator[StartLauncher]:
-    """Starts launchers that end with the test."""
+    """Yield a function that starts launchers, which end with the test."""
     started: list[LauncherProcess] = []
 
     def start(**options: Any) -> LauncherProcess:
@@ -223,13 +223,13 @@ asyncio.run(main())
 
 
 def vouching(hands: Any, seconds: float) -> Any:
-    """Hands whose workers may live for `seconds` from each beat of the agent on."""
+    """Let the workers live for `seconds` from each beat of the agent; return the runtime."""
     hands.heed(lambda: time.monotonic() + seconds)
     return hands
 
 
 class AgentProcess:
-    """A small agent in a process of its own, to be killed: starts round 1, then does nothing."""
+    """Small agent in a process of its own, to be killed: starts round 1, then does nothing."""
 
     def __init__(self, hands: str, *commands: tuple[str, ...], then: str = "pass") -> None:
         source = AGENT.format(hands=hands, commands=commands, then=then)
@@ -263,7 +263,7 @@ class AgentProcess:
 
 
 class SilentAgent:
-    """Attached by hand, so that it can fall silent and go on."""
+    """Manual connection to the launcher, which can fall silent and continue."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -271,7 +271,7 @@ class SilentAgent:
 
     @staticmethod
     async def attached(launcher: LauncherProcess, session: str) -> SilentAgent:
-        hands, _, _ = await attached(launcher)  # it listens by now
+        hands, _, _ = await attached(launcher)  # it is listening by now
         await hands.aclose()
         agent = SilentAgent(*await asyncio.open_unix_connection(launcher.socket))
         key = JOB_KEY.hex()
@@ -287,7 +287,7 @@ class SilentAgent:
         self.say(type="start", round=number, workers=[worker], max_log_bytes=0)
 
     async def hears(self, *kinds: str) -> dict[str, Any]:
-        """The next message of one of these kinds."""
+        """Return the next message of one of these kinds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while (message := json.loads(await self._reader.readline()))["type"] not in kinds:
                 pass
@@ -298,7 +298,7 @@ class SilentAgent:
 
 
 async def attached(launcher: LauncherProcess, **options: Any) -> tuple[Any, Any, Hello]:
-    """Hands, their events and the launcher's hello."""
+    """Attach to the launcher; return the runtime, its events and the launcher's hello."""
     hands = launcher.hands(**options)
     events = hands.events()
     return hands, events, await until(events, Hello)

@@ -1,7 +1,7 @@
-"""What the tests of the local cluster share: `elasticjob` as its users run it, in a corner.
+"""Test rig for the local cluster: `elasticjob` as its users run it, in isolation.
 
-Each test has a state folder of its own, which is also how its processes are found: every one of
-them carries it in its environment, whoever its parent is by now.
+Each test has a state folder of its own, which also identifies its processes: each of them carries
+it in its environment, whatever its current parent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SPEC: dict[str, Any] = {
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> Any:
-    """What `condition` gives once it is true; fails saying what was awaited."""
+    """Poll `condition` until it returns a true value and return it; name `what` on a timeout."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain for {what}"
@@ -65,7 +65,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE_SEC
 
 
 class LocalRig:
-    """One user's `elasticjob` on this machine."""
+    """Isolated use of `elasticjob` on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
@@ -116,11 +116,11 @@ class LocalRig:
         )
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start `elasticjob run` beside the test."""
+        """Start `elasticjob run` in the background."""
         return self.start_other("run", *arguments)
 
     def start_other(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start a command that takes its time beside the test."""
+        """Start a long-running command in the background."""
         runner = subprocess.Popen(
             self.command(*arguments),
             env=self.env,
@@ -133,7 +133,7 @@ class LocalRig:
         return runner
 
     def object(self, name: str = "job") -> dict[str, Any]:
-        """The object as it was last written; an empty one before there is any."""
+        """Return the object as last written, empty before the first write."""
         path = self.state / "elasticjob" / "default" / name / "status.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -143,7 +143,7 @@ class LocalRig:
     def running(
         self, nodes: int, after: int = 0, seconds: float = PATIENCE_SECONDS
     ) -> dict[str, Any]:
-        """Wait until a round later than `after` runs on that many nodes; the status then."""
+        """Wait until a round later than `after` runs on `nodes` nodes; return the status."""
 
         def look() -> dict[str, Any] | None:
             status = self.status()
@@ -159,7 +159,7 @@ class LocalRig:
         return found
 
     def note_run_dirs(self) -> None:
-        """Remember the temporary folders of the runs that are known now."""
+        """Record the temporary folders of the runs known now."""
         for path in self.state.glob("elasticjob/*/*/run.json"):
             self.run_dirs.add(Path(json.loads(path.read_text())["control"]).parent)
 
@@ -167,7 +167,7 @@ class LocalRig:
         return int(self.status()["rendezvous"]["round"])
 
     def workers(self) -> dict[int, int]:
-        """The pids of the workers that live, by rank."""
+        """Return the pids of the living workers, by rank."""
         found = {}
         for path in self.job.glob("worker-*"):
             pid = int(path.name.removeprefix("worker-"))
@@ -179,7 +179,7 @@ class LocalRig:
         (self.job / "finish").touch()
 
     def processes(self) -> dict[int, str]:
-        """Every living process that belongs to this corner, with its command line."""
+        """Return every living process of this rig, with its command line."""
         marker = f"XDG_STATE_HOME={self.state}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
@@ -194,10 +194,10 @@ class LocalRig:
         return found
 
     def nothing_left(self) -> None:
-        """No process and no temporary folder of this corner is there any more."""
+        """Check that no process and no temporary folder of this rig is left."""
         self.note_run_dirs()
         until(lambda: not self.processes(), "every process to be gone", 10)
-        # Where this corner's own temporary folder is too deep for sockets, /tmp is used instead.
+        # If the rig's temporary folder is too deep for sockets, /tmp is used instead.
         left = [folder for folder in (*self.run_dirs, *self.tmp.iterdir()) if folder.exists()]
         assert not left
 
@@ -212,7 +212,7 @@ class LocalRig:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[LocalRig]:
-    """A corner of this test's own, with nothing running in it afterwards."""
+    """Yield a rig of the test's own, and check that nothing is left running."""
     corner = LocalRig(tmp_path)
     yield corner
     corner.close()

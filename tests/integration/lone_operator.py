@@ -1,4 +1,4 @@
-"""Fixtures: a test's namespace, and an operator of its own that knows nothing else."""
+"""Fixtures: a test's namespace, and an operator that watches it alone."""
 
 from __future__ import annotations
 

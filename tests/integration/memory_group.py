@@ -1,4 +1,4 @@
-"""A cgroup with a bound on memory, where this machine lets a test make one: version 1 or 2."""
+"""Cgroup (version 1 or 2) with a memory limit, if this machine permits one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIMIT_BYTES = 96 << 20
 
 
 class MemoryGroup:
-    """A group below the mount; processes enter it by writing 0 to `procs`."""
+    """Group below the mount; processes enter it by writing 0 to `procs`."""
 
     def __init__(self, folder: Path, limit: str) -> None:
         self._folder = folder
@@ -23,14 +23,14 @@ class MemoryGroup:
             raise
 
     def close(self) -> None:
-        """To be called when no process is left in it."""
+        """Remove the group, which must contain no process."""
         self._folder.rmdir()
 
 
 def memory_group() -> MemoryGroup | None:
-    """A new group; None where none can be made, as in most containers."""
+    """Return a new group, None if none can be made, as in most containers."""
     unified = MOUNT / "cgroup.controllers"
-    name = f"elasticjob-test-{os.getpid()}"  # other processes may test the same at this time
+    name = f"elasticjob-test-{os.getpid()}"  # other processes may run this test at the same time
     folder, limit = MOUNT / "memory" / name, "memory.limit_in_bytes"
     if unified.exists():
         folder, limit = MOUNT / name, "memory.max"
@@ -41,7 +41,7 @@ def memory_group() -> MemoryGroup | None:
 
 
 def possible() -> bool:
-    """Whether a group can be made here."""
+    """Return True if a group can be made here."""
     group = memory_group()
     if group is not None:
         group.close()

@@ -1,4 +1,4 @@
-"""The agents of a job as the operator's mirror sees them: the test writes what they would."""
+"""Agents of a job as seen by the operator's informer cache: the test writes their records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.operator_rig import SECONDS, Namespace
 
 @dataclass
 class Agents:
-    """The agents of a job, who write what they would in a round."""
+    """Agents of a job; methods write their records of a round."""
 
     etcd: EtcdServer
     here: Namespace
@@ -42,7 +42,7 @@ class Agents:
         self.etcd.ctl("put", key, encode(record).decode())
 
     def join(self, *pods: str) -> None:
-        """The agents of these pods wait for a round."""
+        """Let the agents of these pods wait for a round."""
         for name in pods:
             raw = self.here.get("pods", name)
             assert raw is not None
@@ -50,7 +50,7 @@ class Agents:
             self._say(name, MemberState.WAITING, 0)
 
     def seal(self, number: int, cause: Cause) -> None:
-        """All of them are in a final round, and run its workers."""
+        """Put all agents into a final round with running workers."""
         names = sorted(self.members)
         seats = tuple(
             Seat(self.members[name], name, "10.0.0.1", 1, "default", rank, rank, rank, len(names))
@@ -85,7 +85,7 @@ class Agents:
 
 
 def running(here: Namespace, etcd: EtcdServer, count: int) -> Agents:
-    """A job of this size that trains in its first round."""
+    """Return the agents of a job of this size that trains in its first round."""
     names = [f"job-{index}" for index in range(count)]
     here.create_job(minNodes=1, maxNodes=count)
     here.await_pods(*names)

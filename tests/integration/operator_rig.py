@@ -1,4 +1,4 @@
-"""The operator as a process, on a real API server and a real etcd; the test plays the kubelet."""
+"""Operator as a process, on a real API server and a real etcd; the test plays the kubelet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STOP_SECONDS = 20.0
 
 @dataclass
 class Operator:
-    """One replica. Its log is in `folder`."""
+    """Operator replica. Its log is in `folder`."""
 
     folder: Path
     server: ApiServer
@@ -49,7 +49,7 @@ class Operator:
 
     @contextmanager
     def running(self) -> Iterator[Operator]:
-        """Started, until the end of the block."""
+        """Run the operator for the duration of the block."""
         try:
             yield self.start()
         finally:
@@ -80,7 +80,7 @@ class Operator:
         return self.page("/readyz")[0] == 200
 
     def page(self, path: str) -> tuple[int, str]:
-        """Status and text of a page of its health port, or of its metrics."""
+        """Return status and text of a page of its health port, or of its metrics."""
         port = self.ports.numbers[1 if path == "/metrics" else 0]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
@@ -92,7 +92,7 @@ class Operator:
             return 0, str(error)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one metric, 0 when it was never counted."""
+        """Return the value of one metric, 0 if it was never counted."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         for line in self.page("/metrics")[1].splitlines():
             found, _, value = line.rpartition(" ")
@@ -110,7 +110,7 @@ class Operator:
         self.process.wait(_STOP_SECONDS)
 
     def stop(self) -> int:
-        """End it as a kubelet does; its exit code."""
+        """End the operator as a kubelet does; return its exit code."""
         self.signal(signal.SIGTERM)
         assert self.process is not None
         return self.process.wait(_STOP_SECONDS)
@@ -122,13 +122,13 @@ class Operator:
 
 
 def alone_in(namespace: str) -> dict[str, str]:
-    """Options of an operator that knows this namespace only, also beside others on the server."""
+    """Return options of an operator that watches this namespace only."""
     return {"ELASTICJOB_NAMESPACES": namespace, "ELASTICJOB_LEASE_NAMESPACE": namespace}
 
 
 @dataclass
 class Namespace:
-    """What a test does and sees in its namespace, as users and the kubelet would."""
+    """Operations of users and the kubelet in the test's namespace."""
 
     server: ApiServer
     name: str
@@ -174,13 +174,13 @@ class Namespace:
         return sorted(raw["metadata"]["name"] for raw in self.all("pods"))
 
     def events(self, name: str = "job") -> list[tuple[str, str]]:
-        """Reason and message of each event of the job, oldest first."""
+        """Return reason and message of each event of the job, oldest first."""
         found = [raw for raw in self.all("events") if raw["regarding"]["name"] == name]
         found.sort(key=lambda raw: raw["eventTime"])
         return [(raw["reason"], raw["note"]) for raw in found]
 
     def await_event(self, reason: str, message: str, name: str = "job") -> None:
-        """Events are posted after the status, in their own time."""
+        """Wait for an event: events are posted after the status, asynchronously."""
         wanted = (reason, message)
         try:
             wait_until(lambda: wanted in self.events(name), f"event {wanted}", SECONDS)
@@ -195,11 +195,11 @@ class Namespace:
         self.server.patch(self.path("elasticjobs", name), body)
 
     def set_pod(self, name: str, **status: Any) -> None:
-        """Play the kubelet: say this of the pod."""
+        """Write a pod's status, as the kubelet would."""
         self.server.patch(self.path("pods", name) + "/status", {"status": status})
 
     def run_pod(self, name: str) -> None:
-        """Its trainer and its agent run, and it is Ready."""
+        """Report a running trainer and agent, and the pod as Ready."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         running = {
             "name": "trainer",
@@ -213,7 +213,7 @@ class Namespace:
         self.set_pod(name, phase="Running", containerStatuses=[running], conditions=[ready])
 
     def remove_pod(self, name: str) -> None:
-        """The pod object is gone, as after its grace."""
+        """Remove the pod object, as after its grace period."""
         body = {"gracePeriodSeconds": 0}
         self.server.request("DELETE", self.path("pods", name), body)
 

@@ -1,7 +1,7 @@
 """Members of a rendezvous on a real etcd, each with an agent that obeys at once.
 
-The agents run no processes: workers "start" when a `Run` comes and "stop" when a `Stop`
-does, so that the tests see the protocol's own time and outcome.
+The agents run no processes: workers "start" when a `Run` arrives and "stop" when a `Stop` does, so
+that the tests measure the protocol's own time and outcome.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAST = Bounds(
 
 @dataclass
 class Node:
-    """One member and its obedient agent."""
+    """Member and its obedient agent."""
 
     settings: MemberSettings
     member: RendezvousMember = field(init=False)
@@ -60,7 +60,7 @@ class Node:
         await self.crash()
 
     async def crash(self) -> None:
-        """Go without a word: all connections close, the key and the lease stay."""
+        """Disappear without notice: all connections close, the key and the lease stay."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -91,7 +91,7 @@ class Node:
                     pass
 
     def fail(self, kind: FailureClass) -> None:
-        """The worker of the present round fails."""
+        """Fail the worker of the current round."""
         identity = self.settings.config.identity
         failure = Failure(
             self.local.round, identity.id, identity.name, 0, 0, kind, 1, 1, None, "it broke"
@@ -100,7 +100,7 @@ class Node:
 
     @property
     def running(self) -> Roster | None:
-        """The roster of the workers that run here now."""
+        """Roster of the workers that run here now, or None."""
         directive = self.member.directive
         if isinstance(directive, Run) and self.local.workers is Workers.RUNNING:
             return directive.roster
@@ -128,7 +128,7 @@ def settings(url: str, prefix: str, name: str, bounds: Bounds | None = FAST) -> 
 async def gang(
     url: str, prefix: str, names: list[str], bounds: Bounds = FAST
 ) -> AsyncIterator[list[Node]]:
-    """Nodes that have started; `expected` is set to their number."""
+    """Yield started nodes; `expected` is set to their number."""
     bounds = replace(bounds, expected=len(names))
     async with contextlib.AsyncExitStack() as stack:
         yield [
@@ -140,7 +140,7 @@ async def gang(
 async def until(
     condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS
 ) -> float:
-    """Wait for a condition; returns how long it took."""
+    """Wait for a condition; return the seconds it took."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:
@@ -150,7 +150,7 @@ async def until(
 
 
 def together(nodes: list[Node], after: int = 0) -> bool:
-    """Whether exactly these nodes run one round with a number above `after`."""
+    """Return True if exactly these nodes run one round with a number above `after`."""
     rosters = [node.running for node in nodes]
     if any(roster is None or roster.number <= after for roster in rosters):
         return False

@@ -1,4 +1,4 @@
-"""An etcd that is filled beyond its quota, and what its documentation says to do then."""
+"""Etcd filled beyond its quota, and the recovery described in etcd's documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PIECES = 64
 
 
 def fill(etcd: EtcdServer, user: str = "", password: str = "") -> None:
-    """Write until the quota of `SMALL` refuses."""
+    """Write until the quota of `SMALL` refuses a write."""
 
     async def refusal() -> str:
         async with Client([etcd.url], user=user or None, password=password) as client:

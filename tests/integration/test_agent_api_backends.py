@@ -1,4 +1,4 @@
-"""Agents of the API as processes, over every backend: what one node meets, all live through."""
+"""API agents as processes, over every backend: faults of one node, recovery of the gang."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Nodes:
-    """The nodes of one run."""
+    """Nodes of one run."""
 
     backend: str
     endpoint: str
@@ -98,7 +98,7 @@ class Nodes:
         return process
 
     def after(self, number: int, world: int) -> tuple[int, list[dict[str, Any]]]:
-        """The first round above `number` of that size whose workers have all started."""
+        """Return the first complete round of that size after `number`, and its environments."""
 
         def found() -> tuple[int, list[dict[str, Any]]] | None:
             rounds = {int(path.name.split("-")[1]) for path in self.folder.glob("ran-*")}
@@ -153,7 +153,7 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
             endpoint = f"127.0.0.1:{request.getfixturevalue('newest_etcd').port}"
         case _:
             endpoint = f"127.0.0.1:{request.getfixturevalue('v2_etcd').port}"
-    request.getfixturevalue("mark")  # not before: servers that are shared stay
+    request.getfixturevalue("mark")  # not before: shared servers stay
     folder = tmp_path / "nodes"
     folder.mkdir()
     made = Nodes(request.param, endpoint, folder)
@@ -290,7 +290,7 @@ if first:
 def test_ours_begins_anew_with_a_torchrun_that_fails_after_it_was_done(
     nodes: Nodes, tmp_path: Path
 ) -> None:
-    """torchrun waits until we are gone, for as long as an exit barrier takes."""
+    """torchrun waits for the other agent's end, at most for the duration of an exit barrier."""
     nodes.least = nodes.most = 2
     script = tmp_path / "worker.py"
     script.write_text(FAILS_LAST)

@@ -33,7 +33,7 @@ __all__ = ["mark"]
 
 ROOT = Path(__file__).parents[2]
 
-# Not fork: other tests of this process have left grpc's threads in it, which no fork survives well.
+# Not fork: other tests of this process have left gRPC threads in it, which break after a fork.
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 pytestmark = pytest.mark.usefixtures("mark")
 
@@ -176,7 +176,7 @@ print(LocalElasticAgent(spec, start_method="fork").run().return_values)
 
 
 def test_a_fork_has_what_its_process_has() -> None:
-    """In a process of its own, without grpc's threads."""
+    """The test runs in a process of its own, without gRPC threads."""
     done = subprocess.run(
         [sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -186,7 +186,7 @@ def test_a_fork_has_what_its_process_has() -> None:
 @METHODS
 def test_queues_reach_workers(method: str, monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     monkeypatch.delenv(MARK)
-    resource_tracker.ensure_running()  # multiprocessing's own, which stays
+    resource_tracker.ensure_running()  # multiprocessing's own process, which stays
     monkeypatch.setenv(MARK, mark)
     queue = multiprocessing.get_context(method).SimpleQueue()
     result = LocalElasticAgent(spec(functions.puts, queue), start_method=method).run()
@@ -262,7 +262,7 @@ def test_two_agents_a_lost_worker_and_a_newcomer(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_workers_and_leaves(tmp_path: Path) -> None:
-    """In a process of its own: signals are a main thread's."""
+    """The test runs in a process of its own: only a main thread handles signals."""
     handler = Gang().handler()
     agent = LocalElasticAgent(spec(functions.waits, str(tmp_path), handler=handler))
 

@@ -1,4 +1,4 @@
-"""The same assertions on torch's elastic classes and on ours."""
+"""Identical assertions on torch's elastic classes and on ElasticJob's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECONDS = 20.0
 
 
 class Handler:
-    """A rendezvous of one node; `info` gives what each round answers."""
+    """Rendezvous of one node; `info` returns the answer of each round."""
 
     use_agent_store = False
 
@@ -72,7 +72,7 @@ class Handler:
 
 
 def alone(master: bool = True) -> Any:
-    """A round of one node, with a new store."""
+    """Return a round of one node, with a new store."""
     info = SimpleNamespace(master_addr="127.0.0.1", master_port=29400) if master else None
     store = HashStore()
     return SimpleNamespace(store=store, rank=0, world_size=1, bootstrap_store_info=info)
@@ -93,7 +93,7 @@ def spec(of: Any, **options: Any) -> Any:
 
 
 def believed(of: Any, answers: list[Any], **options: Any) -> Any:
-    """An agent whose `_monitor_workers` gives these answers, then whether it was shut down."""
+    """Run an agent whose `_monitor_workers` gives these answers; return it and its shutdowns."""
 
     class Believed(of.SimpleElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
@@ -205,7 +205,7 @@ def test_shutdown_of_old_takes_neither_signal_nor_timeout() -> None:
 
 
 class Little:
-    """A store that can set and get, and nothing else."""
+    """Store that can only set and get."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

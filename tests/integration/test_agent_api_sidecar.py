@@ -1,4 +1,4 @@
-"""The sidecar's agent with another rendezvous than its own: what it makes of a handler."""
+"""Sidecar's agent with a foreign rendezvous handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--rdzv-conf` of agents on torch's backends, on real stores: what a setting says, happens."""
+"""Settings in `--rdzv-conf` of agents on torch's backends, on real stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def etcd_client(host: str, port: int, certificates: Certificates) -> etcd.Client
 
 @pytest.fixture
 def nobody() -> Iterator[int]:
-    """A port at which nobody listens."""
+    """Yield a port without a listener."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a store may listen over it
         held.bind(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ def test_what_is_not_there_is_waited_for_no_longer_than_was_said(
         conf=f"connect_timeout=1{host}",
     )
     assert agent.wait(SECONDS) == 3, agent.output()
-    assert "nobody could be reached within 1 s" in agent.output()
+    assert "cannot reach the rendezvous within 1 s" in agent.output()
 
 
 def test_a_later_start_of_etcd_is_in_time_without_a_connect_timeout(

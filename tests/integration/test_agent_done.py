@@ -1,4 +1,4 @@
-"""Agents of torch's backends that are killed when they are done: their work is not lost."""
+"""Agents of torch's backends that are killed after they are done: their work is not lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DONE = "done; waiting for the other agents"
 
 @dataclass
 class Rig:
-    """A gang, and how its agents find each other. Who is silent for `lost_seconds` is missed."""
+    """Gang with its backend. An agent silent for `lost_seconds` counts as lost."""
 
     gang: Gang
     keeper: str
@@ -63,7 +63,7 @@ def test_who_is_killed_when_it_was_done_is_no_loss_and_newcomers_wait(rig: Rig) 
     for _ in range(2):
         rig.agent("1:3")
     rig.gang.started(1, 2, SECONDS)
-    # The first one hosts the store of c10d.
+    # The first agent hosts the store of c10d.
     killed = rig.gang.agents[1]
     rank = next(rank for rank in range(2) if rig.by_rank(rank) is killed)
     finish(rig.gang, rank)

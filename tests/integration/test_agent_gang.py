@@ -1,4 +1,4 @@
-"""Agents of one run on a real etcd, with real workers: every transition that a user meets."""
+"""Agents of one run on a real etcd, with real workers: all transitions visible to a user."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_pods_deletion_is_a_leave_and_costs_nothing(gang: Gang, launcher_fil
     assert pods[0].agent.wait() == 0, gang.outputs()
     assert pods[0].launcher.wait() == 143
     workers = gang.started(2, 2)
-    pods[2].launcher.signal(signal.SIGTERM)  # the trainer's SIGTERM, when there is no preStop
+    pods[2].launcher.signal(signal.SIGTERM)  # SIGTERM to the trainer, without preStop
     assert pods[2].agent.wait() == 0, gang.outputs()
     gang.started(3, 1)
     assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}

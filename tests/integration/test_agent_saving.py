@@ -1,7 +1,7 @@
-"""With real torch: before a planned change the whole gang saves, and no step is lost.
+"""Real torch: before a planned change the whole gang saves, and no step is lost.
 
 Saving is a collective here, so ranks that saved at different steps would wait for each other
-for ever.
+forever.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ dist.destroy_process_group()
 """
 CONF = "settle=0,stop_grace=3,keep_alive=3,leave_grace=25,last_call_timeout={last_call}"
 PATIENT, SHORT = 30, 2
-"""Last calls: for a gang that starts whole, and for one that another node joins later."""
+"""Last calls: for a gang that starts complete, and for one that another node joins later."""
 
 
 @pytest.fixture
@@ -82,20 +82,20 @@ def begin(
 
 
 def steps(gang: Gang, number: int, rank: int) -> list[int]:
-    """The steps that a rank made in a round."""
+    """Return the steps of a rank in a round."""
     path = gang.folder / f"steps-{number}-{rank}"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def members(gang: Gang) -> list[dict[str, object]]:
-    """The members' records."""
+    """Return the members' records."""
     folder = f"{gang.prefix}members/"
     found = gang.etcd.ctl("get", "--prefix", "--print-value-only", folder)
     return [json.loads(line) for line in found.splitlines() if line.strip()]
 
 
 def trained(gang: Gang, number: int, world: int) -> None:
-    """Wait until all ranks make steps, and it is known that they want to save."""
+    """Wait until all ranks make steps and their wish to save is recorded."""
 
     def known() -> bool:
         told = [one for one in members(gang) if one.get("round") == number and one.get("saves")]
@@ -108,7 +108,7 @@ def trained(gang: Gang, number: int, world: int) -> None:
 
 
 def assert_no_step_is_lost(gang: Gang, number: int, world: int, next_world: int) -> None:
-    """Every rank made every step of this round, and the next one begins with the next step."""
+    """Check that all ranks made all steps of the round, and that the next round continues there."""
     last = [steps(gang, number, rank)[-1] for rank in range(world)]
     begun = [steps(gang, number + 1, rank)[0] for rank in range(next_world)]
     assert len(set(last)) == 1, gang.outputs()
@@ -134,7 +134,7 @@ def test_a_drain_saves_before_it_stops_and_loses_no_step(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("way", ["question", "exit"])
 def test_a_join_is_preceded_by_a_checkpoint_too(gang: Gang, script: Path, way: str) -> None:
-    """A script that ends by itself once it has saved was not through."""
+    """A script that exits after its save had not finished."""
     agents = [begin(gang, script, "1:3", way, last_call=SHORT) for _ in range(2)]
     trained(gang, 1, 2)
     agents.append(begin(gang, script, "1:3", way, last_call=SHORT))
@@ -152,7 +152,7 @@ def test_a_loss_waits_for_no_checkpoint(gang: Gang, script: Path) -> None:
     trained(gang, 2, 1)
     gang.finish()
     assert agents[1].wait(60) == 0, gang.outputs()
-    assert "all save" not in agents[1].output()
+    assert "all workers save" not in agents[1].output()
     assert gang.round().charged == ()
 
 
@@ -201,7 +201,7 @@ def test_a_program_without_the_library_is_asked_by_a_signal(
     until(lambda: steps(gang, 2, 0), "round 2", 60)
     gang.finish()
     assert agents[0].wait(60) == 0, gang.outputs()
-    # It went on at the step that it saved, not where the stop would have met it.
+    # It continued at the saved step, not at the step of the stop.
     assert steps(gang, 2, 0)[0] == steps(gang, 1, 0)[-1] + 2, gang.outputs()
     assert gang.round().charged == ()
 

@@ -1,4 +1,4 @@
-"""What an agent of torch's backends serves of its job before there is a rendezvous, and after."""
+"""Job status served by an agent of torch's backends, before and after the rendezvous exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def health_port() -> Iterator[int]:
 
 
 def told(port: int) -> str | None:
-    """The agent's word on the state, as the operator reads it; None while it does not answer."""
+    """Return the agent's reported state, as read by the operator; None if it does not answer."""
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}{PATH}", headers=headers(KEY, int(time.time() * 1000))
     )

@@ -1,4 +1,4 @@
-"""Agents that were more than the rounds have places: they end as the job did, on each backend."""
+"""Surplus agents: they end as the job did, on each backend."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SECONDS = 60.0
 FAILS = """    if number == "1" and rank == "0" and (folder / "fail").exists():
         raise ValueError("the loss is not a number")
 """
-"""Of the first round rank 0, when a file tells it to."""
+"""Condition for rank 0 of the first round to fail: on request by a file."""
 
 
 class Rig:
-    """A gang for rounds of two, one node of which is spare."""
+    """Gang for rounds of two, one node of which is spare."""
 
     def __init__(self, gang: Gang, keeper: str) -> None:
         self.gang, self.keeper = gang, keeper
@@ -45,7 +45,7 @@ class Rig:
         (self.gang.folder / "fail").touch()
 
     def seated(self, number: int) -> set[str]:
-        """The names of those whose workers a round has."""
+        """Return the names of the agents whose workers are in a round."""
         self.gang.started(number, 2, SECONDS)
         line = f"round {number}: starting ranks"
         return {agent.name for agent in self.gang.agents if line in agent.output()}
@@ -63,7 +63,7 @@ def rig(request: pytest.FixtureRequest, gang: Gang, start_etcd: StartEtcd) -> Ri
 
 
 def named(rig: Rig, names: set[str]) -> AgentProcess:
-    """The one that has none of these names."""
+    """Return the agent that has none of these names."""
     [spare] = [agent for agent in rig.gang.agents if agent.name not in names]
     return spare
 

@@ -1,4 +1,4 @@
-"""With real torch and gloo: a collective that breaks off is blamed on who broke it."""
+"""Real torch and gloo: an aborted collective is attributed to the process that broke it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ main()
 
 
 def reduced(gang: Gang, number: int, world: int) -> list[int]:
-    """The pids of a round's workers, once each has finished an all-reduce."""
+    """Return the pids of a round's workers, once each has finished an all-reduce."""
     paths = [gang.folder / f"reduced-{number}-{rank}" for rank in range(world)]
     try:
         until(lambda: all(path.exists() and path.read_text() for path in paths), "all-reduces", 60)

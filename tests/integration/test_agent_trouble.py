@@ -1,4 +1,4 @@
-"""What goes wrong around a gang: scripts that cannot run, an etcd that is none, disks, Ctrl-C."""
+"""Errors around a gang: scripts that cannot run, a wrong etcd, full disks, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["gang", "mark"]
 
 @pytest.fixture
 def garbage() -> Iterator[int]:
-    """A port at which something answers that is not etcd."""
+    """Yield a port with a server that is not etcd."""
 
     def answer(listener: socket.socket) -> None:
         with suppress(OSError):
@@ -236,7 +236,7 @@ def test_an_etcd_that_dies_before_the_round_is_waited_for(gang: Gang, start_etcd
     agents[0].says("round 1 is joinable")
     etcd.kill()
     agents.append(gang.agent("2:2"))
-    agents[1].says("trying on")
+    agents[1].says("; retrying")
     etcd.start()
     workers = gang.started(1, 2)
     assert all(alive(worker["pid"]) for worker in workers)

@@ -1,4 +1,4 @@
-"""Agents on etcd's v2 API whose etcd goes away: training goes on, and an end waits to be told."""
+"""Outages of etcd's v2 API: training goes on, and the end is reported afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["gang", "mark"]
 
 SECONDS = 60.0
 KEYS_LIVE_SECONDS = 10.0
-UNTOLD = "the others cannot be told yet"
+UNTOLD = "cannot notify the other nodes yet"
 
 
 @pytest.fixture(params=["3.4", "3.5.35"])

@@ -1,4 +1,4 @@
-"""The benchmarks and the soak, small: with torch's own backends, real etcd and real training."""
+"""Benchmarks and soak, small: with torch's own backends, real etcd and real training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAULTS = 6
 
 
 def measured(folder: Path, name: str, *options: str, seconds: float = 100) -> dict[str, Any]:
-    """Run a benchmark, which must end well; what it wrote."""
+    """Run a benchmark, which must succeed; return its output."""
     run = subprocess.run(
         [sys.executable, "-m", f"bench.{name}", f"--output={folder}", *options],
         cwd=REPOSITORY,

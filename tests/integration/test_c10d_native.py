@@ -1,4 +1,4 @@
-"""The c10d rendezvous of jobs, without torch: one agent hosts the store, and may be lost."""
+"""C10d rendezvous of jobs, without torch: one agent hosts the store, and may be lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECONDS = 40
 
 
 class Job:
-    """The agents' handlers of one job."""
+    """Handlers of one job's agents."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as held:
@@ -74,7 +74,7 @@ class Job:
         self.pool.shutdown(wait=False)
 
     def crash(self, agent: PersistentHandler) -> None:
-        """Its process is gone: neither a word nor a store is left of it."""
+        """End its process abruptly: without a leave notice and with its store."""
         agent._closed.__self__.close(0.0)  # type: ignore[attr-defined]
         if agent._handler is not None:
             agent._handler._release()  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def test_torchs_own_handler_is_in_one_gang_with_ours(job: Job) -> None:
     assert isinstance(info.store, torch_distributed.PrefixStore)
     theirs_at, ours_at = info.bootstrap_store_info, ours.result().bootstrap_store_info
     assert theirs_at.master_port == ours_at.master_port
-    if ours.result().rank == 0:  # torch's nodes remember one place: that of the backend's store
+    if ours.result().rank == 0:  # torch's nodes keep one address: that of the backend's store
         assert ours_at.master_port == job.port
         assert host.use_agent_store, "so rank 0's worker must not host another"
     theirs.shutdown()

@@ -1,4 +1,4 @@
-"""The stores of a c10d rendezvous: torch's TCPStore and FileStore, and its own backend beside."""
+"""Stores of a c10d rendezvous: torch's TCPStore and FileStore, also with torch's own backend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parameters(endpoint: str, **settings: Any) -> RendezvousParameters:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A free port that nobody else gets; torch's server binds over it."""
+    """Yield a reserved free port; torch's server binds over it."""
     with ExitStack() as stack:
         ports = Ports(1)
         stack.callback(ports.close)
@@ -136,7 +136,7 @@ def test_no_room_for_a_file_is_an_error_of_ours(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(RendezvousError, match="no temporary file"):
         create_backend(parameters("", store_type="file"))
-    with pytest.raises(RendezvousConnectionError, match="no folder"):
+    with pytest.raises(RendezvousConnectionError, match="no directory"):
         create_backend(parameters(str(tmp_path / "missing" / "file"), store_type="file"))
 
 

@@ -1,4 +1,4 @@
-"""etcd's certificates: kept in a Secret of a real API server, and used by real etcd servers."""
+"""Etcd's certificates: kept in a Secret of a real API server, and used by real etcd servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = ("etcd.ns.svc", "*.etcd.ns.svc")
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)
 OLD = NOW - AUTHORITY_LIFE * 0.7
-"""An authority that was made then is due to be followed; etcd and gRPC go by the real clock."""
+"""Creation time of an authority due for replacement; etcd and gRPC use the real clock."""
 
 
 def command(
@@ -65,7 +65,7 @@ def data_of(secret: Json) -> Data:
 
 
 def run(api_server: ApiServer, request: Request, now: datetime, times: int = 1) -> list[list[str]]:
-    """What the command does at that time, several times at once."""
+    """Run the command at that time, `times` times in parallel; return the output lines."""
 
     async def main() -> list[list[str]]:
         async with api_server.connect() as kube:
@@ -161,7 +161,7 @@ def test_members_of_etcd_learn_of_an_authority_before_it_signs(
     late = NOW + 2 * LEARNING_TIME
     assert works(run(api_server, request, late)[0]) == []
     rolled_out("two", "two")
-    # Somebody took the annotation away: who knows what the members were started with.
+    # The annotation was removed: the members' current certificates are unknown.
     api_server.patch(f"{path}/etcd", {"spec": {"template": {"metadata": {"annotations": None}}}})
     lines = run(api_server, request, late)[0]
     assert works(lines) == []
@@ -186,7 +186,7 @@ def statefulset(replicas: int) -> Json:
 
 @dataclass
 class Mounted:
-    """A Secret's data as the kubelet mounts it: all files change at once."""
+    """Secret's data as the kubelet mounts it: all files change at once."""
 
     folder: Path
     versions: int = 0
@@ -216,7 +216,7 @@ class Mounted:
 
 @dataclass
 class Rotation:
-    """The data before an authority is followed, once the next is known, and once it signs."""
+    """Data before an authority is replaced, once the next is announced, and once it signs."""
 
     before: Data
     announced: Data
@@ -225,7 +225,7 @@ class Rotation:
 
 @pytest.fixture(scope="module")
 def rotation() -> Rotation:
-    """What the command does, with the dates of a rotation that ends now."""
+    """Return the command's data, with the dates of a rotation that ends now."""
 
     def after(data: Data, now: datetime, *works: Work) -> Data:
         due = [Change(work, "") for work in works]
@@ -260,11 +260,11 @@ def test_a_running_etcd_and_its_clients_go_through_a_rotation(
             for mounted in (servers, early):
                 mounted.put(rotation.announced)
             assert await connects(early)
-            assert await connects(late)  # it has not learnt of the next one yet
+            assert await connects(late)  # it does not know the next one yet
             servers.put(rotation.promoted)
             assert await connects(early)
-            assert not await connects(late)  # so etcd shows the new certificate, unrestarted
-            await lasting.put(Put("/k", b""))  # what is connected stays so
+            assert not await connects(late)  # so etcd shows the new certificate, without a restart
+            await lasting.put(Put("/k", b""))  # existing connections stay
             late.put(rotation.promoted)
             assert await connects(late)
             await asyncio.to_thread(server.restart)
@@ -274,7 +274,7 @@ def test_a_running_etcd_and_its_clients_go_through_a_rotation(
 
 
 class Member(EtcdServer):
-    """A member of a cluster that speaks TLS with the others as well, as in the chart."""
+    """Member of a cluster with TLS between members, as in the chart."""
 
     @property
     def peer_url(self) -> str:
@@ -296,7 +296,7 @@ def member(folder: Path, name: str, mounted: Mounted) -> Member:
 def test_members_of_etcd_trust_a_new_authority_only_after_a_restart(
     learnt: bool, rotation: Rotation, tmp_path: Path
 ) -> None:
-    """Why the command restarts them when it announces an authority, and waits for that."""
+    """The command therefore restarts the members and waits when it announces an authority."""
     mounted = Mounted(tmp_path / "mounted")
     mounted.put(rotation.before)
     with ExitStack() as stack:

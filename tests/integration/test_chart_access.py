@@ -1,4 +1,4 @@
-"""Who may do what: roles, Secrets, tokens, networks; each as little as possible."""
+"""Permissions: roles, Secrets, tokens, networks; each as small as possible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_only_what_speaks_to_the_api_server_has_a_token() -> None:
 
 
 def rules(rendered: Rendered) -> Json:
-    """The rules of every role but those for people, by kind, namespace and name."""
+    """Return the rules of every role except those for people, by kind, namespace and name."""
     return {
         "/".join([o["kind"], o["metadata"].get("namespace", "-"), o["metadata"]["name"]]): o[
             "rules"

@@ -1,4 +1,4 @@
-"""The chart on a real API server: accepted whole, installed, upgraded, uninstalled."""
+"""Chart on a real API server: accepted whole, installed, upgraded, uninstalled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.integration.chart import (
 
 SECONDS = 30.0
 TAKE = "--take-ownership"
-"""Of the definition, which the server of the tests has had applied by hand."""
+"""Option that takes over the definition, applied to the tests' server by hand."""
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/elasticjobs.elasticjob.dev"
 
 
@@ -46,7 +46,7 @@ JOB: Json = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """One of its own: the chart's objects of the whole cluster are in nobody's way here."""
+    """Yield a private server: the chart's cluster-wide objects disturb no other test."""
     started = ApiServer(tmp_path_factory.mktemp("apiserver"))
     try:
         started.start()
@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def kubectl(
     kubeconfig: Path, *arguments: str, objects: list[Json]
 ) -> subprocess.CompletedProcess[str]:
-    """kubectl with these objects at its standard input."""
+    """Run kubectl with these objects on its standard input."""
     text = "\n---\n".join(json.dumps(found) for found in objects)
     program = str(programs("kubernetes") / "kubectl")
     return subprocess.run(
@@ -74,7 +74,7 @@ def kubectl(
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_server_accepts_every_object(server: ApiServer, name: str) -> None:
-    # What the server does not define is not asked for: the ServiceMonitor is Prometheus'.
+    # Without kinds that the server does not define: the ServiceMonitor is Prometheus'.
     objects = [o for o in render(MATRIX[name]).objects if o["kind"] != "ServiceMonitor"]
     dry = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
     done = kubectl(server.kubeconfig(), *dry, objects=objects)
@@ -107,14 +107,14 @@ def test_every_pod_is_admitted_by_a_restricted_namespace(server: ApiServer) -> N
 
 @pytest.fixture
 def kubeconfig(server: ApiServer) -> Iterator[Path]:
-    """For releases of the usual name, which is uninstalled at the end if it is there."""
+    """Yield a kubeconfig for releases of the usual name, which is uninstalled at the end."""
     path = server.kubeconfig()
     yield path
     helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", kubeconfig=path)
 
 
 def install(kubeconfig: Path, values: Json, *options: str, verb: str = "install") -> str:
-    """Install or upgrade without the hook's job, which here nobody runs; returns the notes."""
+    """Install or upgrade without the hook's job, which nothing runs here; return the notes."""
     words = ("--namespace", NAMESPACE, "--no-hooks", *options)
     said = helm(verb, RELEASE, str(CHART), *words, values=values, kubeconfig=kubeconfig)
     return said.partition("NOTES:\n")[2]
@@ -132,7 +132,7 @@ def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> N
     deployments = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
     assert names(server, deployments) == {"elasticjob-operator"}
 
-    # An upgrade brings the definition of the chart, whatever there is.
+    # An upgrade installs the chart's definition over any other.
     server.patch(CRD, {"spec": {"names": {"shortNames": ["old"]}}})
     values = {"watchNamespaces": ["team-a"], "operator": {"replicas": 2}}
     install(kubeconfig, values, verb="upgrade")
@@ -150,7 +150,7 @@ def test_install_upgrade_and_uninstall(server: ApiServer, kubeconfig: Path) -> N
     assert "deletionTimestamp" not in kept["metadata"]
     server.request("DELETE", f"{jobs}/{JOB['metadata']['name']}")
 
-    install(kubeconfig, {})  # over what the first one left
+    install(kubeconfig, {})  # over the remains of the first release
 
 
 def test_the_number_of_members_stays(server: ApiServer, kubeconfig: Path) -> None:
@@ -189,7 +189,7 @@ def notes(kubeconfig: Path, values: Json) -> str:
 
 
 def allow(server: ApiServer, namespace: str, resource: str, group: str = "") -> None:
-    """Let NOBODY create these in the namespace."""
+    """Let NOBODY create these resources in the namespace."""
     name = f"create-{resource}"
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rule = {"apiGroups": [group], "resources": [resource], "verbs": ["create"]}
@@ -203,7 +203,7 @@ def allow(server: ApiServer, namespace: str, resource: str, group: str = "") -> 
 
 
 def apply_as_nobody(server: ApiServer, namespace: str) -> str:
-    """What the server says to a job of NOBODY; empty when it accepts it."""
+    """Return the server's refusal of a job of NOBODY, empty if it accepts the job."""
     words = ("create", "--dry-run=server", "--namespace", namespace)
     done = kubectl(server.kubeconfig(NOBODY), *words, objects=[JOB])
     return done.stderr if done.returncode else ""

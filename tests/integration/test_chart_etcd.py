@@ -1,4 +1,4 @@
-"""The chart's etcd, as its StatefulSet starts it: real members, certificates and users."""
+"""Chart's etcd, as its StatefulSet starts it: real members, certificates and users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def image_version(rendered: Rendered) -> str:
 
 @dataclass
 class Member:
-    """One pod of the StatefulSet, on loopback."""
+    """Pod of the StatefulSet, on loopback."""
 
     rendered: Rendered
     folder: Path
@@ -49,7 +49,7 @@ class Member:
     process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> list[str]:
-        """The container's command, with addresses and folders of this machine."""
+        """Return the container's command, with addresses and folders of this machine."""
         container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
         program = binary(image_version(self.rendered).rpartition(".")[0])
         return [str(program), *map(self._here, container["command"][1:])]
@@ -81,7 +81,7 @@ class Member:
             )
 
     def page(self, path: str) -> tuple[int, str]:
-        """A page of its port for probes and metrics, which shows no certificate."""
+        """Return a page of its port for probes and metrics, which requires no certificate."""
         try:
             url = f"http://127.0.0.1:{self.ports.numbers[2]}{path}"
             with urllib.request.urlopen(url, timeout=5) as reply:
@@ -93,7 +93,7 @@ class Member:
             return 0, str(error)
 
     def probe(self, kind: str) -> str:
-        """The path of the container's probe of this kind."""
+        """Return the path of the container's probe of this kind."""
         container = pod_template(self.rendered.find("StatefulSet", NAME))["spec"]["containers"][0]
         found: str = container[kind]["httpGet"]["path"]
         return found
@@ -119,14 +119,14 @@ class Member:
 
 
 def secret() -> Data:
-    """What the chart's hook puts into the Secret."""
+    """Return the content of the Secret made by the chart's hook."""
     wanted, now = Wanted(frozenset({"localhost", "127.0.0.1"})), datetime.now(UTC)
     return applied({}, changes(held({}), wanted, now), wanted, now)
 
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[Member], Data]]:
-    """The members that these values ask for, started together."""
+    """Yield the members that these values request, started together."""
     values: Json = getattr(request, "param", {})
     rendered, data = render(values), secret()
     (tmp_path / "tls").mkdir()
@@ -148,7 +148,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[li
 
 
 def client(members: list[Member], user: str | None = None, password: str | None = None) -> Client:
-    """As the operator connects: it trusts the bundle, and shows no certificate."""
+    """Return a client like the operator's: it trusts the bundle, without a certificate."""
     ca_file = members[0].folder / "tls" / "ca.crt"
     endpoints = [member.endpoint for member in members]
     return Client(endpoints, tls=Tls(ca_file), user=user, password=password)

@@ -1,4 +1,4 @@
-"""What the chart renders, for many values: labelled, restricted, bounded, complete."""
+"""Rendered chart, for many values: labelled, restricted, bounded, complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rights that the chart gives are enough for the operator, and no more than meant."""
+"""Operator's permissions in the chart: sufficient, and no more than intended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def watched(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, watched: list[str]) -> Iterator[ApiServer]:
-    """One of its own, where NOBODY has the rights of the operator."""
+    """Yield a private server on which NOBODY has the operator's rights."""
     started = ApiServer(tmp_path_factory.mktemp("apiserver"))
     try:
         started.start()
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, watched: list[str]) -> Iter
 
 
 def give(server: ApiServer, found: Json) -> None:
-    """Create a role, or a binding with NOBODY in the place of the service account."""
+    """Create a role, or a binding with NOBODY instead of the service account."""
     if "subjects" in found:
         found |= {"subjects": [{"kind": "User", "name": NOBODY}]}
     namespace = found["metadata"].get("namespace")
@@ -57,7 +57,7 @@ def operator(
         "ELASTICJOB_LEASE_NAMESPACE": NAMESPACE,
     }
     folder = tmp_path_factory.mktemp("operator")
-    etcd = EtcdServer(folder / "etcd")  # which serves one cluster alone
+    etcd = EtcdServer(folder / "etcd")  # it serves one cluster alone
     replica = Operator(folder, server, etcd, options=options)
     try:
         etcd.start()
@@ -91,7 +91,7 @@ def test_they_are_enough_for_a_whole_life(server: ApiServer, operator: Operator)
 
 
 def may(server: ApiServer, verb: str, resource: str, namespace: str, name: str = "") -> bool:
-    """Whether NOBODY may, as the server's authorizer sees it."""
+    """Return True if NOBODY is allowed to, according to the server's authorizer."""
     group, _, plural = resource.rpartition("/")
     attributes = {
         "verb": verb, "group": group, "resource": plural, "namespace": namespace, "name": name,
@@ -105,7 +105,7 @@ def test_secrets_are_reached_by_name_alone(server: ApiServer, watched: list[str]
     assert may(server, "get", "secrets", "team-a", "job-elasticjob")
     for verb in ("list", "watch", "delete", "deletecollection"):
         assert not may(server, verb, "secrets", "team-a")
-    # Of the operator's own namespace only where it looks after every namespace.
+    # In the operator's own namespace only if it watches every namespace.
     assert may(server, "get", "secrets", NAMESPACE, "elasticjob-etcd") == (not watched)
 
 

@@ -1,4 +1,4 @@
-"""The chart's values: wrong ones are refused by their path, and none is there in vain."""
+"""Chart's values: wrong ones are refused by their path, and each one has an effect."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
 def nested(path: str, value: Any) -> Json:
-    """The values with only this one in them."""
+    """Return values with only this one set."""
     for key in reversed(path.split(".")):
         value = {key: value}
     return dict(value)
 
 
 def merged(*layers: Json) -> Json:
-    """The layers over one another, the last one winning."""
+    """Merge the layers; later ones take precedence."""
     made: Json = {}
     for layer in layers:
         for key, value in layer.items():
@@ -152,7 +152,7 @@ def test_a_chart_that_contains_this_one_may_set_globals() -> None:
 
 
 def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that a user sets; what Kubernetes defines, and maps, are one value."""
+    """Yield every value that a user sets; maps and Kubernetes types count as one value."""
     for key, value in values.items():
         here = f"{path}.{key}".lstrip(".")
         whole = key in ("podSecurityContext", "labels") or here.endswith(
@@ -166,7 +166,7 @@ def leaves(values: Json, path: str = "") -> Iterator[tuple[str, Any]]:
 
 MONITORED: Json = {"metrics": {"serviceMonitor": {"enabled": True}}}
 SHOWN: Json = {"metrics": {"dashboard": {"enabled": True}}}
-# What else must be set for a value to matter.
+# Other values that must be set for a value to matter.
 CONTEXT: dict[str, Json] = {
     "externalEtcd": {
         "etcd": {"enabled": False},
@@ -181,7 +181,7 @@ CONTEXT: dict[str, Json] = {
     "metrics.dashboard.annotations": SHOWN,
     "operator.serviceAccount.create": {"operator": {"serviceAccount": {"name": "given"}}},
 }
-# Another value than the default, where it cannot be told from the default's type.
+# Values other than the default that the default's type does not suggest.
 OTHER: dict[str, Any] = {
     "etcd.members": 3,
     "etcd.antiAffinity": "required",
@@ -208,7 +208,7 @@ OTHER: dict[str, Any] = {
 
 
 def another(path: str, value: Any) -> Any:
-    """A legal value other than the default."""
+    """Return a legal value other than the default."""
     match path.rpartition(".")[2], value:
         case _ if path in OTHER:
             return OTHER[path]

@@ -1,4 +1,4 @@
-"""The parts of the chart find each other: endpoints, certificates, variables, ports."""
+"""References between the chart's parts: endpoints, certificates, variables, ports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
 
 
 def test_the_operator_starts_with_its_environment(rendered: Rendered, tmp_path: Path) -> None:
-    """The settings module itself reads it, with the mounted files where the variables say."""
+    """The settings module itself reads the variables, with the mounted files in their places."""
     deployment = next(o for o in rendered.objects if o["kind"] == "Deployment")
     pod = pod_template(deployment)
     variables = environment(pod)
@@ -51,7 +51,7 @@ def test_the_operator_starts_with_its_environment(rendered: Rendered, tmp_path: 
     assert settings.etcd.manage_users == (settings.etcd.user is not None)
     secure = settings.etcd.endpoints[0].startswith("https://")
     assert secure == (settings.etcd.tls is not None)
-    # What the operator may do to the Lease is bound to its name.
+    # The operator's permission on the Lease is bound to its name.
     roles = [o for o in rendered.objects if o["kind"] == "Role"]
     assert any(
         rule.get("resourceNames") == [settings.lease.name] for r in roles for rule in r["rules"]
@@ -120,7 +120,7 @@ def test_certificates_are_for_the_names_that_are_dialled() -> None:
 
 
 def asked_for(rendered: Rendered) -> Request:
-    """What the hook and the CronJob ask of the operator's image, as it understands it."""
+    """Return the certificates that the hook and the CronJob request, as parsed by the command."""
     pods = dict(rendered.pods())
     asked = []
     for workload in ("Job/elasticjob-certificates-hook", "CronJob/elasticjob-certificates"):

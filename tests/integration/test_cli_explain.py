@@ -1,4 +1,4 @@
-"""`elasticjob explain` on a cluster: a real API server, its kubectl, what the operator wrote."""
+"""Command `elasticjob explain` on a cluster: a real API server, kubectl, the operator's status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def explained(server: ApiServer, *arguments: str) -> subprocess.CompletedProcess
 
 
 def stored(server: ApiServer, namespace: str) -> list[str]:
-    """A job of two nodes, one of them Pending, with the status that the operator would write."""
+    """Store a job of two nodes, one of them Pending, with the operator's status for it."""
     jobs, pods = ELASTICJOBS_PATH.format(namespace), f"/api/v1/namespaces/{namespace}/pods"
     document: Any = server.request("POST", jobs, elasticjob(minNodes=1, maxNodes=2, nodes=2))
     job = parse_manifest(document)
@@ -64,7 +64,7 @@ def test_a_job_on_a_cluster_is_explained_as_its_status_does(
     assert said == [
         "Training on 1 of 2 nodes (round 1, 1 worker) because job-1 is Pending: Insufficient "
         "nvidia.com/gpu.",
-        "Free or add machines that fit, or let the template ask for less.",
+        "Free or add machines that fit, or reduce the template's requests.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a manifest is said by the API server itself, with the path of the field."""
+"""Manifest errors reported by the API server itself, with the path of the field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def containers(*found: Json, **pod: Any) -> Json:
 
 
 def without(document: Json, *steps: str) -> Json:
-    """A copy without the field at the end of these steps."""
+    """Return a copy without the field at the end of these steps."""
     result = copy.deepcopy(document)
     found = result
     for step in steps[:-1]:

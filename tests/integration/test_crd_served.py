@@ -1,4 +1,4 @@
-"""ElasticJobs as a real API server serves them: defaults, subresources, columns, immutability."""
+"""ElasticJobs as served by a real API server: defaults, subresources, columns, immutability."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1"
 
 @pytest.fixture
 def path(namespace: str) -> str:
-    """Path of the ElasticJobs in the test's namespace."""
+    """Return the path of the ElasticJobs in the test's namespace."""
     return ELASTICJOBS_PATH.format(namespace)
 
 
@@ -25,7 +25,7 @@ def template(**container: Any) -> Json:
     return {"spec": {"containers": [trainer | container]}}
 
 
-# --- what changes only while suspended
+# --- fields that change only while suspended
 
 CHANGES: dict[str, Json] = {
     "template's image": {"template": template(image="trainer:2")},
@@ -157,7 +157,7 @@ def test_a_status_of_other_words_is_refused(api_server: ApiServer, path: str) ->
         api_server.patch(f"{path}/job/status", {"status": {"members": members}})
 
 
-# --- what kubectl shows
+# --- columns of kubectl
 
 STATUS: Json = {
     "phase": "Running",
@@ -181,7 +181,7 @@ STATUS: Json = {
 
 
 def test_a_status_holds_what_scripts_count_and_jobs_wait(api_server: ApiServer, path: str) -> None:
-    """Tokens are steps to some, and nodes may be waited for longer than int32 has milliseconds."""
+    """Steps may count tokens, and a wait for nodes may exceed int32 in milliseconds."""
     api_server.request("POST", path, elasticjob())
     status = {
         "members": [
@@ -241,7 +241,7 @@ def test_the_columns_of_a_job_without_a_status_are_empty(api_server: ApiServer, 
 
 
 def test_conditions_are_kept_by_their_type(api_server: ApiServer, path: str) -> None:
-    """As a server-side apply merges them, and `kubectl wait --for=condition=…` reads them."""
+    """A server-side apply merges them by type, and `kubectl wait --for=condition=…` reads them."""
     api_server.request("POST", path, elasticjob())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     finished = {"type": "Finished", "status": "True", "lastTransitionTime": now}

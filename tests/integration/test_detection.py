@@ -1,7 +1,7 @@
-"""How soon each kind of trouble is noticed, on real processes: from the fault to the next round.
+"""Detection time of each kind of fault, on real processes: from the fault to the next round.
 
-`-s` prints the seconds, which docs/protocol.md shows. The bounds are those of a machine under
-load: they tell milliseconds from a lease, and a lease from more than that.
+`-s` prints the seconds, which docs/protocol.md shows. The limits suit a machine under load: they
+distinguish milliseconds from a lease, and a lease from more than that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.integration.launcher_rig import alive, launcher_file, mark
 __all__ = ["gang", "launcher_file", "mark"]
 
 LEASE_SECONDS = 3.0
-AT_ONCE_SECONDS = 2.5  # less than a lease: nothing but the event itself can have shown it
+AT_ONCE_SECONDS = 2.5  # less than a lease: only the event itself can have revealed it
 LATEST_SECONDS = LEASE_SECONDS + 4.0
 STEPS = 60  # of 0.02 s
 OPENS = re.compile(r"round (\d+) opens: (\w+)")
@@ -41,12 +41,13 @@ class Job:
         self.keys = Keys(gang.prefix)
         self.workers = gang.started(1, 3)
         until(lambda: self.said("all workers started"), "the round's start")
-        # By then the members hold their links to the coordinator: some 0.3 s after the start.
+        # The members hold their links to the coordinator some 0.3 s after the start, before these
+        # steps.
         until(lambda: all(gang.steps(worker) >= STEPS for worker in self.workers), "their steps")
         self._stopped: list[int] = []
 
     def pod(self, coordinates: bool) -> tuple[Pod, dict[str, Any]]:
-        """A pod that coordinates, or the last of those that do not; and its worker."""
+        """Return the coordinator's pod, or the last of the others, with its worker."""
         leader = self.gang.round().coordinator
         found = list(zip(self.pods, self.workers, strict=True))
         return [pair for pair in found if (f"uid-{pair[0].name}" == leader) is coordinates][-1]
@@ -55,7 +56,7 @@ class Job:
         return any(text in agent.output() for agent in self.gang.agents)
 
     def opened(self) -> tuple[str, float]:
-        """Why round 2 opened, and when."""
+        """Return the cause and time of round 2."""
 
         def found() -> str:
             for agent in self.gang.agents:
@@ -69,11 +70,11 @@ class Job:
         )
 
     def pids(self, pod: Pod, worker: dict[str, Any]) -> list[int]:
-        """Every process of the pod."""
+        """Return every process of the pod."""
         return [pod.agent.process.pid, pod.launcher.process.pid, int(worker["pid"])]
 
     def stop(self, *pids: int) -> None:
-        """These stand still from now on."""
+        """Stop these processes."""
         self._stopped += pids
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -155,11 +156,13 @@ def test_it_is_noticed_in_time_and_put_down_to_its_cause(
 
 
 def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
-    """Its workers train on, for longer than its lease would have lasted."""
+    """The workers train on, for longer than the agent's lease would have lasted."""
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
         pod.agent.signal(signal.SIGKILL)
-        until(lambda: job.said(f"{pod.name} lost its agent; its workers train on"), "the orphan")
+        until(
+            lambda: job.said(f"{pod.name} lost its agent; its workers keep running"), "the orphan"
+        )
         enough = time.monotonic() + 2 * LEASE_SECONDS
         while time.monotonic() < enough:
             gang.stepping(worker)
@@ -174,7 +177,7 @@ def test_a_killed_agent_costs_no_round(gang: Gang, launcher_file: Path) -> None:
 def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
     gang: Gang, launcher_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease may end first, or be kept for as long as workers may live without an agent."""
+    """The lease may end first, or be kept for the maximum life of workers without an agent."""
     monkeypatch.setenv("ELASTICJOB_ORPHAN_SECONDS", "4")
     with running(gang, launcher_file) as job:
         pod, worker = job.pod(coordinates=False)
@@ -196,11 +199,14 @@ def test_the_workers_of_a_hung_agent_end_before_the_next_round_and_did_not_fail(
 def test_the_operators_word_ends_the_wait_for_a_silent_node(
     gang: Gang, launcher_file: Path
 ) -> None:
-    """Its lease would have lasted for a minute."""
+    """The node's lease would have lasted for a minute."""
     with running(gang, launcher_file, lease_seconds=60.0) as job:
         pod, worker = job.pod(coordinates=False)
         job.stop(*job.pids(pod, worker))
-        until(lambda: job.said(f"{pod.name} does not answer; its lease decides"), "its silence")
+        until(
+            lambda: job.said(f"{pod.name} does not answer probes: waiting for its lease to expire"),
+            "its silence",
+        )
         began = time.monotonic()
         gang.etcd.ctl("del", "--prefix", job.keys.sessions(f"uid-{pod.name}"))
         kind, at = job.opened()
@@ -232,7 +238,7 @@ def test_peers_that_abort_before_a_silent_node_is_lost_are_not_charged(
 def test_survivors_that_ignore_sigterm_get_no_grace_for_a_loss_and_all_of_it_for_a_leave(
     gang: Gang, launcher_file: Path
 ) -> None:
-    """As stuck in a collective, where no Python handler runs."""
+    """Workers in a stuck collective behave like that: no Python handler runs."""
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     gang.script.write_text(deaf + WORKER)
     with running(gang, launcher_file) as job:

@@ -1,4 +1,4 @@
-"""The digits example: under real torchrun it is killed half-way, resumes and still learns; under
+"""Digits example: killed half-way under real torchrun, it resumes and still learns; under
 ElasticJob it loses no step to a planned change.
 """
 
@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 60.0
 def start(
     checkpoints: Path, output: Path, workers: int, *more: str, library: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Under torchrun; `library` is where `elasticjob` is looked for first."""
+    """Start the example under torchrun; `library` is the first place to look for `elasticjob`."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     options = ["--steps=250", f"--checkpoint-dir={checkpoints}", "--report-seconds=0.2", *more]
     with output.open("wb") as file:
@@ -46,7 +46,7 @@ def workers_of(launcher: int) -> list[int]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to torchrun and to its workers, which are in sessions of their own."""
+    """Send SIGKILL to torchrun and to its workers, which are in sessions of their own."""
     if process.poll() is None:
         for pid in [process.pid, *workers_of(process.pid)]:
             with contextlib.suppress(ProcessLookupError):
@@ -60,7 +60,7 @@ def steps_told(output: Path) -> list[int]:
 
 
 def step_reached(process: subprocess.Popen[bytes], output: Path, step: int) -> int:
-    """Wait until at least this step was told; return the last that was."""
+    """Wait until at least this step was reported; return the last one."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         assert process.poll() is None, "it ended before it was to be killed"

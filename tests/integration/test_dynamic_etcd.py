@@ -1,4 +1,4 @@
-"""The dynamic rendezvous on a real etcd 3.4 with its v2 API."""
+"""Dynamic rendezvous on a real etcd 3.4 with its v2 API."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_state_that_was_deleted_is_not_written_over_by_its_token(server: EtcdS
 
 
 def test_a_write_whose_answer_was_lost_counts(server: EtcdServer) -> None:
-    """A client that sends again is refused by its own first write."""
+    """A client that sends again is refused because of its own first write."""
 
     class Twice:
         def __init__(self, client: Any) -> None:

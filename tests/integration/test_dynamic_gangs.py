@@ -59,7 +59,7 @@ def wipe(server: EtcdServer) -> None:
 
 
 def settled(*members: Member) -> list[Joined]:
-    """All join, and again when nodes wait, until nobody does."""
+    """Join with all members, and again while nodes wait."""
     calls = {member: member.start("join") for member in members}
 
     def quiet() -> bool:
@@ -131,7 +131,8 @@ def test_who_dies_while_it_joins_is_not_waited_for(gang: MakeGang) -> None:
     until(lambda: not dead.call("closed"), "it to join")
     dead.signal(signal.SIGKILL)
     (third,) = g.add(OURS)
-    # It may have made a round with two of us before it was missed: they rejoin, as agents do.
+    # It may have formed a round with two of ours before its loss was noticed: they rejoin, as
+    # agents do.
     assert agree(settled(one, two, third)) in (0, 1)
 
 
@@ -230,10 +231,10 @@ def test_thirty_two_members_at_once(gang: MakeGang) -> None:
 @each_store
 @pytest.mark.parametrize("completer", [OURS, TORCH])
 def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer: Kind) -> None:
-    """The last of four completes the round and gives the ranks; all read them."""
+    """The last of four completes the round and assigns the ranks; all read them."""
     g = gang(store, 2, 4)
     before = [OURS, TORCH, TORCH if completer is OURS else OURS]
-    # Who says nothing for three intervals loses its place, and a busy machine has such moments.
+    # A member silent for three intervals loses its place, which may happen on a busy machine.
     members = g.add(*before, completer, last_call_timeout=60, keep_alive_interval=5)
     calls = [member.start("join") for member in members[:3]]
     until(lambda: not members[0].call("closed"), "the first three to begin")
@@ -243,7 +244,7 @@ def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer
     assert [each.rank for each in first] == [0, 1, 2, 3]
     second = join(*members)
     agree(second)
-    # A plain torchrun looks where it looked in its first round, whatever is published then.
+    # A plain torchrun keeps the address of its first round, whatever is published later.
     assert second[0].master == first[0].master
     members[1].call("put", "key", "of torch")
     assert members[0].call("get", "key") == b"of torch"
@@ -254,7 +255,7 @@ def test_torchs_own_and_ours_make_one_gang(gang: MakeGang, store: str, completer
 @each_store
 def test_a_mixed_gang_grows_shrinks_and_closes(gang: MakeGang, store: str) -> None:
     g = gang(store, 2, 5)
-    # All come back within a last call, however rarely they look (once a second, at most).
+    # All return within a last call, even with one poll a second.
     one, two = g.add(OURS, TORCH, last_call_timeout=4)
     agree(join(one, two))
     three, four = g.add(OURS, TORCH, last_call_timeout=4)

@@ -1,4 +1,4 @@
-"""Each job's own user in etcd, with TLS: made, used by a gang, repaired and removed."""
+"""Etcd user of each job, with TLS: created, used by a gang, repaired and removed."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ NAMESPACE = "team"
 def server(
     request: pytest.FixtureRequest, start_etcd: StartEtcd, certificates: Certificates
 ) -> EtcdServer:
-    # Tokens go stale within a second wherever nothing uses them.
+    # Unused tokens expire within a second.
     arguments = [CHEAP, "--auth-token-ttl=1"]
     return start_etcd(request.param, certificates=certificates, arguments=arguments)
 
 
 @pytest.fixture
 def jwt_server(start_etcd: StartEtcd, certificates: Certificates, tmp_path: Path) -> EtcdServer:
-    """Its tokens name the revision of users and roles they are for."""
+    """Start a server whose tokens carry the revision of users and roles."""
     key = tmp_path / "jwt.key"
     key.write_text("a key that signs tokens")
     token = f"--auth-token=jwt,priv-key={key},sign-method=HS256,ttl=10m"
@@ -79,7 +79,7 @@ async def administrator(server: EtcdServer) -> AsyncIterator[tuple[Client, Users
 async def gang_of(
     server: EtcdServer, uid: str, access: Access, names: list[str]
 ) -> AsyncIterator[list[Node]]:
-    """Members that have only what the job's Secret gives them."""
+    """Yield members that have only the content of the job's Secret."""
     bounds = dataclasses.replace(FAST, expected=len(names))
     async with contextlib.AsyncExitStack() as stack:
         nodes = []
@@ -172,7 +172,7 @@ def test_forgetting_a_job_leaves_nothing_of_it(server: EtcdServer) -> None:
                     assert [kv.key for kv in left] == [job_prefix(NAMESPACE, "b", 0) + "k"]
                     assert set(await users.users()) == {ROOT, user_name("b")}
                     assert set(await users.roles()) == {ROOT, user_name("b")}
-                with pytest.raises(Unauthenticated):  # a pod of it that still lives
+                with pytest.raises(Unauthenticated):  # a surviving pod of the job
                     await job.put(Put(job_prefix(NAMESPACE, "a", 0) + "k", b""))
                 await neighbour.put(Put(job_prefix(NAMESPACE, "b", 0) + "k", b""))
 
@@ -200,7 +200,7 @@ async def undisturbed(server: EtcdServer) -> None:
                 await access_for(users, NAMESPACE, f"other-{number}", None, None)
             for number in range(25):
                 await forget_job(client, users, NAMESPACE, f"other-{number}")
-            await asyncio.sleep(4.5)  # two lives of a lease, and of a token, by etcd's own clock
+            await asyncio.sleep(4.5)  # two lifetimes of a lease and a token, by etcd's clock
             assert together(nodes)
             assert [len(node.seen) for node in nodes] == told
             assert (await client.range(everything)).kvs == written, "somebody had to write"
@@ -217,7 +217,7 @@ def test_a_gang_trains_on_when_etcd_has_lost_all_data_and_users(server: EtcdServ
                 server.kill()
                 server.wipe()
                 await asyncio.to_thread(server.start)
-                # Another job's turn comes first, so for a while nobody knows this one.
+                # Another job's turn comes first, so for a while this one is unknown.
                 other = await patiently(lambda: access_for(users, NAMESPACE, "other", None, None))
                 async with client_of(server, other) as stranger:
                     with pytest.raises(PermissionDenied):
@@ -232,8 +232,9 @@ def test_a_gang_trains_on_when_etcd_has_lost_all_data_and_users(server: EtcdServ
 
 
 async def patiently(ask: Callable[[], Awaitable[Access]]) -> Access:
-    """As the operator does: an etcd that does not answer, or that took back a token while its
-    users were made anew, is asked again."""
+    """Repeat the request as the operator does: etcd may be away, or may have revoked a token while
+    users were being replaced.
+    """
     for _ in range(3):
         with contextlib.suppress(Unavailable, Unauthenticated):
             return await ask()
@@ -241,7 +242,7 @@ async def patiently(ask: Callable[[], Awaitable[Access]]) -> Access:
 
 
 async def sessions(client: Client, number: int) -> None:
-    """Wait until so many members of the job have a key in etcd."""
+    """Wait until `number` members of the job have a key in etcd."""
     target = Range(Keys(job_prefix(NAMESPACE, "a", 0)).members, True)
     async with asyncio.timeout(DEADLINE_SECONDS):
         while len((await client.range(target)).kvs) != number:
@@ -249,7 +250,7 @@ async def sessions(client: Client, number: int) -> None:
 
 
 async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
-    """What is there once nobody writes any more."""
+    """Return the keys once writing has stopped."""
     before: tuple[KeyValue, ...] = ()
     async with asyncio.timeout(DEADLINE_SECONDS):
         while (found := (await client.range(target)).kvs) != before:
@@ -259,7 +260,7 @@ async def settled(client: Client, target: Range) -> tuple[KeyValue, ...]:
 
 
 def test_a_gang_survives_a_password_that_it_does_not_know(server: EtcdServer) -> None:
-    """Its members are lost from etcd and train on; with the right password back, they are back."""
+    """The gang's members are lost from etcd and train on; with the right password they return."""
 
     async def main() -> None:
         async with administrator(server) as (client, users):

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 20.0
 
 
 def enable_auth(server: EtcdServer) -> None:
-    """Add root, and a user `job` who may only use /job/, and enable authentication."""
+    """Add root, and a user `job` limited to /job/, and enable authentication."""
     server.ctl("user", "add", ROOT)
     server.ctl("user", "grant-role", "root", "root")
     server.ctl("user", "add", "job:pass")
@@ -30,7 +30,7 @@ def enable_auth(server: EtcdServer) -> None:
 
 @pytest.fixture(params=VERSIONS)
 def guarded_etcd(request: pytest.FixtureRequest, start_etcd: StartEtcd) -> EtcdServer:
-    # Cheap password hashes, and tokens that go stale within a test.
+    # Cheap password hashes, and tokens that expire within a test.
     options = ["--auth-token-ttl=1", "--bcrypt-cost=4"]
     server = start_etcd(request.param, arguments=options)
     enable_auth(server)
@@ -67,8 +67,9 @@ def test_users_permissions_and_stale_tokens(guarded_etcd: EtcdServer) -> None:
 def test_a_token_from_before_a_loss_of_all_data_holds_nothing_up(
     guarded_etcd: EtcdServer, ask: str
 ) -> None:
-    """It names a place in the log that the new etcd is far from: etcd would wait until it is there,
-    and so in vain for as long as nobody else writes."""
+    """The token names a log position that the new etcd is far from: etcd would wait for that
+    position, and forever if there are no other writes.
+    """
 
     async def main() -> None:
         admin = Client([guarded_etcd.url], user="root", password="secret")
@@ -77,9 +78,9 @@ def test_a_token_from_before_a_loss_of_all_data_holds_nothing_up(
             urls, user="job", password="pass", request_timeout_seconds=PATIENCE_SECONDS
         )
         async with patient as client, admin:
-            for _ in range(200):  # more than it takes to make the users again
+            for _ in range(200):  # more than needed to make the users again
                 await admin.put(Put("/k", b""))
-            await client.put(Put("/job/k", b""))  # with a token that is as young
+            await client.put(Put("/job/k", b""))  # with a token of the same age
             guarded_etcd.kill()
             guarded_etcd.wipe()
             await asyncio.to_thread(guarded_etcd.start)
@@ -132,7 +133,7 @@ async def restart(server: EtcdServer) -> None:
 
 
 async def change_permissions(server: EtcdServer) -> None:
-    """Make every token's revision old."""
+    """Outdate every token's revision."""
     grant = ("role", "grant-permission", "job", "read", "/unrelated")
     await asyncio.to_thread(server.ctl, *grant, user=ROOT)
     revoke = ("role", "revoke-permission", "job", "/unrelated")

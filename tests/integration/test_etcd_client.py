@@ -1,4 +1,4 @@
-"""The client's requests against every supported etcd version."""
+"""Client requests against every supported etcd version."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_txn_takes_one_branch_atomically(etcd: EtcdServer, prefix: str) -> None:
 def test_a_session_key_is_replaced_with_a_new_create_revision(
     etcd: EtcdServer, prefix: str
 ) -> None:
-    """A member that returns deletes its old key and puts the new one in one transaction."""
+    """A returning member deletes its old key and puts the new one in one transaction."""
 
     async def scenario(client: Client) -> None:
         old = await client.put(Put(f"{prefix}old", b""))

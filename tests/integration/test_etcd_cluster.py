@@ -1,4 +1,4 @@
-"""A cluster of three whose members die while it is used."""
+"""Cluster of three whose members die while it is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def leader_of(cluster: EtcdCluster) -> EtcdServer:
 
 @dataclass
 class Writes:
-    """What a writer was told of its writes below `prefix`."""
+    """Results of a writer's writes below `prefix`."""
 
     prefix: str
     acknowledged: list[int] = field(default_factory=list)
@@ -100,8 +100,8 @@ def test_writes_go_on_when_the_leader_is_killed(start_cluster: StartCluster, ver
         for writes, client in zip(writers, clients, strict=True):
             async with client:
                 await writes.check(client)
-            # Of a sequential writer, only what was in flight at a kill, or sent
-            # while there was no leader, may be in doubt.
+            # For a sequential writer, only the writes in flight at a kill, or sent without a
+            # leader, may be in doubt.
             assert len(writes.ambiguous) <= 4, writes.ambiguous
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What the client says when etcd is not there, hangs, dies half-way, or is something else."""
+"""Client errors when etcd is absent, hangs, dies half-way, or is another program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.integration.wrong_servers import Handler, Proxy, garbage, http, servi
 
 
 def first() -> float:
-    """Begin with the first endpoint, and wait the shortest backoff."""
+    """Return zero: begin with the first endpoint, and wait the shortest back-off."""
     return 0.0
 
 
@@ -83,7 +83,7 @@ def test_another_server_is_not_etcd(handler: Handler) -> None:
 
 
 def test_a_server_that_never_speaks_is_unavailable() -> None:
-    """Also for writes: without a connection nothing was sent."""
+    """Writes fail with the same error: without a connection nothing was sent."""
 
     async def main() -> None:
         async with (
@@ -321,7 +321,7 @@ def test_bad_endpoints_are_refused_at_once(endpoints: list[str], problem: str) -
 
 
 def test_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
-    """The test servers' own promise: kill -9 of the test process leaves nothing behind."""
+    """Guarantee of the test servers: kill -9 of the test process leaves nothing behind."""
     program = (
         "import sys, time; from pathlib import Path\n"
         "from tests.integration.etcd_server import EtcdServer\n"

@@ -84,7 +84,7 @@ def test_a_put_without_a_lease_detaches_the_key(newest_etcd: EtcdServer, prefix:
 def test_a_cancelled_keep_alive_leaves_the_others_right(
     newest_etcd: EtcdServer, prefix: str
 ) -> None:
-    """Its answer must not be taken for that of the next lease."""
+    """The cancelled request's answer must not count as that of the next lease."""
 
     async def main() -> None:
         async with Client([newest_etcd.url]) as client:

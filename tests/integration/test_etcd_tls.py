@@ -28,7 +28,7 @@ def mutual_etcd(
     tmp_path_factory: pytest.TempPathFactory,
     certificates: Certificates,
 ) -> Iterator[EtcdServer]:
-    """A server that demands a client certificate."""
+    """Yield a server that requires a client certificate."""
     server = EtcdServer(
         tmp_path_factory.mktemp("etcd"),
         request.param,
@@ -58,7 +58,7 @@ def mutual(certificates: Certificates) -> Tls:
 
 
 def outcome(url: str, tls: Tls | None) -> EtcdError | None:
-    """Put a key: None when that works, else the error."""
+    """Put a key; return None on success, otherwise the error."""
 
     async def main() -> EtcdError | None:
         async with Client([url], tls=tls, request_timeout_seconds=1) as client:
@@ -133,7 +133,7 @@ def test_the_wrong_scheme_is_unavailable(
 def test_rotated_certificates_are_read_when_a_connection_fails(
     start_etcd: StartEtcd, tmp_path: Path
 ) -> None:
-    """The authority is replaced: what the client holds in memory no longer works."""
+    """The authority is replaced: the certificates in the client's memory no longer work."""
     folder = tmp_path / "mounted"
     server = start_etcd(certificates=make_certificates(folder), client_certificates=True)
     tls = Tls(folder / "ca.pem", folder / "client.pem", folder / "client-key.pem")

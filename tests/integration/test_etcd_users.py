@@ -1,4 +1,4 @@
-"""The administration of users and roles, and what a role holds off, on real etcd servers."""
+"""Administration of users and roles, and the limits of a role, on real etcd servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.integration.watching import drained, next_events, opened
 
 ROOT_PASSWORD = "the root password"
 GUARDED = VERSIONS[1:]
-"""3.4 keeps users too, but lets them see too much of each other: only its client is supported."""
+"""Versions with supported user administration. On 3.4 users see too much of each other."""
 
 CHEAP = ("--bcrypt-cost=4",)
 NEWER = tuple(version for version in GUARDED if version != "3.5")
@@ -42,7 +42,7 @@ def root_of(server: EtcdServer, password: str = ROOT_PASSWORD) -> Client:
 
 
 async def make_job(users: Users, name: str) -> None:
-    """A user of this name, with its name for a password, that has all keys below /name/."""
+    """Make a user with its name as password, with access to all keys below /name/."""
     await users.put_role(name, f"/{name}/")
     await users.put_user(name, name)
     await users.grant(name, name)
@@ -53,7 +53,7 @@ def client_of(server: EtcdServer, name: str) -> Client:
 
 
 def auth_status(server: EtcdServer) -> str:
-    """Whether authentication is enabled, and the revision of users and roles."""
+    """Return the state of authentication, and the revision of users and roles."""
     return server.ctl("auth", "status", user=f"{ROOT}:{ROOT_PASSWORD}")
 
 
@@ -70,13 +70,13 @@ def test_enabling_is_safe_at_any_time_and_by_several_at_once(server: EtcdServer)
                     await Users(client).enable_auth()
             with pytest.raises(InvalidConfiguration, match="locks itself out"):
                 await Users(one).enable_auth("another password")
-            await stranger.put(Put("/k", b""))  # nobody is locked out yet
+            await stranger.put(Put("/k", b""))  # no user is locked out yet
 
             both = Users(one), Users(other)
             await asyncio.gather(*(users.enable_auth() for users in both))
             with pytest.raises(Unauthenticated):
                 await stranger.put(Put("/k", b""))
-            await one.put(Put("/k", b""))  # its token was got anew
+            await one.put(Put("/k", b""))  # it got a new token
             before = auth_status(server)
             assert "true" in before
             await both[0].enable_auth()
@@ -110,7 +110,7 @@ def test_what_is_so_already_is_not_written_again(server: EtcdServer) -> None:
             assert (await users.users(), await users.roles()) == ((ROOT,), (ROOT,))
             with pytest.raises(Absent):
                 await users.grant("a", ROOT)
-            await make_job(users, "a")  # what was remembered of the deleted one does not count
+            await make_job(users, "a")  # the cached state of the deleted one does not count
             async with client_of(server, "a") as job:
                 await job.put(Put("/a/k", b""))
 
@@ -145,7 +145,7 @@ def test_a_password_is_set_and_a_role_narrowed_to_what_they_should_be(server: Et
 
 
 def test_a_prefix_without_its_slash_is_refused() -> None:
-    """It would hold the keys of every job whose id begins so."""
+    """A prefix without its slash would cover every job whose id begins with it."""
 
     async def main() -> None:
         async with Client(["127.0.0.1:1"]) as client:
@@ -160,10 +160,10 @@ def test_a_prefix_without_its_slash_is_refused() -> None:
 def test_a_write_whose_answer_is_lost_is_settled_by_reading(
     version: str, start_etcd: StartEtcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not on 3.5: for a tenth of a second it may read what a user was before the last change.
+    """Not on 3.5: for a tenth of a second it may read a user's state before the last change.
 
-    Here root is changed often enough to meet it as one who is not yet an administrator: 3.5 looks
-    past the end of its write buffer (`bucketBuffer.Range`), where old records lie.
+    Here root changes often enough for a read as a non-administrator: 3.5 looks past the end of its
+    write buffer (`bucketBuffer.Range`), where old records lie.
     """
     server = start_etcd(version, arguments=CHEAP)
 
@@ -185,7 +185,7 @@ def test_a_write_whose_answer_is_lost_is_settled_by_reading(
 
 
 def lose_first_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make every write take effect, and the first of each kind say that nobody knows."""
+    """Apply every write, but report the first of each kind as ambiguous."""
     call = client.transport.call
     lost: list[str] = []
 
@@ -201,7 +201,7 @@ def lose_first_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def ask(client: Client, service: str, method: str, request: Any) -> Awaitable[Any]:
-    """Send what the client itself never would; `request` is a message, or its bytes."""
+    """Send a request that the client itself never would; `request` is a message, or its bytes."""
     raw = request if isinstance(request, bytes) else request.SerializeToString()
     return client.transport.call(
         method,
@@ -212,7 +212,7 @@ def ask(client: Client, service: str, method: str, request: Any) -> Awaitable[An
 
 
 Trespass = Callable[[Client, int], Awaitable[Any]]
-"""What the user of job b tries, given the lease of job a."""
+"""Attempt by job b's user, given the lease of job a."""
 
 KEY = "/a/k"
 IN_KEYS: dict[str, Trespass] = {
@@ -334,7 +334,7 @@ async def works_within(client: Client, prefix: str) -> None:
 
 @pytest.mark.parametrize("version", NEWER)
 def test_a_job_that_fills_etcd_gains_no_rights(version: str, start_etcd: StartEtcd) -> None:
-    """In 3.5 it does: with the database full, etcd forgets to ask who deletes and administers."""
+    """On 3.5 it does: with a full database, etcd skips permission checks of deletes and users."""
     server = start_etcd(version, arguments=[*CHEAP, "--quota-backend-bytes=4000000"])
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""The v2 rendezvous when processes stop and die, and when etcd restarts or is another's."""
+"""V2 rendezvous during process stops and deaths, and restarts or replacement of etcd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ENABLE_V2 = ("--enable-v2",)
 
 @dataclass
 class Process:
-    """A member as `etcd_v2_member` runs it."""
+    """Member run by `etcd_v2_member`."""
 
     popen: subprocess.Popen[str]
     lines: queue.Queue[str] = field(default_factory=queue.Queue)
@@ -75,7 +75,7 @@ class Process:
 
 @pytest.fixture
 def start_process(run: Run) -> Iterator[Callable[..., Process]]:
-    """Members of the test's run in processes of their own; they end with the test."""
+    """Yield a function that starts members of the run in processes of their own."""
     with ExitStack() as stack:
 
         def start(smallest: int, greatest: int) -> Process:
@@ -100,7 +100,7 @@ def start_process(run: Run) -> Iterator[Callable[..., Process]]:
 
 @pytest.fixture
 def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
-    """A run on each of the shared servers."""
+    """Return a run on each of the shared servers."""
     return start_v2_run(v2_etcd)
 
 
@@ -164,7 +164,7 @@ def test_a_joiner_that_is_told_to_end_gives_its_place_back(
 
 
 def sockets_to(port: int) -> int:
-    """Connections of this process to that port."""
+    """Return the number of this process's connections to that port."""
     ours = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ def test_a_shutdown_after_a_leave_closes_for_nobody(run: Run) -> None:
 
 
 def test_a_node_too_many_does_not_disturb_a_full_version(run: Run) -> None:
-    """It waits, and has the place of the first that is lost."""
+    """The surplus node waits, and gets the place of the first lost member."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     spare = run.ours(2, 2).enter()
@@ -343,7 +343,7 @@ def test_the_next_of_several_servers_is_used_when_one_is_gone(
 def test_who_comes_just_after_an_outage_lets_the_members_come_back(
     start_etcd: StartEtcd, start_v2_run: StartRun, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their keys have run out, and a member may take seconds to see that etcd is back."""
+    """The members' keys have expired, and a member may take seconds to notice that etcd is back."""
     monkeypatch.setattr("elasticjob_rendezvous.etcd_v2.lease._soon", lambda *_: 4.0)
     server = start_etcd(version, arguments=ENABLE_V2)
     run = start_v2_run(server)
@@ -390,8 +390,8 @@ def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
     others_keys: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The cluster's id is the same again, its index counts from the beginning, and who looks
-    late finds another version 1, in which its own rank is another member's.
+    """The cluster's id is the same again, its index counts from the beginning, and a member that
+    looks late finds another version 1, in which its own rank is another member's.
     """
     server = start_etcd(version, arguments=ENABLE_V2)
     run = start_v2_run(server)
@@ -409,7 +409,7 @@ def test_who_waits_for_others_is_found_by_them_after_etcd_lost_its_data(
 
 
 def test_a_version_in_which_another_has_our_rank_is_not_ours(run: Run) -> None:
-    """As after a loss of data that others came back from first."""
+    """A loss of data from which others returned first has this effect."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     ranks = {member.done().rank: member for member in members}

@@ -1,4 +1,4 @@
-"""The v2 rendezvous on real etcd 3.4 and 3.5: versions come, change and go."""
+"""V2 rendezvous on real etcd 3.4 and 3.5: life cycle of versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.etcd_v2_rig import SECONDS, Run, StartRun, agreed, togeth
 
 @pytest.fixture
 def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
-    """A run on each of the shared servers."""
+    """Return a run on each of the shared servers."""
     return start_v2_run(v2_etcd)
 
 
@@ -88,7 +88,7 @@ def test_one_too_many_waits_until_a_place_is_free(run: Run) -> None:
     together(members)
     third = run.ours(2, 2).enter()
     run.await_text('"num_workers_waiting": 1')
-    members[0].handler.leave()  # somebody waits: its key goes at once
+    members[0].handler.leave()  # another node waits: its key goes at once
     members[1].enter()
     assert {info.round for info in agreed([members[1].done(), third.done()])} == {2}
 
@@ -114,7 +114,7 @@ def test_more_than_the_fewest_are_waited_for_until_the_last_call_ends(run: Run) 
 
 
 def test_a_last_call_outlives_the_time_to_live_of_its_version(run: Run) -> None:
-    """One member alone keeps the version alive, for longer than the ten seconds that it has."""
+    """A single member keeps the version alive, beyond its time to live of ten seconds."""
     first = run.ours(1, 2, last_call_timeout=SECONDS).enter()
     joined = time.monotonic()
     run.await_text('"participants": [0]')
@@ -156,7 +156,7 @@ def test_who_was_left_behind_is_told_to_come(run: Run) -> None:
 
 
 def test_a_lost_folder_is_put_back_under_those_who_train(run: Run) -> None:
-    """What becomes of a run on etcd 3.5 after two hours."""
+    """A run on etcd 3.5 loses its folder after two hours."""
     members = [run.ours(2, 2) for _ in range(2)]
     together(members)
     text = run.text()
@@ -179,7 +179,7 @@ def test_two_that_put_a_lost_folder_back_do_not_mislead_each_other(
     assert first is not None
     assert second is not None
     for place in (first, second):
-        place.release()  # it looks after its key when the test says so
+        place.release()  # it checks its key on request
     run.client.delete(run.path("/"), recursive=True)
     write, meanwhile = first._client.write, list[bool]()
 
@@ -241,7 +241,7 @@ def test_who_leaves_gives_its_place_back(run: Run) -> None:
     with pytest.raises(RendezvousGracefulExitError):
         leaver.done()
     assert run.text() == '{"status": "joinable", "version": "1", "participants": [0]}'
-    with pytest.raises(RendezvousGracefulExitError):  # also what comes after
+    with pytest.raises(RendezvousGracefulExitError):  # and all later calls
         leaver.enter().done()
     others = [run.ours(3, 3).enter() for _ in range(2)]
     assert agreed([member.done() for member in [first, *others]])[0].round == 1
@@ -318,14 +318,14 @@ def test_steps_by_themselves_raise_torchs_errors(run: Run) -> None:
 
 
 def test_a_version_that_somebody_else_makes_is_waited_for(run: Run) -> None:
-    """Its maker dies: `setup` runs out after five seconds."""
+    """The maker dies: `setup` expires after five seconds."""
     member = run.ours(1, 1)
     run.client.write(run.path("/rdzv/active_version"), '{"status": "setup"}', ttl=2)
     assert together([member])[0].round == 1
 
 
 def test_a_participant_that_never_confirms_holds_up_no_longer_than_its_time(run: Run) -> None:
-    """It joins as torch's do, without a key of its own, and is heard of no more."""
+    """The participant joins as torch's do, without a key of its own, and then falls silent."""
     member = run.ours(2, 2).enter()
     text = run.await_text('"participants": [0]')
     frozen = text.replace("joinable", "frozen").replace("[0]}", '[0, 1], "keep_alives": []}')
@@ -365,7 +365,7 @@ def test_extra_data_of_many_at_once(run: Run) -> None:
 
 
 def test_sixty_four_processes_at_once(run: Run, tmp_path) -> None:
-    """Few requests each, however many there are; torch's need 2N + 8 of them."""
+    """Few requests each, independent of their number; torch's need 2N + 8 of them."""
     members = 64
     before = requests(run)
     result = run_case(
@@ -393,7 +393,7 @@ def test_a_version_whose_rank_0_dies_before_it_says_where_to_meet_is_made_anew(r
     run.await_text('"participants": [0]')
     other.enter()
     barrier.join(SECONDS)
-    silent.rendezvous.close()  # as if it was killed: it publishes nothing, its key runs out
+    silent.rendezvous.close()  # as if it was killed: it publishes nothing, its key expires
     assert other.done().round == 2
 
 

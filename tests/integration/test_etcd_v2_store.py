@@ -23,7 +23,7 @@ SHORT = timedelta(seconds=0.3)
 
 @pytest.fixture
 def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
-    """A run on each of the shared servers."""
+    """Return a run on each of the shared servers."""
     return start_v2_run(v2_etcd)
 
 
@@ -152,7 +152,7 @@ def test_torchs_own_store_reads_and_writes_the_same(ours: EtcdStore, run: Run) -
 
 @pytest.fixture(params=["torch", "ours"])
 def either(request: pytest.FixtureRequest, ours: EtcdStore) -> Any:
-    """torch's own class, and ours that stands for it."""
+    """Return torch's own class, or ours in its place."""
     if request.param == "torch":
         return TorchsOwn(ours.client, ours.prefix, timedelta(seconds=30))
     return TorchEtcdStore(ours)

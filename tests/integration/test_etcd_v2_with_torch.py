@@ -1,4 +1,4 @@
-"""torch's own `etcd` handler and ours in one rendezvous, on real etcd 3.4 and 3.5."""
+"""Rendezvous of torch's own `etcd` handler together with ElasticJob's, on etcd 3.4 and 3.5."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def run(v2_etcd: EtcdServer, start_v2_run: StartRun) -> Run:
-    """A run on each of the shared servers."""
+    """Return a run on each of the shared servers."""
     return start_v2_run(v2_etcd)
 
 

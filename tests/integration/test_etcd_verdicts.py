@@ -1,4 +1,4 @@
-"""Statuses that are hard to provoke: what the client makes of them."""
+"""Classification of statuses that are hard to provoke."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CODE = grpc.StatusCode
 @pytest.mark.parametrize(
     ("code", "detail", "expected"),
     [
-        # Never sent, or refused before anything was done: another endpoint may be asked.
+        # Never sent, or refused before any effect: another endpoint may be asked.
         (CODE.UNAVAILABLE, "failed to connect to all addresses; last error: …", Verdict.NO_EFFECT),
         (CODE.UNAVAILABLE, "etcdserver: no leader", Verdict.NO_EFFECT),
         (CODE.RESOURCE_EXHAUSTED, "etcdserver: too many requests", Verdict.NO_EFFECT),
@@ -53,7 +53,7 @@ CODE = grpc.StatusCode
         (CODE.UNIMPLEMENTED, "unknown service etcdserverpb.KV", NotEtcd),
         (CODE.UNIMPLEMENTED, "Received http2 header with status: 404", NotEtcd),
         (CODE.PERMISSION_DENIED, "Received http2 header with status: 403", NotEtcd),
-        # A gateway in front of an etcd that is away, perhaps after passing the request on.
+        # A gateway in front of an absent etcd, perhaps after passing the request on.
         (CODE.UNAVAILABLE, "Received http2 header with status: 503", Verdict.UNKNOWN),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_watch_that_keeps_up_outlives_a_compaction(etcd: EtcdServer, prefix: s
 
 
 def test_a_watch_that_fell_behind_a_compaction_says_so(start_etcd: StartEtcd) -> None:
-    """It does not read while more is written than all buffers hold, and that is compacted."""
+    """The watch is not read while more is written, and compacted, than all buffers hold."""
     server = start_etcd()
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_a_watch_that_fell_behind_a_compaction_says_so(start_etcd: StartEtcd) ->
 
 
 def test_a_start_that_the_server_never_reached_is_refused(etcd: EtcdServer, prefix: str) -> None:
-    """After a loss of all data the revisions begin anew, and the watch would be silent."""
+    """After a loss of all data revisions restart, and the watch would be silent."""
 
     async def main() -> None:
         async with Client([etcd.url]) as client:
@@ -157,7 +157,7 @@ def test_an_idle_watch_asks_whether_the_server_is_there(etcd: EtcdServer, prefix
         ):
             await opened(watch)
             following = asyncio.create_task(next_events(watch, 1))
-            await asyncio.wait((following,), timeout=1.0)  # several idle spans go by
+            await asyncio.wait((following,), timeout=1.0)  # several idle spans pass
             assert not following.done()
             await client.put(Put(f"{prefix}k", b""))
             assert (await following)[0].key == f"{prefix}k"

@@ -1,8 +1,8 @@
-"""The class of a failure, told by real workers that really fail, through a real launcher.
+"""Failure classes of real workers that really fail, through a real launcher.
 
-What a machine without a GPU cannot do is made of the real exception. The kernel's kill for memory
-is real where this machine lets a cgroup be made; elsewhere it is told by the counters' text alone,
-in the launcher's unit tests.
+Failures that need a GPU are made of the real exception. The kernel's out-of-memory kill is real if
+this machine permits a cgroup; otherwise only the launcher's unit tests cover it, with the counters'
+text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["mark"]
 pytestmark = pytest.mark.usefixtures("mark")
 
 TORCH_SECONDS = 90.0
-"""Several interpreters import torch at a time, on a machine that may be busy."""
+"""Timeout for several interpreters that import torch at a time, on a busy machine."""
 
 
 def ended(
@@ -40,10 +40,10 @@ def ended(
     first: tuple[str, ...] = (),
     env: Mapping[str, str] = {},
 ) -> Crew:
-    """The commands as one node's workers, to their end.
+    """Run the commands as one node's workers, to their end.
 
-    The rank `kill`, which stands still on purpose, is killed when the others have ended.
-    `first` is a worker of a round before.
+    The rank `kill`, which waits on purpose, is killed when the others have ended. `first` is a
+    worker of an earlier round.
     """
 
     async def whole() -> list[WorkerExited]:
@@ -80,7 +80,7 @@ def culprit(crew: Crew) -> Failure:
 
 
 def alone(crew: Crew, rank: int) -> Failure:
-    """What would be said if nothing were known of the others."""
+    """Return the failure attributed to this rank without knowledge of the others."""
     (exit_,) = [found for found in crew.exits if found.exit.local_rank == rank]
     return culprit(Crew(1, 1, 0, 0.0, started=True, exits=(exit_,)))
 
@@ -124,7 +124,7 @@ if possible():
     def test_the_kernels_kill_for_memory_is_told_from_any_other() -> None:
         group = memory_group()
         assert group is not None
-        # The launcher enters the group, as in a container both it and its workers are in one.
+        # The launcher enters the group, because in a container it shares one with its workers.
         enter = f"import os; open({str(group.procs)!r}, 'w').write(str(os.getppid()))"
         hog = "kept = []\nwhile True: kept.append(bytearray(1 << 20))"
         try:
@@ -156,7 +156,7 @@ dist.all_reduce(ones, group=group)
 
 
 def torch_gang(*lasts: str, limit: float = 60.0, kill: int | None = None) -> Crew:
-    """As many ranks as given ends of the script, each with its own, in one gloo gang."""
+    """Run one gloo gang with a rank for each of the given script endings."""
     world = str(len(lasts))
     commands = [
         (sys.executable, "-c", GANG + last, str(rank), world, str(limit))
@@ -230,7 +230,7 @@ for batch in torch.utils.data.DataLoader(Images(), num_workers=1): pass
     [(False, FailureClass.USER_ERROR), (True, FailureClass.HOST_OUT_OF_MEMORY)],
 )
 def test_a_data_loader_that_was_killed(memory: bool, kind: FailureClass) -> None:
-    """torch says in a cause alone that it was killed; the kernel's counter says for what."""
+    """torch reports the kill only in a cause; the kernel's counter tells the reason."""
     crew = ended([(sys.executable, "-c", LOADER)])
     exits = tuple(
         replace(each, exit=replace(each.exit, out_of_memory=memory)) for each in crew.exits

@@ -1,4 +1,4 @@
-"""Stores and etcd v2 handlers in a child that was forked: each side keeps its connections."""
+"""Stores and etcd v2 handlers in a forked child: each side keeps its connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHILD_SECONDS = 20
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Do it in a fork, and fail where it fails."""
+    """Run the work in a fork, and fail if it fails there."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(CHILD_SECONDS)

@@ -1,4 +1,4 @@
-"""The v3 rendezvous behind torch's `RendezvousHandler` API, on a real etcd."""
+"""V3 rendezvous behind torch's `RendezvousHandler` API, on a real etcd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Make = Callable[..., EtcdV3RendezvousHandler]
 
 @pytest.fixture
 def make(newest_etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Make handlers of one run; all are shut down with the test."""
+    """Yield a function that makes handlers of one run; all are shut down with the test."""
     with ExitStack() as stack:
 
         def make_handler(name: str, low: int = 2, high: int = 2, **config: Any) -> Any:
@@ -57,7 +57,7 @@ def make(newest_etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Ma
 
 
 def together(*handlers: EtcdV3RendezvousHandler) -> list[RendezvousInfo]:
-    """Let all of them rendezvous at once; the infos in the order of the handlers."""
+    """Rendezvous with all handlers at once; return the infos in their order."""
     with ThreadPoolExecutor(len(handlers)) as pool:
         futures = [pool.submit(handler.next_rendezvous) for handler in handlers]
         return [future.result(DEADLINE_SECONDS) for future in futures]

@@ -1,4 +1,4 @@
-"""Handlers without `shutdown`: what a dropped one leaves, and what a forked child has of one."""
+"""Handlers without `shutdown`: remains of dropped ones, and their copies in forked children."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSED = (
 
 
 def reports(module: str, *arguments: str) -> dict[str, Any]:
-    """Return the lines that a program of ours printed, by the name of each case."""
+    """Run a helper program; return its reports by the name of each case."""
     root = Path(__file__).parents[2]
     done = subprocess.run(
         (sys.executable, "-m", f"tests.integration.{module}", *arguments),

@@ -42,7 +42,7 @@ __all__ = ["mark"]
 pytestmark = pytest.mark.usefixtures("mark")
 
 SLEEPER = ("sleep", "100")
-# Writes its own number and the number of a child in its group to the file, then sleeps.
+# Writes its own pid and that of a child in its group to the file, then sleeps.
 WITH_CHILD = (
     "import os, signal, sys, time; path, how = sys.argv[1:]; child = os.fork();"
     "parent = os.getppid() if not child else os.getpid();"
@@ -63,7 +63,7 @@ async def child_of(path: Path) -> int:
 
 
 def run(scenario: Callable[[LocalHands, Any], Awaitable[None]]) -> None:
-    """The scenario with hands that said hello; they are closed whatever happens."""
+    """Run the scenario with a started runtime, which is closed in every case."""
 
     async def whole() -> None:
         hands = LocalHands(("train",))
@@ -293,7 +293,7 @@ def test_a_killed_agent_takes_its_workers_along(tmp_path: Path) -> None:
 
 
 def test_a_hung_agent_loses_its_workers(tmp_path: Path) -> None:
-    """Others cannot ask the launcher below it, and count on it after a while."""
+    """Other members cannot probe the launcher below it, and rely on this end after a while."""
     hands = "LocalHands(hung_agent_seconds=3.0)"
     agent = AgentProcess(hands, SLEEPER, with_child(tmp_path / "pid", "ignore"))
     child = asyncio.run(child_of(tmp_path / "pid"))
@@ -304,7 +304,8 @@ def test_a_hung_agent_loses_its_workers(tmp_path: Path) -> None:
 
 
 def test_a_fork_of_the_killed_agent_does_not_keep_its_workers_alive(mark: str) -> None:
-    # It holds the agent's end of the connection open, so that end alone tells the launcher nothing.
+    # The fork keeps the agent's end of the connection open, so the agent's end alone goes
+    # unnoticed.
     agent = AgentProcess(
         "LocalHands()", SLEEPER, then="import time, os; os.fork() or time.sleep(100)"
     )
@@ -361,7 +362,7 @@ def test_trouble_with_log_files_is_said_once_and_holds_nobody_up(tmp_path: Path)
                 troubles.append(seen[-1].message)
         codes = [event.exit_code for event in seen if isinstance(event, WorkerExited)]
         assert codes == [0, 0]
-        await hands.stop(1, 0)  # nothing more was said before the answer to this
+        await hands.stop(1, 0)  # nothing more was reported before the answer to this
         following = await until(events, object)
         assert isinstance(following, Stopped)
         assert len(troubles) == 1

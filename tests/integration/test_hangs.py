@@ -1,4 +1,4 @@
-"""Training that hangs, for real: who hung, where, and that it goes on afterwards."""
+"""Real hangs in training: attribution, stacks, and recovery."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_the_rank_that_hung_is_named_with_its_stack(rig: LocalRig) -> None:
     assert failure["message"].startswith("no progress for 3 s after step 3: it was in read_batch")
     assert "in read_batch" in failure["traceback"]
     (waited,) = rig.state.glob("elasticjob/default/job/logs/job-0/workers/*/round_1/0/stderr.log")
-    # Each node asks its own workers. If rank 1 was asked first, rank 0's gradients broke off, and
-    # rank 0 may have been asked before torch's hook had written down where.
+    # Each node inspects its own workers. If rank 1 came first, rank 0's gradients broke off, and
+    # rank 0 may have been inspected before torch's hook had recorded the place.
     stack = waited.read_text()
     assert "_engine_run_backward" in stack or "_distributed_excepthook" in stack, stack
 

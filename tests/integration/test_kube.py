@@ -1,4 +1,4 @@
-"""The client of the API server, call by call and refusal by refusal, on a real one."""
+"""Client of the API server, call by call and refusal by refusal, on a real one."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_pod_is_deleted_with_its_own_grace(api_server: ApiServer, namespace: s
     run(api_server, scenario)
 
 
-# --- not being allowed to
+# --- missing permissions
 
 
 def test_what_is_not_allowed_is_forbidden(api_server: ApiServer, namespace: str) -> None:
@@ -377,7 +377,7 @@ def test_a_role_allows_what_it_names_alone(api_server: ApiServer, namespace: str
 def test_a_quota_that_is_used_up_is_told_from_other_refusals(
     api_server: ApiServer, namespace: str
 ) -> None:
-    # Nobody works out a quota's status here, so the test does; admission counts on by itself.
+    # There is no quota controller, so the test writes the status; admission counts on by itself.
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     hard = {"pods": "1"}
     api_server.request("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": hard}})
@@ -431,7 +431,7 @@ def test_credentials_that_are_not_accepted(api_server: ApiServer, tmp_path: Path
     asyncio.run(main())
 
 
-# --- getting there
+# --- connecting
 
 
 def open_sockets() -> int:
@@ -445,7 +445,7 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(
 ) -> None:
     async def scenario(kube: Kube) -> None:
         before = open_sockets()
-        # Over a connection that is there: asyncio may leak one whose TLS handshake is cancelled.
+        # Over an existing connection: asyncio may leak one whose TLS handshake is cancelled.
         assert await kube.list(PODS, namespace) == []
         calls = {
             "get": lambda: kube.get(PODS, namespace, "x"),
@@ -458,7 +458,7 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(
         finally:
             api_server.resume()
         async with asyncio.timeout(30):
-            while open_sockets() > before:  # TLS takes leave of the server that answers again
+            while open_sockets() > before:  # TLS closes once the server answers again
                 await asyncio.sleep(0.02)
 
     run(api_server, scenario, call_seconds=2.0)
@@ -523,7 +523,7 @@ def test_the_time_is_the_api_servers(
             await kube.list(PODS, namespace)
             made = await kube.create(PODS, namespace, pod("new"))
             age = kube.now() - datetime.fromisoformat(made["metadata"]["creationTimestamp"])
-            # Both times are cut to a second.
+            # Both times are truncated to a second.
             assert -1.0 <= age.total_seconds() <= 2.0 + time.time() - began
             assert abs(kube.now().timestamp() - time.time()) <= 1.0 + time.time() - began
 

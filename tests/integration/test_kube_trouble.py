@@ -1,4 +1,4 @@
-"""The client of the API server against one that sheds load, hangs up, stalls or babbles."""
+"""Client of the API server against one that sheds load, hangs up, stalls or talks nonsense."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def page(*names: str, token: str = "") -> dict[str, Any]:
 
 
 class Scripted:
-    """Gives its answers one after the other, the last one for ever, and keeps what was asked."""
+    """Server with scripted answers, the last one repeated; it records the requests."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -138,7 +138,7 @@ def test_a_strange_time_to_wait_does_no_harm(said: str) -> None:
 
 
 def test_a_read_is_sent_again_after_a_hang_up_and_a_write_is_not() -> None:
-    # aiohttp itself repeats a request that is safe to repeat, once on each connection it kept.
+    # aiohttp itself repeats idempotent requests, once on each connection that it kept.
     server = Scripted(answer(200, FOUND), HANG_UP, HANG_UP, answer(200, FOUND))
 
     async def reading(kube: Kube) -> None:
@@ -170,7 +170,7 @@ def test_a_stalled_server_costs_the_call_its_time_and_no_more() -> None:
 
 
 def test_nobody_at_the_address_is_unreachable() -> None:
-    ports = Ports(1)  # bound, and not listening
+    ports = Ports(1)  # bound, but not listening
 
     async def main() -> None:
         kube = Kube(Configuration(host=f"http://127.0.0.1:{ports.numbers[0]}"), call_seconds=0.5)

@@ -1,4 +1,4 @@
-"""The launcher with agents that come, go, are killed and come back."""
+"""Launcher with agents that attach, detach, are killed and return."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IGNORES_SIGTERM = python(
 
 
 def interpreters() -> list[str]:
-    """This Python, and every other from 3.8 on that is installed here."""
+    """Return this Python, and every other installed one from 3.8 on."""
     found = {os.path.realpath(sys.executable)}
     for version in range(8, 16):
         roots = [
@@ -94,7 +94,7 @@ def test_a_round_from_hello_to_release(start_launcher: StartLauncher, interprete
         await until(events, Stopped, round=3)
 
         await hands.release(17, "Succeeded: all is well")
-        assert [event async for event in events] == []  # an end that was asked for is no loss
+        assert [event async for event in events] == []  # a requested end is no loss
         assert launcher.wait() == 17
         assert launcher.stdout.read_text() == "[0] 7 \n"
         assert launcher.stderr.read_text() == "[elasticjob] Succeeded: all is well\n"
@@ -213,8 +213,8 @@ def test_sigterm_is_the_attached_agents_to_decide(start_launcher: StartLauncher)
 
         second, second_events, hello = await attached(launcher, session="s2")
         assert hello.pids == started.pids
-        await until(second_events, LauncherSignalled)  # said again to whoever takes over
-        await second.aclose()  # and when nobody is left, the launcher ends by itself
+        await until(second_events, LauncherSignalled)  # repeated to each new agent
+        await second.aclose()  # without any agent the launcher ends by itself
         assert launcher.wait() == 128 + signal.SIGTERM
         assert not alive(started.pids[0])
 

@@ -1,4 +1,4 @@
-"""The deadline of workers whose agent dies or hangs: who may put it off, and who may not."""
+"""Deadline of workers whose agent dies or hangs, and permissions to extend it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SLEEPER = ("sleep", "100")
 
 
 def ended_in_time(pid: int, began: float, seconds: float) -> None:
-    """The worker lives on for a part of its time at least, and no longer than all of it."""
+    """Check that the worker lives for part of its time, and no longer than all of it."""
     assert alive(pid), "it has its time"
     wait_for_end([pid])
     took = time.monotonic() - began
@@ -74,7 +74,7 @@ def test_the_workers_of_a_bare_agent_that_hangs_end_at_the_deadline(mark: str) -
 
 
 async def permitted(port: int, seconds: float, number: int = 1, key: bytes = JOB_KEY) -> Probed:
-    """Return the launcher's answer to a coordinator that keeps the member's lease for so long."""
+    """Return the launcher's answer to a coordinator that extends the deadline by these seconds."""
     until = time.monotonic() + seconds
     return await ask(Probe("pod-0", "s0", "127.0.0.1", 0, port, number, until), key)
 
@@ -130,7 +130,7 @@ def test_a_permission_ends_with_the_orphans_time(start_launcher: StartLauncher) 
 
 @contextlib.asynccontextmanager
 async def asked(port: int) -> AsyncIterator[tuple[str, asyncio.StreamWriter]]:
-    """A probe that wants to permit something: the nonce to sign over, and where to say it."""
+    """Open a probe that extends the deadline: yield the nonce to sign over, and the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         question = wire.nonce()
@@ -150,7 +150,7 @@ def line(over: str, key: bytes = JOB_KEY, **changed: Any) -> bytes:
 
 
 def test_what_nobody_signed_for_now_permits_nothing(start_launcher: StartLauncher) -> None:
-    """Signed with another key, for another round, or once before."""
+    """Signed with another key, for another round, or replayed."""
 
     async def scenario() -> None:
         launcher = start_launcher()
@@ -203,7 +203,7 @@ def test_a_beat_that_waited_while_the_launcher_stood_still_counts_from_when_it_w
 def test_an_agent_that_tells_no_deadline_leaves_its_workers_the_orphans_time(
     start_launcher: StartLauncher,
 ) -> None:
-    """An older one; the launcher may have heard of a deadline before."""
+    """An older agent; the launcher may have received a deadline before."""
 
     async def scenario() -> None:
         launcher = start_launcher()

@@ -1,4 +1,4 @@
-"""What becomes of the workers' output: prefixed, in order, bounded, and never in their way."""
+"""Output of the workers: prefixed, in order, bounded, and never blocking."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTE = re.compile(rb"\[elasticjob\] (\d+) bytes left out: .*\n")
 
 
 def run(path: Path, scenario: Callable[[LocalHands, Any], Awaitable[None]]) -> bytes:
-    """The launcher's standard output after the scenario; standard error is beside it in `.err`."""
+    """Return the launcher's standard output after the scenario; standard error is in `.err`."""
 
     async def whole() -> None:
         with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
@@ -95,7 +95,7 @@ def test_an_endless_line_goes_out_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
-    """At least 100,000 lines of 100 bytes a second, all forwarded and logged."""
+    """The rate is at least 100,000 lines of 100 bytes a second, all forwarded and logged."""
     source = (
         f"import sys, time; start = time.monotonic(); line = 'x' * 99 + '\\n'\n"
         f"for i in range({LINES}): sys.stdout.write(line)\n"
@@ -117,7 +117,7 @@ def test_a_flood_of_lines_does_not_hold_up_the_worker(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_stopped_reading_holds_nobody_up() -> None:
-    """Beyond a bound output is left out, counted to the byte, and the worker goes on."""
+    """Beyond a limit output is dropped, counted to the byte, and the worker goes on."""
     line = "x" * 9_999 + "\n"
     source = f"import sys\nfor i in range(10000): sys.stdout.write({line!r})"
     pieces: list[bytes] = []
@@ -145,11 +145,11 @@ def test_a_reader_that_stopped_reading_holds_nobody_up() -> None:
     os.close(read_fd)
     lines = b"".join(pieces).splitlines(keepends=True)
     notes = [note for note in map(NOTE.fullmatch, lines) if note is not None]
-    assert notes  # in the place of what is missing: a small last piece may have fitted again
+    assert notes  # in place of the missing part: a small last piece may have fitted again
     assert lines[-1] == b"[0] later\n"
     forwarded = [text for text in lines[:-1] if NOTE.fullmatch(text) is None]
     left_out = sum(int(note[1]) for note in notes)
-    # A line of which half came a second late is two lines, each with a prefix and an end.
+    # A line whose second half came a second late is two lines, each with a prefix and an end.
     cuts, rest = divmod(left_out + sum(map(len, forwarded)) - 10000 * len("[0] " + line), 5)
     assert (rest, cuts // 20) == (0, 0)
 
@@ -230,7 +230,7 @@ def test_a_log_notes_what_a_full_disk_took_once_there_is_room_again(tmp_path: Pa
 
 
 def test_an_exit_is_told_while_its_output_is_still_being_written(tmp_path: Path) -> None:
-    """The exit comes with all that the worker wrote, also when a child holds its pipes open."""
+    """The exit comes with all that the worker wrote, even when a child holds its pipes open."""
     source = (
         "import os, sys, time\n"
         "if os.fork() == 0: time.sleep(30)\n"

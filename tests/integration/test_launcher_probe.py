@@ -1,4 +1,4 @@
-"""The launcher's answers to other nodes that ask whether its workers live."""
+"""Launcher's answers to probes of other nodes about its workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["launcher_file", "mark", "start_launcher"]
 
 NONCE = "00ff" * 8
 OBSERVED_SECONDS = 1.5
-NO_CONNECTION = "no connection can be taken: Too many open files; those that come wait"
+NO_CONNECTION = "cannot accept connections, new ones must wait: Too many open files"
 
 
 async def raw_probe(port: int, line: bytes) -> bytes:
@@ -82,7 +82,7 @@ def test_the_answer_is_signed_and_says_who_and_how(start_launcher: StartLauncher
 
 
 def cpu_ticks(pid: int) -> int:
-    """What it has used of a processor, in hundredths of a second."""
+    """Return the processor time used, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
@@ -114,7 +114,7 @@ def test_without_descriptors_who_comes_waits_and_nothing_spins(
 
 
 async def told(port: int, newest: int) -> dict[str, Any]:
-    """A probe that tells of a newer round."""
+    """Send a probe with a newer round; return the answer."""
     body = json.dumps({"round": newest}, separators=(",", ":")).encode()
     mac = hmac.new(JOB_KEY, NONCE.encode() + body, hashlib.sha256).hexdigest()
     question = {"nonce": NONCE, "round": newest, "hmac": mac}
@@ -122,7 +122,7 @@ async def told(port: int, newest: int) -> dict[str, Any]:
 
 
 async def answered(port: int, attached: bool) -> dict[str, Any]:
-    """The first answer that says so."""
+    """Return the first answer with this attachment state."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (answer := await probe(port))["agent_attached"] is not attached:
             await asyncio.sleep(0.1)
@@ -161,7 +161,7 @@ def test_an_agent_that_hangs_is_none_and_what_a_newer_round_ends_did_not_fail(
 def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
     start_launcher: StartLauncher,
 ) -> None:
-    """The others were told that nothing runs here, and have begun anew."""
+    """The other members learned that nothing runs here, and have begun a new round."""
 
     async def scenario() -> None:
         launcher = start_launcher()
@@ -178,7 +178,7 @@ def test_what_an_agent_that_hung_still_wants_is_not_begun_beside_the_next_round(
         assert (await agent.hears("started", "stopped"))["type"] == "started"
         await agent.hears("stopped")
         agent.close()
-        # One that comes anew knows how things stand.
+        # A newly attached agent knows the state.
         agent = await SilentAgent.attached(launcher, "s2")
         agent.start(4, "true")
         assert (await agent.hears("started", "stopped"))["type"] == "started"
@@ -214,7 +214,7 @@ def test_strangers_get_nothing_and_disturb_nobody(start_launcher: StartLauncher)
         await until(events, Stopped)
         asked = time.monotonic()
         async with asyncio.timeout(PATIENCE_SECONDS):
-            assert await idle[0].read() == b""  # who says nothing is sent away
+            assert await idle[0].read() == b""  # a silent client is disconnected
         assert time.monotonic() - asked < 5
         idle[1].close()
         await hands.aclose()

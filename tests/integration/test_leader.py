@@ -65,7 +65,7 @@ class Replica:
 
 
 class Replicas:
-    """The processes, and what each said when: all on one machine's monotonic clock."""
+    """Processes and their statements, timed by one machine's monotonic clock."""
 
     def __init__(self, server: ApiServer, namespace: str, folder: Path, stack: ExitStack) -> None:
         self._arguments = [str(server.kubeconfig()), namespace]
@@ -98,7 +98,7 @@ class Replicas:
         return [time for time, who, what in self.said() if (who, what) == (name, word)]
 
     def wait_active(self, name: str, after: float = 0.0) -> float:
-        """When it was first active after that time."""
+        """Return the time at which it was first active after `after`."""
 
         def found() -> list[float]:
             return [time for time in self.times(name) if time > after]
@@ -107,7 +107,7 @@ class Replicas:
         return found()[0]
 
     def terms(self) -> list[str]:
-        """Who was active, one after the other; two at once show as one that comes twice."""
+        """Return the sequence of active replicas; two at once show as one that repeats."""
         names = [name for _, name, word in sorted(self.said()) if word == "active"]
         return [name for index, name in enumerate(names) if index == 0 or names[index - 1] != name]
 
@@ -160,7 +160,7 @@ def test_a_replica_that_was_stopped_and_goes_on_finds_itself_replaced(replicas: 
     first.signal(signal.SIGCONT)
     wait_until(ended(first), "the first to end")
     assert first.process.returncode in (3, EXIT_OVERDUE)
-    # It goes on before it has looked at the clock, for a turn of its loop or two.
+    # It continues for a turn of its loop or two, before it checks the clock.
     assert len([time for time in replicas.times("a") if time > began]) <= 2
 
 

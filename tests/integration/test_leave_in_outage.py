@@ -1,4 +1,4 @@
-"""Agents that are told to end while etcd is down: they left, whoever is asked later."""
+"""Agents terminated while etcd is down: they count as left afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 @pytest.fixture
 def etcd(start_etcd: StartEtcd, gang: Gang) -> EtcdServer:
-    """One of the gang's own, that may go away."""
+    """Start a private etcd for the gang, which may go away."""
     gang.etcd = start_etcd(NEWEST)
     return gang.etcd
 

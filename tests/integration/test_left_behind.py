@@ -1,4 +1,4 @@
-"""Every descendant of the workers ends when processes of a node without a container are killed.
+"""End of every worker descendant when processes of a node without a container are killed.
 
 All pairs are killed: of a bare agent's node (agent, both init processes, launcher, standby), and of
 a local job (`elasticjob run`, its supervisor, and a pod's processes).
@@ -74,16 +74,16 @@ LOCAL = ("run", "supervisor", "agent", "outer init", "launcher")
 
 
 def kill(pids: Collection[int]) -> None:
-    """SIGKILL all at once: none of them acts on another's end first."""
+    """Send SIGKILL to all at once: none of them acts on another's end first."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # killed for the end of another already
+        with contextlib.suppress(ProcessLookupError):  # killed by the end of another already
             os.kill(pid, signal.SIGKILL)
 
 
 class BareNode:
-    """An agent that runs its launcher as its child, with two workers and their helpers."""
+    """Agent that runs its launcher as its child, with two workers and their helpers."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "train.py").write_text(WORKER)
@@ -116,7 +116,7 @@ class BareNode:
 
 
 def standbys(launcher: int, workers: Collection[int]) -> list[int]:
-    """Children of the launcher that are neither worker nor helper; some for a moment alone."""
+    """Return the launcher's children that are neither worker nor helper; some are short-lived."""
     return [
         pid
         for pid in children_of(launcher)
@@ -136,7 +136,7 @@ def node(tmp_path: Path, mark: str) -> Iterator[BareNode]:
 
 
 def combinations(names: Collection[str]) -> list[tuple[str, ...]]:
-    """Every one and every two of them."""
+    """Return every single name and every pair."""
     return [*((one,) for one in names), *itertools.combinations(names, 2)]
 
 

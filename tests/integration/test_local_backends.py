@@ -1,4 +1,4 @@
-"""`elasticjob run` on the backends of torch: etcd's v2 API, and c10d without any etcd."""
+"""`elasticjob run` on torch's backends: etcd's v2 API, and c10d without any etcd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.local_rig import WORKER, LocalRig, until
 
 KINDS = ["c10d", "etcd-v2 3.4", "etcd-v2 3.5.35"]
 SLOW_SECONDS = 90.0
-"""A member that is silent holds a version of etcd-v2 for ten seconds, whatever the job says."""
+"""Timeout: a silent member holds a version of etcd-v2 for ten seconds in every job."""
 
 FAILING = """
 import os, time
@@ -47,7 +47,7 @@ if os.environ["ELASTICJOB_ROUND"] == "1" and os.environ["RANK"] == "0":
 
 
 class Rig(LocalRig):
-    """With one backend, on the etcd of one version."""
+    """Rig with one backend, on the etcd of one version."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         super().__init__(folder)
@@ -60,7 +60,7 @@ class Rig(LocalRig):
         return self.manifest(**{"rendezvous": rendezvous, **spec})
 
     def settled(self, nodes: int, after: int = 0) -> dict[str, Any]:
-        """As `running`; a round may be followed by another at once, until all are in one."""
+        """Wait as `running` does; a round may be followed by another until all are in one."""
         found = self.running(nodes, after, SLOW_SECONDS)
         until(lambda: len(self.workers()) == nodes, f"{nodes} workers")
         return found
@@ -125,7 +125,7 @@ def test_a_job_grows_loses_and_drains_nodes_and_succeeds(rig: Rig) -> None:
     assert [item["cause"] for item in rounds][:3] == ["start", "failure", "join"]
     causes = {item["cause"] for item in rounds}
     assert "leave" in causes
-    # On etcd-v2 the lost node's successor is there before its key has run out.
+    # On etcd-v2 the lost node's successor is there before its key has expired.
     assert rig.backend == "etcd-v2" or "loss" in causes
     rig.nothing_left()
 

@@ -1,4 +1,4 @@
-"""The operator's mirror of the rendezvous, on a real etcd that comes, goes and forgets."""
+"""Operator's informer cache of the rendezvous, on a real etcd with outages and losses of data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STOPPED = Outcome(OutcomeKind.STOPPED, "Suspended")
 
 @asynccontextmanager
 async def mirrored(server: EtcdServer) -> AsyncIterator[tuple[Client, Mirror]]:
-    """A client and a mirror that runs."""
+    """Yield a client and a running mirror."""
     async with Client([server.url], request_timeout_seconds=2.0) as client:
         mirror = Mirror(client)
         running = asyncio.create_task(mirror.run())
@@ -47,7 +47,7 @@ async def mirrored(server: EtcdServer) -> AsyncIterator[tuple[Client, Mirror]]:
 
 
 async def until(mirror: Mirror, condition: Callable[[], Any]) -> list[str]:
-    """Follow the changes until the condition holds; the prefixes that were told meanwhile."""
+    """Follow the changes until the condition holds; return the prefixes reported meanwhile."""
     told: list[str] = []
     async with asyncio.timeout(15):
         changes = mirror.changes()
@@ -177,7 +177,7 @@ def test_closing_from_outside(server: EtcdServer) -> None:
             await put(client, Keys(ONE).round, ROUND)
             assert await close(client, ONE, STOPPED, utc_ms=5)
             assert not await close(client, ONE, Outcome(OutcomeKind.FAILED), utc_ms=6)
-            assert await close(client, TWO, STOPPED, utc_ms=5)  # before anybody came
+            assert await close(client, TWO, STOPPED, utc_ms=5)  # before any member came
             await until(mirror, lambda: TWO in mirror.prefixes())
             for prefix, number in ((ONE, 3), (TWO, 1)):
                 found = mirror.records(prefix)
@@ -216,7 +216,7 @@ def test_members_whose_pods_are_gone_are_taken_out(server: EtcdServer) -> None:
             await remove_members(client, ONE, [f"m{index}" for index in range(1, 150)])
             await until(mirror, lambda: len(members(mirror, ONE)) == 1)
             assert (members(mirror, ONE), members(mirror, TWO)) == (["m0"], ["m1"])
-            await remove_members(client, ONE, ["m1"])  # again is nothing
+            await remove_members(client, ONE, ["m1"])  # a repetition has no effect
             assert members(mirror, ONE) == ["m0"]
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""`elasticjob run` and the verbs, with real etcd and real processes."""
+"""`elasticjob run` and the control commands, with real etcd and real processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_job_runs_to_success_and_can_be_read_afterwards(rig: LocalRig) -> None
 
 
 def test_a_manifest_may_come_through_a_pipe(rig: LocalRig) -> None:
-    """Its command then runs where `elasticjob` does."""
+    """The manifest's command then runs in `elasticjob`'s working directory."""
     rig.finish()
     text = rig.manifest().read_text()
     command = rig.command("run", "-", "--plain")
@@ -222,13 +222,13 @@ def test_output_that_nobody_takes_changes_no_outcome(rig: LocalRig) -> None:
 
 
 def test_a_job_whose_output_nobody_reads_drains(rig: LocalRig) -> None:
-    """As with `| head -1`, or when Ctrl-C ends the `tee` behind the pipe first."""
+    """`| head -1` has this effect, or a Ctrl-C that ends the `tee` behind the pipe first."""
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     assert runner.stdout is not None
     runner.stdout.close()
     runner.stdout = None
-    rig.call("scale", "job", "--nodes", "3")  # told of, unless something else was by then
+    rig.call("scale", "job", "--nodes", "3")  # reported, unless another event was
     assert runner.wait(30) == 130
     assert rig.status()["phase"] == "Suspended"
     rig.nothing_left()
@@ -287,7 +287,7 @@ def test_nothing_outlives_a_killed_runner(rig: LocalRig) -> None:
 
     runner.wait(5)
     rig.nothing_left()
-    assert rig.status()["phase"] == "Running"  # the last that was known
+    assert rig.status()["phase"] == "Running"  # the last known one
     assert "not running" in rig.call("describe", "job").stdout
     refused = rig.call("scale", "job", "--nodes", "1")
     assert (refused.returncode, "is not running" in refused.stderr) == (2, True)
@@ -360,7 +360,7 @@ def test_training_outlives_its_etcd(rig: LocalRig) -> None:
 
 
 def test_a_run_whose_folder_was_removed_ends_and_says_so(rig: LocalRig) -> None:
-    """A cleaner of temporary folders took it: the etcd in it cannot come back."""
+    """A cleaner of temporary folders removed it: the etcd in it cannot come back."""
     runner = rig.start(rig.manifest(), "--plain")
     rig.running(2)
     etcd, command = next(found for found in rig.processes().items() if "--data-dir" in found[1])

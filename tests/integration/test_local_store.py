@@ -1,4 +1,4 @@
-"""A local run whose rendezvous store is away: said once as it happens, and by every verb."""
+"""Local run whose rendezvous store is away: reported once as it happens, and by every command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["rig"]
 
 NAMED_SECONDS = 3.0
 SLOW_SECONDS = 4.0
-"""More for a machine that is busy with other tests; the agents' own 3 s are tested elsewhere."""
+"""Allowance for a machine busy with other tests; the agents' own 3 s are tested elsewhere."""
 
 
 def condition(rig: LocalRig) -> dict[str, str]:
@@ -23,7 +23,7 @@ def condition(rig: LocalRig) -> dict[str, str]:
 
 
 def frozen(rig: LocalRig, number: int, pid: int, store: str, *verbs: str) -> str:
-    """A run whose store's process is stopped and goes on; returns what the run printed."""
+    """Stop the process of a run's store and continue it; return the run's output."""
     runner = rig.runners[-1]
     workers = rig.workers()
     os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Unmodified torchrun and our nodes in one gang, training, through changes of membership.
+"""Unmodified torchrun and ElasticJob nodes in one gang, training, through changes of membership.
 
 `python -m bench.interop` does the same for twenty changes and every mix: docs/interop.md.
 """
@@ -17,7 +17,7 @@ from bench.mixed.plan import Change, Kind, Mix, Side
 
 pytestmark = pytest.mark.timeout(600)
 LIMIT_SECONDS = 150.0
-"""Of one change; each imports torch in every worker, perhaps on a busy machine."""
+"""Time limit of one change; each imports torch in every worker, perhaps on a busy machine."""
 
 JOIN, DRAIN = Kind.JOIN, Kind.DRAIN
 WORKER, NODE = Kind.WORKER_KILLED, Kind.NODE_KILLED
@@ -25,7 +25,7 @@ OURS, THEIRS = Side.OURS, Side.THEIRS
 
 PLANS = {
     "etcd": (OURS, ((JOIN, THEIRS), (WORKER, OURS), (NODE, THEIRS), (JOIN, OURS), (DRAIN, OURS))),
-    # The first node hosts the store of all, under a plain torchrun as under ours.
+    # The first node hosts the common store, under a plain torchrun as under ours.
     "c10d": (THEIRS, ((JOIN, OURS), (NODE, OURS), (JOIN, THEIRS), (WORKER, OURS), (DRAIN, THEIRS))),
     "etcd-v2": (OURS, ((JOIN, THEIRS), (WORKER, OURS), (NODE, THEIRS))),
     "elasticjob": (OURS, ((JOIN, THEIRS), (WORKER, THEIRS), (NODE, OURS))),
@@ -33,8 +33,10 @@ PLANS = {
 
 
 def steady(backend: MixedBackend) -> MixedBackend:
-    """On a busy machine a torchrun may well be silent for three seconds. It would be taken for
-    lost, and not notice that the others go on: it waits for its worker's own timeout."""
+    """Tolerate longer silences: on a busy machine a torchrun may be silent for three seconds.
+    Others would consider it lost, and it would not notice their next round before its worker's own
+    timeout.
+    """
     longer = {"keep_alive_max_attempt": "15"}
     known = {name: value for name, value in longer.items() if name in backend.conf}
     return replace(backend, conf={**backend.conf, **known})

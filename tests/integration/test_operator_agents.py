@@ -1,4 +1,4 @@
-"""The operator and real agents on torch's backends: what one writes, the other lives by."""
+"""Operator and real agents on torch's backends: the agents follow the operator's objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.kubelet_rig import Kubelet, kubelet
 from tests.integration.operator_rig import Json, Namespace, Operator, alone_in
 
 ROUND_SECONDS = 60.0
-"""torch's kinds take some seconds for a round, on a machine with much else to do."""
+"""Timeout: torch's backends take some seconds for a round, on a busy machine."""
 WORKER = """
 import os, pathlib, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
@@ -58,7 +58,7 @@ def create(here: Namespace, enough: Path, budget: int = 3, **rendezvous: object)
 
 
 def trains(here: Namespace, after: int = 0, nodes: int = 2) -> Json:
-    """The status once all of them train in a later round."""
+    """Return the status once all nodes train in a later round."""
 
     def look() -> bool:
         status = here.status()
@@ -76,7 +76,7 @@ def trains(here: Namespace, after: int = 0, nodes: int = 2) -> Json:
 
 
 def finish(here: Namespace, pods: Kubelet, enough: Path) -> None:
-    """Its agents' last word is heard before any pod is told to have ended."""
+    """End the job; the agents' last report is read before any pod's end is reported."""
     enough.touch()
     wait_until(lambda: here.status()["phase"] == "Succeeded", "Succeeded", ROUND_SECONDS)
     assert [pod.exit_code() for pod in pods.pods.values()] == [0, 0]
@@ -106,7 +106,7 @@ def test_a_c10d_job_outlives_its_worker_and_its_store(here: Namespace, tmp_path:
 
 
 def test_a_job_grows_and_shrinks_by_its_pods_alone(here: Namespace, tmp_path: Path) -> None:
-    """Nobody tells its agents a size: the pods that come wait, those that go leave."""
+    """The job's agents are given no size: new pods wait, and removed pods leave."""
     enough = tmp_path / "enough"
     create(here, enough, backend="c10d")
     with kubelet(here) as pods:

@@ -1,4 +1,4 @@
-"""The operator when the API server's answers are lost: the real one, behind a proxy."""
+"""Operator when the API server's answers are lost: a real server, behind a proxy."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_round_is_told_once_though_the_answer_to_its_status_was_lost(
 def test_what_was_written_is_told_by_an_operator_that_is_told_to_end(
     here: Namespace, newest_etcd: EtcdServer, operator: Operator, proxy: CuttingProxy
 ) -> None:
-    """Its successor finds the status as it is, and has nothing to tell."""
+    """The operator's successor finds the status up to date, and has no event to post."""
     agents = running(here, newest_etcd, 2)
     with proxy.hold(tells_of_round_2):
         agents.seal(2, Cause(CauseKind.LEAVE, ("job-1",), "drained"))

@@ -36,7 +36,7 @@ def here(api_server: ApiServer, namespace: str, operator: Operator) -> Namespace
 
 
 def told(here: Namespace, name: str) -> dict[str, str]:
-    """The environment of a pod's agent, as far as it is written out."""
+    """Return the literal environment of a pod's agent."""
     raw = here.get("pods", name)
     assert raw is not None
     [agent] = [one for one in raw["spec"]["initContainers"] if one["name"] == "elasticjob-agent"]
@@ -49,7 +49,7 @@ def uid(here: Namespace, name: str) -> str:
 
 
 def ended(here: Namespace, name: str, code: int) -> None:
-    """The pod's trainer has ended with this code."""
+    """Report the end of the pod's trainer with this code."""
     end = {"exitCode": code, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": _now()}
     status = {
         "name": "trainer", "image": "trainer:1", "imageID": "", "ready": False, "restartCount": 0,
@@ -97,7 +97,7 @@ def test_the_status_shows_what_the_agents_say(here: Namespace) -> None:
 
 
 def test_an_agent_answers_none_but_the_operator(here: Namespace, operator: Operator) -> None:
-    """Else anybody in the network would read the job's members and tracebacks."""
+    """An unsigned request would let any client read the job's members and tracebacks."""
     here.create_job(minNodes=1, maxNodes=1, rendezvous=C10D)
     here.await_pods("job-0")
     gang = Gang(here)
@@ -119,7 +119,8 @@ def test_the_stores_pod_comes_back_under_its_own_name_alone(here: Namespace) -> 
     here.server.request("DELETE", here.path("pods", "job-0"))
     found = here.await_condition("PodsReady", "StoreMissing")
     assert (
-        "a new job-0, which keeps the store, is made once the old one is gone" in found["message"]
+        "a new job-0, which hosts the store, is created once the old one is gone"
+        in found["message"]
     )
     here.remove_pod("job-2")
     wait_until(lambda: "job-3" in here.pods() or "job-2" in here.pods(), "another pod", SECONDS)
@@ -141,7 +142,7 @@ def test_a_scale_down_spares_the_stores_pod(here: Namespace) -> None:
 
 
 def test_the_pods_ends_tell_how_the_job_ended(here: Namespace) -> None:
-    """Where nobody heard the agents' last word."""
+    """The agents' last report was not received."""
     here.create_job(minNodes=1, maxNodes=2, rendezvous=C10D)
     here.await_pods("job-0", "job-1")
     gang = Gang(here)

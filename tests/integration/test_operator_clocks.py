@@ -1,4 +1,4 @@
-"""An operator on a machine whose clock is wrong, on a real API server."""
+"""Operator on a machine whose clock is wrong, on a real API server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wrong(datetime.datetime):
 time.time = wrong
 datetime.datetime = Wrong
 """
-"""Python imports it before anything else. gRPC's deadlines are of a clock that it cannot change."""
+"""Module that Python imports first. gRPC's deadlines use a clock that it cannot change."""
 
 
 @pytest.mark.parametrize("off_seconds", [4_000, -4_000], ids=["ahead", "behind"])

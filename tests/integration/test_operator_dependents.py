@@ -1,4 +1,4 @@
-"""What somebody deletes of a job's objects while it runs, on a real API server."""
+"""Deletion of a running job's objects by users, on a real API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _job(server: ApiServer, namespace: str) -> ElasticJob:
 def test_a_secret_that_was_deleted_comes_back_as_it_was(
     api_server: ApiServer, namespace: str
 ) -> None:
-    """Running agents go on with what it held, and those of new pods must know them by it."""
+    """Running agents keep using its content, and those of new pods must share it."""
     job = _job(api_server, namespace)
 
     async def scenario(kube: Kube) -> None:
@@ -48,7 +48,7 @@ def test_a_secret_that_was_deleted_comes_back_as_it_was(
         await ensure(needed=False)
         again = await kube.get(SECRETS, namespace, secret_name(job))
         assert again["data"] == first["data"]
-        # A pod that is to be made needs them now, not at the next recheck.
+        # A pod about to be created needs them now, not at the next recheck.
         await remove()
         now += 60
         await ensure(needed=True)

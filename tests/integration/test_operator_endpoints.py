@@ -1,4 +1,4 @@
-"""Jobs that name an etcd of their own, where the chart allows it."""
+"""Jobs that name an etcd of their own, if the chart permits it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def unknown(here: Namespace) -> bool:
 def test_a_job_made_again_does_not_wait_for_the_etcd_of_the_one_before(
     here: Namespace, other_etcd: EtcdServer
 ) -> None:
-    """Its author may have chosen another for the very reason that the first one is dead."""
+    """The job's author may have chosen another etcd because the first one is dead."""
     here.create_job(maxNodes=1, rendezvous={"endpoints": [other_etcd.url]})
     here.await_pods("job-0")
     here.await_status(pods=1)

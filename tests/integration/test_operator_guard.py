@@ -1,4 +1,4 @@
-"""Where each job has a user in etcd, etcd lets nobody in without one."""
+"""Authentication in etcd: enabled once each job has a user there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def operator(
 
 
 def asked(etcd: EtcdServer, *words: str, user: str = "") -> str:
-    """What etcdctl says, in success or failure."""
+    """Return the output of etcdctl, in success or failure."""
     login = [f"--user={user}"] if user else []
     done = subprocess.run(
         [str(binary("3.6", "etcdctl")), f"--endpoints={etcd.url}", *login, *words],

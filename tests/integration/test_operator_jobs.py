@@ -1,4 +1,4 @@
-"""The operator and its jobs' objects, on a real API server."""
+"""Operator and its jobs' objects, on a real API server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_job_gets_its_pods_and_all_they_need(here: Namespace) -> None:
 
 
 def quiet(operator: Operator, metric: str) -> float:
-    """The metric once the jobs of other tests, which go meanwhile, have no more part in it."""
+    """Return the metric once the jobs of other tests no longer change it."""
     deadline, since = time.monotonic() + SECONDS, time.monotonic()
     seen = operator.metric(metric)
     while time.monotonic() < since + QUIET_SECONDS:
@@ -74,7 +74,7 @@ def test_one_look_writes_the_status_once(here: Namespace, operator: Operator) ->
     here.create_job(maxNodes=4, nodes=4)
     here.await_status(pods=4)
     written = quiet(operator, "elasticjob_status_writes_total")
-    # One for four pods, and what else is due to the job.
+    # One for four pods, and other writes due to the job.
     assert before < written <= before + 3
 
 
@@ -108,7 +108,7 @@ def test_scale_makes_and_ends_pods_and_says_why(here: Namespace) -> None:
     here.scale(1)
     here.await_pods("job-0")
     here.await_status(wantedNodes=1, pods=1)
-    here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted are 4")
+    here.await_event("Resizing", "spec.nodes is 9, above maxNodes; wanted: 4")
     here.await_event(
         "PodsDeleted", "deleted job-1, job-2, job-3: more than wanted; had not started"
     )
@@ -121,7 +121,7 @@ def test_a_pod_that_goes_is_replaced_by_the_lowest_free_index(here: Namespace) -
     here.remove_pod("job-1")
 
     def replaced() -> bool:
-        """The API server marks a pod as terminating before it removes it: 1 may still be held."""
+        """Return True once pod 1 was replaced: it stays for a while as terminating."""
         found = here.get("pods", "job-1") or here.get("pods", "job-3")
         return found is not None and found["metadata"]["uid"] != uid
 
@@ -217,7 +217,7 @@ def test_a_job_made_again_under_its_name_is_another_job(here: Namespace) -> None
     here.await_pods("job-0")
     here.server.request("DELETE", here.path("elasticjobs", "job"))
     second = here.create_job(maxNodes=1)
-    # There is no garbage collector: what the first one left is waited for until we remove it.
+    # There is no garbage collector: the remains of the first job are removed by the test.
     for plural, name in (("services", "job"), ("secrets", "job-elasticjob")):
         here.server.request("DELETE", here.path(plural, name))
     here.server.request("DELETE", here.path("poddisruptionbudgets", "job"))
@@ -241,7 +241,7 @@ def test_two_jobs_of_one_name_in_two_namespaces(here: Namespace, api_server: Api
 
 
 def test_a_deadline_comes_by_itself(here: Namespace) -> None:
-    """Nothing else happens to a job whose pods nobody starts."""
+    """No other event occurs for a job whose pods are never started."""
     here.create_job(maxNodes=1, nodes=1, runPolicy={"activeDeadlineSeconds": 2})
     here.await_status(phase="Failed")
     assert here.condition("Failed")["reason"] == "DeadlineExceeded"

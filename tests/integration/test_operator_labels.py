@@ -1,4 +1,4 @@
-"""Pods whose labels somebody takes off, on a real API server: they stay what they are."""
+"""Pods whose labels a user removes, on a real API server: they keep their role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["here", "operator"]
 
 UID, INDEX, NAME = (f"elasticjob.dev/{word}" for word in ("job-uid", "index", "job-name"))
 QUIET_SECONDS = 2.0
-"""What would be done wrong is done within milliseconds."""
+"""Waiting time; a wrong action would follow within milliseconds."""
 
 
 def label(here: Namespace, name: str, **labels: str | None) -> None:

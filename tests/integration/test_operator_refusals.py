@@ -1,4 +1,4 @@
-"""What keeps a job from its pods beside the pods themselves, on a real API server: it is told."""
+"""Reported obstacles to a job's pods outside the pods themselves, on a real API server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_quota_on_what_pods_need_is_told_and_waited_for(
 
 @contextmanager
 def unanswered(here: Namespace, operation: str, plural: str, port: int) -> Iterator[None]:
-    """An admission webhook for these objects of the namespace that nobody answers."""
+    """Register an admission webhook for these objects whose server does not answer."""
     hook: dict[str, Any] = {
         "name": "nobody.answers.test",
         "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
@@ -123,7 +123,7 @@ def _probe(plural: str) -> dict[str, Any]:
 def _await_hook(
     here: Namespace, method: str, path: str, probe: dict[str, Any] | None = None
 ) -> None:
-    """The server takes its time to learn of it."""
+    """Wait until the server has learned of the webhook."""
 
     def refused() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What the operator makes of the rendezvous, and what it does to it; the test plays the agents."""
+"""Operator's view of the rendezvous and its writes to it; the test plays the agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_i
 
 _TAKEOVER_SECONDS = 30.0
 _STATUS_SECONDS = 5.0
-"""The promise of a second is measured on a cluster; here the machine may have much else to do."""
+"""Timeout; the guaranteed second is measured on a cluster, this machine may be busy."""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_member_of_a_pod_that_is_gone_is_taken_out_at_once(
     assert etcd.ctl("get", "--prefix", key)
     here.remove_pod("job-1")
     wait_until(lambda: not etcd.ctl("get", "--prefix", key), "no member any more", SECONDS)
-    here.await_event("MembersRemoved", "1 member left the rendezvous: no pod any more")
+    here.await_event("MembersRemoved", "1 member removed from the rendezvous: its pod is gone")
     # Its index was free only after it had gone.
     wait_until(lambda: len(here.pods()) == 2, "a replacement", SECONDS)
 
@@ -141,7 +141,7 @@ def test_etcd_that_goes_away_and_comes_back(
 
 
 def statuses(here: Namespace, since: str) -> list[dict[str, Any]]:
-    """Every status that was written to the namespace's jobs after a resourceVersion."""
+    """Return every status written to the namespace's jobs after a resourceVersion."""
     query = f"?watch=true&resourceVersion={since}&timeoutSeconds=1"
     said = here.server.fetch("GET", here.path("elasticjobs") + query).decode().splitlines()
     return [json.loads(line)["object"]["status"] for line in said]
@@ -162,7 +162,7 @@ def test_etcd_that_lost_its_data_gets_the_bounds_again(here: Namespace, etcd: Et
 
 
 def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
-    """The word that closes the rendezvous is the operator's own: it waits until it reads it."""
+    """The operator itself closes the rendezvous: it waits until it reads the closed record."""
     running(here, etcd, 2)
     since = here.job()["metadata"]["resourceVersion"]
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
@@ -172,7 +172,7 @@ def test_a_suspension_is_told_whole(here: Namespace, etcd: EtcdServer) -> None:
 
 
 def test_a_job_resumed_while_etcd_is_away_waits_for_it(here: Namespace, etcd: EtcdServer) -> None:
-    """Its pods would be of the gang that was suspended, and end at once."""
+    """The resumed job's pods would belong to the suspended gang, and end at once."""
     running(here, etcd, 2)
     here.patch_job({"spec": {"runPolicy": {"suspend": True}}})
     here.await_status(phase="Suspended")
@@ -219,12 +219,12 @@ def test_what_a_killed_operator_had_written_and_not_told_is_told_once(
         here.server.request("DELETE", here.path("events", raw["metadata"]["name"]))
     operator.start()
     wait_until(lambda: _told(here) == before, f"{before} again", _TAKEOVER_SECONDS)
-    operator.stop()  # which first posts all that it has to tell
+    operator.stop()  # it first posts all pending events
     assert _told(here) == before
 
 
 def _told(here: Namespace) -> Counter[str]:
-    """How often each reason was told, of what is told of the status."""
+    """Count the reasons of the events about the status."""
     said = ("RoundFinal", "Recovered", "Succeeded", "WorkerFailed", "Failed")
     return Counter(reason for reason, _ in here.events() if reason in said)
 
@@ -232,7 +232,7 @@ def _told(here: Namespace) -> Counter[str]:
 def test_a_job_that_ended_while_nobody_looked_goes_after_its_time_to_live(
     here: Namespace, etcd: EtcdServer, operator: Operator
 ) -> None:
-    """Nothing happens any more that would have it looked at again."""
+    """No further event would make the operator reconcile it."""
     agents = running(here, etcd, 1)
     here.patch_job({"spec": {"runPolicy": {"ttlSecondsAfterFinished": 3}}})
     operator.kill()

@@ -1,4 +1,4 @@
-"""Replicas that come and go: nothing is done twice, nothing is left undone."""
+"""Replacement of replicas: every action is done exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.operator_rig import SECONDS, Namespace, Operator, alone_i
 StartOperator = Callable[..., Operator]
 _TAKEOVER_SECONDS = 30.0
 _HANDOVER_SECONDS = 7.0
-"""Less than the eight of a Lease that nobody lets go of."""
+"""Maximum of a hand-over: less than the eight seconds of a Lease that is not released."""
 _WRITES = re.compile(
     r'apiserver_request_total\{[^}]*resource="(?P<resource>[a-z]+)"[^}]*'
     r'verb="(?P<verb>POST|PUT|PATCH|APPLY|DELETE)"[^}]*\} (?P<count>\S+)'
@@ -28,7 +28,7 @@ _WRITES = re.compile(
 def start_operator(
     tmp_path: Path, api_server: ApiServer, newest_etcd: EtcdServer, namespace: str
 ) -> Iterator[StartOperator]:
-    """Start replicas for the test's namespace alone; they end with the test."""
+    """Yield a function that starts replicas for the test's namespace alone."""
     options = alone_in(namespace)
     with ExitStack() as stack:
 
@@ -41,7 +41,7 @@ def start_operator(
 
 
 def writes(server: ApiServer) -> float:
-    """Requests so far that change something, but for Leases."""
+    """Return the number of mutating requests so far, except those for Leases."""
     text = server.fetch("GET", "/metrics").decode()
     found = (match for line in text.splitlines() if (match := _WRITES.match(line)))
     return sum(float(match["count"]) for match in found if match["resource"] != "leases")

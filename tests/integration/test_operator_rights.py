@@ -1,4 +1,4 @@
-"""The operator with no more rights than the chart gives it, and with the chart's environment."""
+"""Operator with exactly the chart's rights and the chart's environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rendered(release: str, values: Json) -> Rendered:
 
 
 def rights(chart: Rendered) -> Iterator[tuple[str, Json]]:
-    """Where to create each of the operator's roles and bindings, bound to the test's user."""
+    """Yield each of the operator's roles and bindings with its path, bound to the test's user."""
     for found in chart.objects:
         kind, namespace = found["kind"], found["metadata"].get("namespace")
         if kind not in ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"):
@@ -42,7 +42,7 @@ def rights(chart: Rendered) -> Iterator[tuple[str, Json]]:
 
 
 def environment(chart: Rendered) -> dict[str, str]:
-    """What the chart sets for the operator, but for what is another's in a test."""
+    """Return the chart's environment of the operator, except values that differ in a test."""
     (deployment,) = (found for found in chart.objects if found["kind"] == "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     plain = {one["name"]: one["value"] for one in container["env"] if "value" in one}
@@ -70,7 +70,7 @@ def test_the_charts_rights_are_enough(
 
 
 def live_a_life(here: Namespace) -> None:
-    """Everything the operator ever does to a cluster."""
+    """Exercise every operation of the operator on a cluster."""
     here.create_job(minNodes=1, maxNodes=3, runPolicy={"ttlSecondsAfterFinished": 1})
     here.await_pods("job-0", "job-1", "job-2")
     for name in here.pods():

@@ -1,4 +1,4 @@
-"""An etcd that refuses writes or is away, in a job's status, its events and its explanation."""
+"""Etcd that refuses writes or is away, in a job's status, its events and its explanation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def here(
 
 
 def told(here: Namespace, reason: str) -> list[str]:
-    """The messages of the job's events of that reason."""
+    """Return the messages of the job's events of that reason."""
     return [message for found, message in here.events() if found == reason]
 
 

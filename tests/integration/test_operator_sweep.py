@@ -1,4 +1,4 @@
-"""The sweep: what was missed is found, and etcd is cleared of jobs that are gone."""
+"""Periodic sweep: missed changes are found, and etcd is cleared of deleted jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OTHER_UID = "00000000-0000-0000-0000-000000000002"
 
 
 class Rig:
-    """A sweep of one namespace, with what it works on."""
+    """Sweep of one namespace, with its dependencies."""
 
     def __init__(self, kube: Kube, etcds: Etcds, namespace: str | None) -> None:
         self.woken: list[JobKey] = []
@@ -93,7 +93,7 @@ def put_bounds(etcd: EtcdServer, namespace: str) -> Keys:
 def test_a_job_that_is_gone_is_closed_and_then_cleared(
     api_server: ApiServer, newest_etcd: EtcdServer, namespace: str, found: str
 ) -> None:
-    """Whatever its round says: one that nobody can read holds up no sweep."""
+    """The content of its round does not matter: an unreadable one does not block the sweep."""
     keys = put_bounds(newest_etcd, namespace)
     if found:
         newest_etcd.ctl("put", keys.round, found)
@@ -274,7 +274,7 @@ def test_a_mirror_that_is_dead_while_etcd_answers_fails_the_probe(
 def test_an_etcd_that_lets_its_user_see_little_is_no_reason_to_start_again(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
-    """Else one job's Secret would have the operator of all jobs restarted, again and again."""
+    """A restart would let one job's Secret interrupt the operator of all jobs again and again."""
     own, other = start_etcd("3.6"), start_etcd("3.6", arguments=("--bcrypt-cost=4",))
     enable_auth(other)
     text = {"username": b"job", "password": b"pass"}
@@ -349,7 +349,7 @@ def test_the_etcd_of_another_cluster_is_neither_used_nor_cleared(
 def test_a_user_without_a_job_and_a_record_goes(
     api_server: ApiServer, start_etcd: StartEtcd, namespace: str
 ) -> None:
-    """Its job was deleted while no operator was there to see it."""
+    """The user's job was deleted while no operator was running."""
     etcd = start_etcd("3.6", arguments=("--bcrypt-cost=4",))
     here = Namespace(api_server, namespace)
     present = here.create_job(maxNodes=1)["metadata"]["uid"]

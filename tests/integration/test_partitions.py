@@ -1,4 +1,4 @@
-"""Real partitions, a few that are pinned: `python -m tests.partitions` draws any number of them.
+"""Pinned plans of real partitions: `python -m tests.partitions` draws any number of them.
 
 Each pinned plan is a gang of two or three nodes in network namespaces, with a real etcd.
 """
@@ -32,7 +32,7 @@ CUT_OFF = [
     replace(_SHORT, seed=1, fault=Fault.KILL, nodes=2),
     replace(_SHORT, seed=2, fault=Fault.STOP, fault_at=0.3, role=Role.RANK_0),
     replace(_SHORT, seed=3, fault=Fault.KILL, scope=Scope.PEERS, way=Way.RECEIVED, nodes=2),
-    # As found: the agent hears nothing, but etcd goes on hearing it until it hangs.
+    # As found: the agent receives nothing, but etcd still receives from it until it hangs.
     replace(
         _SHORT,
         seed=4,
@@ -106,7 +106,7 @@ with socket.socket(type=socket.SOCK_DGRAM) as own:
 
 
 class Receiver:
-    """A process on a host that prints each packet."""
+    """Process on a host that prints each packet."""
 
     def __init__(self, network: Network, host: str) -> None:
         self._network = network
@@ -165,7 +165,7 @@ def test_an_interrupted_runner_leaves_no_process_and_no_network(
         finally:
             runner.kill()
     left = _namespaces(runner.pid)
-    if end is signal.SIGKILL:  # it could do nothing: the next runner does
+    if end is signal.SIGKILL:  # it could not clean up: the next runner does
         assert left
         sweep()
         left = _namespaces(runner.pid)
@@ -186,7 +186,7 @@ def _content(path: Path) -> bytes:
 def test_no_worker_of_a_round_writes_once_one_of_a_later_round_has_started(
     tmp_path: Path, launcher_file: Path
 ) -> None:
-    """All at once, for they mostly wait."""
+    """The plans run at once, because they mostly wait."""
     stop = threading.Event()
     with ThreadPoolExecutor(len(CUT_OFF)) as pool:
         try:

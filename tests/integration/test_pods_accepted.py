@@ -1,4 +1,4 @@
-"""The pods and children that are made, on a real API server: accepted to the letter."""
+"""Generated pods and owned objects, on a real API server: accepted field by field."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job_of(namespace: str, spec: Json | None = None, trainer: Json | None = None
 
 
 def created(api_server: ApiServer, job: ElasticJob, index: int = 0) -> Json:
-    """The pod as the API server keeps it: a field that it does not know is an error."""
+    """Create the pod and return it as stored: a field unknown to the API server is an error."""
     body = pod.pod(job, index, 0, SETTINGS, ACCESS)
     return post(api_server, f"/api/v1/namespaces/{job.metadata.namespace}/pods", body)
 
@@ -106,7 +106,7 @@ def test_a_quota_counts_ours_and_lets_them_in(api_server: ApiServer, namespace: 
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     post(api_server, quotas, {"metadata": {"name": "all"}, "spec": {"hard": hard}})
     used = dict.fromkeys(amounts, "0")
-    # There is no controller here to count for the first time.
+    # There is no controller to compute the first usage.
     api_server.patch(f"{quotas}/all/status", {"status": {"hard": hard, "used": used}})
     resources = {"limits": {"cpu": "1", "memory": "1Gi"}}
     created(api_server, job_of(namespace, trainer={"resources": resources}))

@@ -1,4 +1,4 @@
-"""The protocol on a real etcd: every transition, and the faults that only a real one shows."""
+"""Protocol on a real etcd: every transition, and the faults that only a real one shows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_dead_agent_costs_a_fraction_of_its_lease(
 ) -> None:
     async def main() -> None:
         names = ["n-0", "n-1", "n-2"]
-        bounds = replace(FAST, keep_alive_seconds=20.0)  # a machine under load is not so slow
+        bounds = replace(FAST, keep_alive_seconds=20.0)  # sufficient even for a machine under load
         async with gang(newest_etcd.url, prefix, names[:1], bounds) as first:
             await until(lambda: first[0].round is not None, "n-0 coordinates")
             async with gang(newest_etcd.url, prefix, names[1:], bounds) as others:
@@ -243,11 +243,11 @@ def test_closing_ends_all_and_a_later_member_finds_it_closed(
     asyncio.run(main())
 
 
-# -- etcd's own troubles --------------------------------------------------------------
+# -- faults of etcd -------------------------------------------------------------------
 
 
 async def outlive(server: EtcdServer, nodes: list[Node], lease_seconds: float) -> None:
-    """Take etcd away for two leases: nobody stops then, nor when it is back."""
+    """Take etcd away for two leases: no node stops then, nor when it is back."""
     server.kill()
     await asyncio.sleep(2 * lease_seconds)  # the outage itself
     assert together(nodes), "nobody stopped during the outage"
@@ -273,7 +273,7 @@ def test_training_outlives_etcd_and_goes_on_changing_afterwards(
 
 
 def test_a_node_without_peers_outlives_etcd_too(start_etcd: StartEtcd, prefix: str) -> None:
-    """Nobody vouches for it: that etcd refuses has to be known before the lease has run out."""
+    """The refusal of etcd has to be known before the lease has expired, as there are no links."""
     server = start_etcd()
 
     async def main() -> None:
@@ -369,7 +369,7 @@ def test_an_etcd_that_is_not_there_is_refused_after_a_while(prefix: str) -> None
 
 
 def _requests(server: EtcdServer) -> float:
-    """gRPC messages that etcd has received so far, streams and unary."""
+    """Return the number of gRPC messages received by etcd so far, streams and unary."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as reply:
         lines = reply.read().decode().splitlines()
     return sum(

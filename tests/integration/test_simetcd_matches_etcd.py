@@ -1,4 +1,4 @@
-"""The simulated etcd does what a real one does: the same requests, the same answers."""
+"""Comparison of the simulated etcd with a real one: the same requests, the same answers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class RevokeLease:
-    """Which lease, counted among those granted so far."""
+    """Revocation of a lease, by its index among those granted so far."""
 
     index: int
 
 
 Step = Txn | RevokeLease
-"""In a `Txn` a lease is 1 + its index, and the revision of a comparison counts from the
-one that the key has when the step is taken (a missing key: from 0)."""
+"""Step of an example. In a `Txn` a lease is 1 + its index, and the revision of a comparison is
+relative to the key's revision at that step (a missing key: 0).
+"""
 
 _keys = st.sampled_from(KEYS)
 _puts = st.builds(Put, _keys, st.binary(max_size=2), st.sampled_from((0, 0, 1, 1, 2, 2, 1, 2, 3)))
@@ -88,7 +89,7 @@ _steps = st.one_of(
 
 @dataclass(slots=True)
 class Pair:
-    """A real and a simulated store on their way through one example."""
+    """Real and simulated store executing one example."""
 
     client: Client
     prefix: str
@@ -100,13 +101,13 @@ class Pair:
         return self.prefix + key
 
     def lease(self, number: int, side: int) -> int:
-        """The lease a put names; one that was never granted does not exist on either side."""
+        """Return the lease id of a put; a lease never granted exists on neither side."""
         if number == 0:
             return 0
         return self.leases[number - 1][side] if number <= len(self.leases) else 12345
 
     def compare(self, compare: Compare, side: int) -> Compare:
-        """The same question to either side."""
+        """Translate a comparison for one side."""
         found = self.sim.get(self.key(compare.key))
         revision = compare.revision
         if found is not None:
@@ -128,7 +129,7 @@ class Pair:
             tuple(self.op(op, side) for op in txn.failure),
         )
 
-    # -- what is compared -----------------------------------------------------------
+    # -- compared values ------------------------------------------------------------
 
     def kv(self, kv: KeyValue, side: int) -> KeyValue:
         offset = self.begin - 1 if side == 0 else 0
@@ -183,7 +184,7 @@ class Pair:
             return "refused"
 
     async def compare_history(self) -> None:
-        """All that was written, as a watch from the example's begin tells it."""
+        """Compare all writes, as reported by a watch from the example's beginning."""
         batches: list[WatchBatch] = []
         self.sim.watch(Range(self.prefix, prefix=True), 2, batches.append)
         expected = [self.event(event, 1) for batch in batches for event in batch.events]
@@ -196,7 +197,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def lonely_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A server that nobody else uses: a lease of another test that runs out is a revision."""
+    """Yield a server of its own: the expiry of another test's lease would add a revision."""
     server = EtcdServer(tmp_path_factory.mktemp("etcd"), NEWEST)
     try:
         yield server.start()

@@ -1,6 +1,6 @@
-"""An etcd that is away or refuses writes is named by every agent: soon, in its words, once.
+"""Reports of an etcd that is away or refuses writes, by every agent: soon, precise, once.
 
-Each test has one server and one gang, and goes through all that can happen to both.
+Each test has one server and one gang, and goes through all faults of both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StartCluster = Callable[..., EtcdCluster]
 
 NAMED_SECONDS = 3.0
 SLOW_SECONDS = 3.0
-"""More, on a machine that is busy with other tests."""
+"""Allowance for a machine busy with other tests."""
 REFUSES = "refuses writes: "
 AWAY = "cannot be reached: "
 ACCEPTS = "accepts writes again after "
@@ -42,7 +42,7 @@ def folder(mark: str, tmp_path: Path) -> Path:
 
 
 class Silence:
-    """A gang of two, and what its agents have said so far."""
+    """Gang of two with its agents' output so far."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Silence:
         self.read = {agent.name: 0 for agent in self.gang.agents}
 
     def forget(self) -> None:
-        """Look only at what is said from now on."""
+        """Ignore all output up to now."""
         self.read = {agent.name: len(agent.output()) for agent in self.gang.agents}
 
     def said(self) -> list[str]:
-        """The lines of each agent since `forget`."""
+        """Return the output of each agent since `forget`."""
         agents = (agent for agent in self.gang.agents if agent.name in self.read)
         return [agent.output()[self.read[agent.name] :] for agent in agents]
 
     def all_say(self, text: str, since: float, seconds: float = NAMED_SECONDS) -> None:
-        """Every agent says that text, within so many seconds of `since`."""
+        """Wait until every agent prints that text, within `seconds` of `since`."""
         limit = since + seconds + SLOW_SECONDS - time.monotonic()
         try:
             until(lambda: all(text in said for said in self.said()), repr(text), limit)
@@ -90,7 +90,7 @@ class Silence:
             self.gang.stepping(worker)
 
     def end(self) -> None:
-        """All succeed."""
+        """Finish with success."""
         self.gang.finish()
         for agent in self.gang.agents:
             assert agent.wait() == 0, self.gang.outputs()
@@ -108,7 +108,7 @@ def silences(folder: Path) -> Iterator[list[Silence]]:
 
 
 def guarded(etcd: EtcdServer) -> None:
-    """Let nobody in but root, and a job's user below its keys."""
+    """Enable authentication for root, and a job's user limited to its keys."""
     etcd.ctl("user", "add", ROOT)
     etcd.ctl("user", "grant-role", "root", "root")
     etcd.ctl("role", "add", "job")
@@ -121,7 +121,7 @@ def guarded(etcd: EtcdServer) -> None:
 def go_away(
     silence: Silence, away: Callable[[], None], back: Callable[[], object], why: str = ""
 ) -> None:
-    """It is named, and so is its end, while workers train on."""
+    """Check that the outage and its end are reported, while workers train on."""
     silence.forget()
     away()
     silence.all_say(AWAY, time.monotonic())
@@ -134,7 +134,7 @@ def go_away(
 
 
 def take_writes(silence: Silence) -> None:
-    """Reading alone is left to the job's user."""
+    """Leave the job's user read access only."""
     etcd = silence.etcd
     silence.forget()
     etcd.ctl("role", "grant-permission", "--prefix", "job", "read", KEYS, user=ROOT)
@@ -147,7 +147,7 @@ def take_writes(silence: Silence) -> None:
 
 
 def take_user(silence: Silence) -> None:
-    """The job's user is deleted, and made again."""
+    """Delete the job's user and make it again."""
     etcd = silence.etcd
     silence.forget()
     etcd.ctl("user", "delete", "job", user=ROOT)
@@ -161,7 +161,7 @@ def take_user(silence: Silence) -> None:
 
 
 def run_full(silence: Silence) -> None:
-    """A worker fails meanwhile: its node says what it waits for, and goes on afterwards."""
+    """Fail a worker with a full etcd: its node reports the wait, and continues afterwards."""
     etcd, gang = silence.etcd, silence.gang
     silence.forget()
     fill(etcd, *ROOT.split(":"))
@@ -185,7 +185,7 @@ def test_an_etcd_that_cannot_be_used_is_named_once_by_every_agent(
     guarded(etcd)
     silence = Silence(silences, folder, etcd, lease, conf=",user=job,password=word")
     oldest, newest = version == VERSIONS[0], version == VERSIONS[-1]
-    if newest:  # what the client notices by itself does not depend on the version
+    if newest:  # detection by the client itself does not depend on the version
         go_away(silence, etcd.pause, etcd.resume, "no answer")
         go_away(silence, etcd.kill, etcd.start, "Connection refused")
     take_writes(silence)

@@ -1,4 +1,4 @@
-"""TCPStore's protocol: our client and server, and torch's, each against each."""
+"""TCPStore's protocol: ElasticJob's client and server against torch's, in all combinations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def theirs(port: int, **options: Any) -> Any:
 
 
 class Clients:
-    """Makes clients of ours, and closes them after the test."""
+    """Factory of ElasticJob's clients, which it closes after the test."""
 
     def __init__(self) -> None:
         self.made: list[TCPStore] = []
@@ -58,7 +58,7 @@ def server() -> Iterator[TCPStoreServer]:
 
 @pytest.fixture(params=["ours-ours", "ours-libuv", "ours-plain", "torch-ours"])
 def dial(request: pytest.FixtureRequest, ours: Clients) -> Iterator[Dial]:
-    """Makes clients of one server; the kinds are client-server."""
+    """Yield a function that makes clients of one server; the kinds are client-server."""
     client, _, host = request.param.partition("-")
     if host == "ours":
         made = TCPStoreServer("127.0.0.1")
@@ -267,6 +267,6 @@ class TestClient:
 
             thread = threading.Thread(target=answer)
             thread.start()
-            with pytest.raises(StoreGone, match="no TCPStore"):
+            with pytest.raises(StoreGone, match="not a TCPStore"):
                 TCPStore("127.0.0.1", other.getsockname()[1], timedelta())
             thread.join(10)

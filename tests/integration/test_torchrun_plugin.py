@@ -1,4 +1,4 @@
-"""`torchrun --rdzv-backend=elasticjob`, unmodified, alone and in gangs with our own agents."""
+"""`torchrun --rdzv-backend=elasticjob`, unmodified, alone and in gangs with ElasticJob's agents."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_failed_worker_of_torchrun_is_charged_to_the_shared_budget(gang: Mixed
     gang.started(1, 2, SLOW_SECONDS)
     gang.fail(0)
     gang.started(2, 2, SLOW_SECONDS)
-    # Only once it is known that nobody was lost at that time.
+    # Only once it is known that no member was lost at that time.
     until(lambda: gang.round().charged == (1,), "the verdict")
     assert gang.round().cause.kind is CauseKind.FAILURE
 

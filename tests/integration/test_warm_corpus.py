@@ -34,7 +34,7 @@ def test_a_job_is_the_same_cold_and_warm(
     warm = run_job(package, interpreter, newest_etcd, warm=True).as_json()
     assert warm["warm"] > 0, (warm["cold"], warm["trouble"])
     if any(not one.documented for one in differences(colds, warm)):
-        # What differs between two cold runs too is no property of warm ones.
+        # A difference between two cold runs is no property of warm ones.
         colds.append(run_job(package, interpreter, newest_etcd, warm=False).as_json())
     found = [str(one) for one in differences(colds, warm) if not one.documented]
     assert found == [], warm["trouble"]

@@ -1,7 +1,8 @@
-"""A standby is never forked once CUDA was started in it; what started it is left to the workers.
+"""Standby and CUDA: a process in which CUDA was started never forks workers.
 
-Without a GPU: the driver is a stand-in that answers as NVIDIA's does, and torch one that keeps to
-torch's rule, that a process which counted devices has no children that may use them.
+The responsible import is left to the workers. There is no GPU: the driver is a fake with NVIDIA's
+answers, and torch a fake with torch's rule that a process which counted devices has no children
+that may use them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["installed", "mark"]
 
 pytestmark = pytest.mark.usefixtures("mark")
 
-# As a worker that is started cold: the standby has no round.
+# As a cold worker: the standby has no round.
 IN_STANDBY = "import os\nif 'ELASTICJOB_ROUND' not in dict(os.environ):\n"
 TORCH = """
 import os
@@ -40,7 +41,7 @@ class cuda:
 
 
 def outcome(folder: Path, imports: str) -> str:
-    """What a warm worker of this program says was there before it."""
+    """Return the modules loaded before a warm worker of this program began."""
     source = (
         f"import sys; there = sorted(n for n in sys.modules if n in {imports.split(', ')})\n"
         f"import {imports}\nprint(*there)\n"
@@ -102,7 +103,7 @@ def test_who_counts_devices_when_it_is_imported_is_left_to_the_workers(
 def test_a_device_that_was_counted_after_all_makes_a_cold_start(
     tmp_path: Path, installed: Path
 ) -> None:
-    """The worker asks once more: what nobody saw while it was imported is seen in the fork."""
+    """The worker checks once more: an effect missed during the import shows after the fork."""
     (installed / "torch.py").write_text(f"{TORCH}\nclass _C: pass\n")
     (installed / "late_pkg.py").write_text(
         f"import os, torch\n{IN_STANDBY}    torch.cuda.is_available()\n"

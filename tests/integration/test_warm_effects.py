@@ -1,4 +1,4 @@
-"""Modules whose import has a lasting effect are left to the workers, and no others."""
+"""Preload filter: only modules whose import has a lasting effect are left to the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("mark")
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder in which packages of these tests make what they make."""
+    """Set the folder in which packages of these tests create their files."""
     monkeypatch.setenv("PLACE", str(tmp_path))
 
 
@@ -149,7 +149,7 @@ def test_module_without_a_lasting_effect_is_preloaded(
 def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded(
     tmp_path: Path, installed: Path
 ) -> None:
-    """As torch makes the folder of its compiler: of the same name in every process."""
+    """Torch's compiler cache is such a folder, with the same name in every process."""
     cache = tmp_path / "cache"
     (installed / "fsspec.py").write_text(f"import os; os.makedirs({str(cache)!r}, exist_ok=True)\n")
     source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
@@ -195,7 +195,7 @@ atexit.register(shutil.rmtree, folder)
 def test_temporary_folder_of_a_package_is_each_workers_own(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of trackers that log: the first worker that ends removes the folder at its exit."""
+    """Trackers that log have such a folder: the first worker that ends removes it at its exit."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (installed / "odd_pkg.py").write_text(TRACKER)
@@ -284,7 +284,7 @@ def test_identifiers_of_known_packages_are_drawn_anew(tmp_path: Path, installed:
 def test_standby_that_is_given_up_takes_helpers_and_files_along(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that is ended in the middle of an import."""
+    """A standby ended in the middle of an import is included."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "2")
     (tmp_path / "tmp").mkdir()
@@ -313,7 +313,7 @@ def test_standby_that_is_given_up_takes_helpers_and_files_along(
 def test_workers_do_not_wait_longer_than_a_cold_start_would_take(
     tmp_path: Path, installed: Path
 ) -> None:
-    """A standby is replaced by one that hangs while it loads: the first took no time for it."""
+    """A standby is replaced by one that hangs while it loads: the first loaded instantly."""
     (installed / "slow_pkg.py").write_text(
         f"import os, pathlib, time\nif pathlib.Path({str(tmp_path / 'hangs')!r}).exists():\n"
         "    if 'ELASTICJOB_ROUND' not in dict(os.environ):\n        time.sleep(99)\n"
@@ -327,7 +327,7 @@ def test_workers_do_not_wait_longer_than_a_cold_start_would_take(
         await hands.ask(sys.executable, path, env={**SHARED, "MODE": "2"})
         began = asyncio.get_running_loop().time()
         started, exited = await hands.outcome(sys.executable, path, env=env)
-        assert asyncio.get_running_loop().time() - began < 6  # of them 2 are the least wait
+        assert asyncio.get_running_loop().time() - began < 6  # including a 2 s minimum wait
         assert (started.warm, exited.exit_code) == (False, 0)
         assert started.cold_reason == "the standby is still preloading"
 

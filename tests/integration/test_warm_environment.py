@@ -1,4 +1,4 @@
-"""Variables that a program sets before its imports hold for C code that is loaded by them."""
+"""Variables set by a program before its imports: visible to C code loaded by those imports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_variables_that_torch_reads_when_it_is_loaded(tmp_path: Path) -> None:
     assert forked == cold.replace("False\n", "True\n")
 
 
-# `getenv` as C code calls it when it is loaded, and what Python sees of it.
+# `getenv` as called by C code at its loading, and the value that Python sees.
 NATIVE = """
 import ctypes, os
 getenv = ctypes.CDLL(None).getenv

@@ -1,4 +1,4 @@
-"""What else a program can see of how it was started: it is the same cold and warm."""
+"""Other observable process properties: identical for cold and warm starts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ del os.environ["TAKEN"]
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
 def test_what_imports_change_in_the_environment_stays(tmp_path: Path, locale: str) -> None:
-    """Python itself sets LC_CTYPE where the locale is "C"."""
+    """Python itself sets LC_CTYPE for the locale "C"."""
     packages = tmp_path / "site-packages"
     script(packages, SETS, "sets_pkg.py")
     script(packages, "import os; os.environ['SITE'] = 'customized'\n", "sitecustomize.py")

@@ -1,4 +1,4 @@
-"""What is preloaded and what is not, what a standby learns, and what becomes of one that fails."""
+"""Preloading by the standby: its selection, its import record, and the handling of its failures."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_workers_load_later_is_learned_and_their_own_modules_are_read_anew(
     async def scenario(hands: Warm) -> None:
         await hands.prepare(sys.executable, path, memory=str(memory))
         assert (await hands.start(sys.executable, path)).warm
-        # Asked for 3, 10 and 60 s after the start; the scenario's own limit bounds this.
+        # Recorded 3, 10 and 60 s after the start; the scenario's own limit bounds this.
         while not memory.exists() or "lazy_pkg" not in json.loads(memory.read_text())["learned"]:
             await asyncio.sleep(0.02)
         await hands.kill()
@@ -213,7 +213,7 @@ def test_a_standby_that_hangs_costs_seconds_and_is_replaced(tmp_path: Path) -> N
 def test_workers_born_before_the_standby_died_are_the_only_ones_of_their_ranks(
     tmp_path: Path,
 ) -> None:
-    """Requests that it cannot read kill it, when it has forked the first worker."""
+    """Unreadable requests kill the standby after it has forked the first worker."""
     born = tmp_path / "born"
     born.mkdir()
     program = (
@@ -324,7 +324,7 @@ def test_a_standby_that_takes_too_much_is_ended_and_workers_start_cold(
 def test_one_that_was_slow_is_tried_once_more(
     tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where an image's files are first read."""
+    """The first attempt may be slow, for example while an image's files are first read."""
     monkeypatch.setenv("ELASTICJOB_STANDBY_SECONDS", "5")
     (installed / "slow_pkg.py").write_text(
         f"import pathlib, time\nseen = pathlib.Path({str(tmp_path / 'seen')!r})\n"

@@ -1,6 +1,6 @@
-"""A forked worker is what a fresh one is: its process, its `__main__`, its end.
+"""Equivalence of forked and fresh workers: process state, `__main__`, exit.
 
-Each program is run twice, cold and warm, and must have said and done the same.
+Each program is run twice, cold and warm, with the same output and effects.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ print(json.dumps(value, indent=1))
 
 
 def both(tmp_path: Path, *argv: str, env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """What a program says when it is started cold, and warm; it must end alike."""
+    """Return a program's output of a cold and of a warm start; both must end alike."""
 
     async def scenario(hands: Warm) -> None:
         started, cold = await hands.outcome(*argv, env=env)
@@ -130,7 +130,7 @@ FAILURES = {
 def test_a_program_ends_as_in_a_cold_start(tmp_path: Path, name: str) -> None:
     path = script(tmp_path / "code", FAILURES[name])
     cold, forked = both(tmp_path, sys.executable, path)
-    if name == "segment":  # the forked one has our frames below its own
+    if name == "segment":  # the forked one has launcher frames below its own
         assert "Fatal Python error: Segmentation fault" in forked
         assert f'File "{path}", line 1 in <module>' in forked
     else:
@@ -191,7 +191,7 @@ def test_a_worker_dies_with_the_launcher_and_outlives_the_standby(tmp_path: Path
         launcher = parent_of(worker)
         standby = next(p for p in children_of(launcher) if p != worker)
         os.kill(standby, signal.SIGKILL)
-        # It is replaced, and the next round is warm again.
+        # The standby is replaced, and the next round is warm again.
         await soon(lambda: any(p not in (worker, standby) for p in children_of(launcher)))
         assert Path(f"/proc/{worker}").exists()
         assert (await hands.kill())[0].signal == signal.SIGKILL

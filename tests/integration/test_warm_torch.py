@@ -1,4 +1,4 @@
-"""With real torch: a forked worker computes, writes and leaves what a fresh one does."""
+"""Equivalence of forked and fresh workers with real torch: results, output and remains."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(len(os.listdir("/proc/self/task")))
         {},
         {"OMP_NUM_THREADS": "2"},
         {"OPENBLAS_NUM_THREADS": "3"},
-        {"OPENBLAS_NUM_THREADS": "1000"},  # more than there are processors
+        {"OPENBLAS_NUM_THREADS": "1000"},  # more than the number of processors
     ],
 )
 def test_threads_of_torch_and_numpy(tmp_path: Path, env: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Unmodified torchrun beside our own agents, in gangs that share one run."""
+"""Unmodified torchrun beside ElasticJob's agents, in gangs that share one run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.integration.agent_rig import PYTHONPATH, STEADY, AgentProcess, Gang, 
 from tests.integration.etcd_server import EtcdServer
 
 SLOW_SECONDS = 90.0
-"""Each torchrun imports torch before anything else, perhaps on a busy machine."""
+"""Timeout: each torchrun imports torch before anything else, perhaps on a busy machine."""
 
 
 class MixedGang(Gang):
-    """A gang whose members are torchrun's agents or ours. A torchrun's workers may outlive it."""
+    """Gang whose members are torchrun's agents or ours. A torchrun's workers may outlive it."""
 
     def torchrun(
         self,
@@ -57,11 +57,11 @@ class MixedGang(Gang):
         return self.agents[-1]
 
     def workers(self) -> list[dict[str, Any]]:
-        """The environment of every worker that ever started."""
+        """Return the environment of every worker that ever started."""
         return [json.loads(path.read_text()) for path in self.folder.glob("started-*")]
 
     def kill_node(self, agent: AgentProcess) -> None:
-        """kill -9 for an agent and for its workers, which nothing else would end."""
+        """Send SIGKILL to an agent and to its workers, which would survive it otherwise."""
         children = _children(agent.process.pid)
         agent.process.kill()
         agent.process.wait()
@@ -88,7 +88,7 @@ def ended(pid: int) -> None:
 
 @pytest.fixture
 def gang(tmp_path: Path, newest_etcd: EtcdServer) -> Iterator[MixedGang]:
-    """A run of one's own on the shared etcd; its agents end with the test, and leave nothing."""
+    """Yield a run of the test's own on the shared etcd; its agents end with the test."""
     gang = MixedGang(tmp_path, newest_etcd)
     yield gang
     gang.close()

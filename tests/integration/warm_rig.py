@@ -1,4 +1,4 @@
-"""What the tests of warm starts share: hands with a standby, and programs in a folder."""
+"""Test rig for warm starts: a worker runtime with a standby, and programs in a folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.integration.launcher_rig import Event, soon, until
 
 SHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 LOADED = "import sys; there = sorted(n for n in sys.modules if n.endswith('_pkg'))\n"
-"""First line of a script that says which of its modules were there before."""
+"""First line of a script that records which of its modules were loaded before it."""
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages, with a harmless one."""
+    """Return a folder of installed packages, with a harmless one."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
     (folder / "plain_pkg.py").write_text("")
@@ -41,7 +41,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Warm:
-    """Hands whose standby was asked for, and their events."""
+    """Runtime with a requested standby, and its events."""
 
     def __init__(self, hands: LocalHands, events: Any, folder: Path) -> None:
         self.hands = hands
@@ -61,17 +61,17 @@ class Warm:
         return self.prepared
 
     async def until_ready(self) -> None:
-        """Wait for the standby, though it was given up before."""
+        """Wait for the standby, even if an earlier one was given up."""
         while not self.prepared.ready:
             await self._until(Prepared)
 
     async def until_store(self) -> None:
-        """Wait for a store that is served."""
+        """Wait for a served store."""
         while not self.store_port:
             await self._until(StoreServed)
 
     async def _until(self, kind: type[Event], round: int | None = None) -> Event:
-        """The next event of that kind, of that round; where a store is served is noted."""
+        """Return the next event of that kind and round; record the store's port and the standby."""
         async for event in self.events:
             if isinstance(event, StoreServed):
                 self.store_port = event.port
@@ -119,7 +119,7 @@ class Warm:
         await soon(lambda: output.exists() and output.read_text().endswith("\n"))
 
     async def kill(self, count: int = 1) -> dict[int, WorkerExited]:
-        """End the round's workers at once; how they ended."""
+        """Kill the round's workers at once; return their exits."""
         await self.hands.stop(self._round, 0)
         return await self.ended(count)
 
@@ -137,7 +137,7 @@ class Warm:
 
 
 def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: float = 100.0) -> None:
-    """The scenario with hands that said hello; they are closed whatever happens."""
+    """Run the scenario with a started runtime, which is closed in every case."""
 
     async def whole() -> None:
         hands = LocalHands(("train",))
@@ -153,13 +153,13 @@ def warm(folder: Path, scenario: Callable[[Warm], Awaitable[None]], seconds: flo
 
 
 def said(folder: Path, number: int, rank: int = 0) -> str:
-    """What a worker wrote, once the launcher has ended: it writes logs in its own time."""
+    """Return a worker's output after the launcher's end: logs are written asynchronously."""
     logs = folder / f"round-{number}" / str(rank)
     return (logs / "stdout.log").read_text() + (logs / "stderr.log").read_text()
 
 
 def script(folder: Path, source: str, name: str = "train.py") -> str:
-    """A program in a folder of its own; its path."""
+    """Write a program into a folder of its own; return its path."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
@@ -167,21 +167,21 @@ def script(folder: Path, source: str, name: str = "train.py") -> str:
 
 
 def console_script(folder: Path, source: str) -> str:
-    """As pip writes the programs of a package."""
+    """Write a console script in pip's form; return its path."""
     path = Path(script(folder, f"#!{sys.executable}\n{source}", "train"))
     path.chmod(0o755)
     return str(path)
 
 
 def in_folder(folder: Path) -> Callable[[], None]:
-    """Work in that folder; gives the way back."""
+    """Change to that folder; return a function that changes back."""
     before = Path.cwd()
     os.chdir(folder)
     return lambda: os.chdir(before)
 
 
 def said_warm(folder: Path, path: str) -> str:
-    """What a worker of this program prints that was forked from its standby, and ended well."""
+    """Return the output of a worker forked from the program's standby, which must succeed."""
 
     async def scenario(hands: Warm) -> None:
         await hands.prepare(sys.executable, path)

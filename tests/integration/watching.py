@@ -1,4 +1,4 @@
-"""Reading watches in tests, always against a deadline."""
+"""Helpers that read watches in tests, always with a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are not etcd, and a proxy that loses what etcd says."""
+"""Servers that are not etcd, and a proxy that drops etcd's answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    """Serve on a free port of 127.0.0.1 and give its address."""
+    """Serve on a free port of 127.0.0.1 and yield its address."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,22 +47,22 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Be an HTTP/1.1 server."""
+    """Behave as an HTTP/1.1 server."""
     await reader.read(4096)
     writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
     await writer.drain()
 
 
 async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Accept and never say a word."""
+    """Accept connections and send nothing."""
     while await reader.read(4096):
         pass
 
 
 class Proxy:
-    """A TCP proxy to a server on 127.0.0.1; use `handle` with `serving`.
+    """TCP proxy to a server on 127.0.0.1; use `handle` with `serving`.
 
-    While `swallow` is set, what the server says is lost and the connection stays.
+    While `swallow` is set, the server's answers are lost and the connection stays.
     """
 
     def __init__(self, port: int) -> None:

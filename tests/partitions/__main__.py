@@ -1,4 +1,4 @@
-"""Run partitions: `python -m tests.partitions --runs 200 --seed 1`; `--only` takes single seeds."""
+"""Partition runner: `python -m tests.partitions --runs 200 --seed 1`; `--only` for single seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _write(folder: Path, outcomes: list[Outcome]) -> None:
-    """Add the outcomes to the file of results; a seed that ran again replaces its former one."""
+    """Merge the outcomes into results.json; a repeated seed replaces its former outcome."""
     path = folder / "results.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     for outcome in outcomes:
@@ -97,7 +97,7 @@ def main() -> int:
         pending = {pool.submit(one, seed) for seed in seeds}
         left = 0
         while pending:
-            # In turns: a signal that another thread gets does not end a wait of this one.
+            # Short waits: a signal delivered to another thread does not end this thread's wait.
             finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             for done in finished:
                 try:

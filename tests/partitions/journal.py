@@ -1,4 +1,4 @@
-"""The workers' own log: who wrote when, in which round, and whether two rounds overlap."""
+"""Workers' write logs: first and last write by round, and overlaps between rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TAIL_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """One worker: its start and its last write, in seconds of the machine's monotonic clock."""
+    """Worker with its start and its last write, in seconds of the machine's monotonic clock."""
 
     round: int
     rank: int
@@ -26,7 +26,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A worker that wrote after one of a later round had been started."""
+    """Pair in which an older round's worker wrote after a later round's worker had started."""
 
     older: Writer
     newer: Writer
@@ -41,14 +41,14 @@ class Overlap:
 
 
 class Journal:
-    """The folder in which each worker keeps one file."""
+    """Folder in which each worker keeps one file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._first: dict[str, float] = {}
 
     def writers(self) -> list[Writer]:
-        """Every worker that has written, earliest first."""
+        """Return every worker that has written, earliest first."""
         found = (self._writer(path) for path in self.folder.glob("*-*-*-*"))
         return sorted((one for one in found if one), key=lambda one: one.first)
 
@@ -75,7 +75,7 @@ def _seconds(line: bytes) -> float:
 
 
 def overlaps(writers: list[Writer]) -> list[Overlap]:
-    """All pairs that broke the rule, the longest first."""
+    """Return all overlapping pairs, the longest overlap first."""
     found = [
         Overlap(older, newer)
         for older in writers

@@ -1,8 +1,8 @@
 """Networks of one run: a namespace for each host, and a router between them that can drop packets.
 
-Nothing is added to the machine's own network: hosts meet in the router's namespace. A cut is a
-rule of the router that discards what comes from one host for another, silently and in that
-direction alone, as a broken switch does. Only iproute2 and nsenter are needed.
+The machine's own network is unchanged: hosts meet in the router's namespace. A cut is a rule of the
+router that drops the packets from one host to another, silently and in that direction alone, as a
+broken switch does. Only iproute2 and nsenter are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUTER = "router"
 _END_SECONDS = 10.0
 
 Cut = tuple[str, str]
-"""Packets from the first host to the second."""
+"""Lost packets: from the first host to the second."""
 
 
 def ip(*arguments: str, commands: str = "") -> str:
@@ -48,13 +48,13 @@ def _owner() -> str:
 
 
 def _processes(namespace: str) -> list[int]:
-    with suppress(RuntimeError):  # it is gone
+    with suppress(RuntimeError):  # already gone
         return [int(pid) for pid in ip("netns", "pids", namespace).split()]
     return []
 
 
 def _remove(namespace: str) -> None:
-    """Kill whatever runs in a namespace and delete it."""
+    """Kill all processes of a namespace and delete it."""
     deadline = time.monotonic() + _END_SECONDS
     while pids := _processes(namespace):
         for pid in pids:
@@ -68,7 +68,7 @@ def _remove(namespace: str) -> None:
 
 
 def sweep() -> None:
-    """Remove the networks, with their processes, of runners that ended without doing so."""
+    """Remove the networks, with their processes, that earlier runners left behind."""
     for path in _FOLDER.glob(f"{_MARK}-*"):
         _, pid, start, *_ = path.name.split("-")
         if _started(int(pid)) != start:
@@ -91,11 +91,11 @@ class Network:
         return f"10.0.{self._numbers[host]}.2"
 
     def command(self, host: str, *command: str) -> list[str]:
-        """The command that runs this one on a host. The process keeps its number."""
+        """Return the command that runs this one on a host. The process keeps its pid."""
         return ["nsenter", f"--net={_FOLDER / self._namespace(host)}", "--", *command]
 
     def processes(self, host: str) -> list[int]:
-        """Everything that runs on a host."""
+        """Return the processes of a host."""
         return _processes(self._namespace(host))
 
     def cut(self, cuts: Iterable[Cut]) -> None:
@@ -117,7 +117,7 @@ class Network:
 
     @contextmanager
     def up(self) -> Iterator[Network]:
-        """Make the network; remove it, and what runs in it, at the end."""
+        """Create the network; at the end remove it with all its processes."""
         needs("ip", "nsenter")
         if os.geteuid() != 0:
             raise PermissionError("network namespaces need root")

@@ -32,7 +32,7 @@ ETCD = "etcd"
 
 
 class Process:
-    """A process on a host, its output in a file. A session of its own: Ctrl-C is the runner's."""
+    """Process on a host, with its output in a file, in a session of its own: no Ctrl-C."""
 
     def __init__(
         self, network: Network, host: str, log: Path, *command: str, env: dict[str, str]
@@ -51,7 +51,7 @@ class Process:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Exit code; None while the process runs."""
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -64,7 +64,7 @@ class Process:
 
 
 class EtcdHost:
-    """A real etcd on a host of its own, and what the job keeps there."""
+    """Real etcd on a host of its own, and access to the job's keys."""
 
     def __init__(self, network: Network, folder: Path, version: str) -> None:
         self._network = network
@@ -115,7 +115,7 @@ class EtcdHost:
         self._ctl("put", self.keys.bounds, encode(bounds).decode())
 
     def dump(self) -> dict[str, bytes]:
-        """All keys of the job."""
+        """Return all keys of the job."""
         found = json.loads(self._ctl("get", "--prefix", self.keys.prefix, "-w", "json"))
         pairs = ((pair["key"], pair.get("value", "")) for pair in found.get("kvs", []))
         return {base64.b64decode(key).decode(): base64.b64decode(value) for key, value in pairs}
@@ -125,13 +125,13 @@ class EtcdHost:
         return decode(Round, self.keys.round, value)
 
     def names(self) -> dict[str, str]:
-        """The names of the newest roster's members, by id."""
+        """Return the names of the newest roster's members, by id."""
         value = self.dump()[self.keys.seats]
         return {seat.id: seat.name for seat in decode(Roster, self.keys.seats, value).seats}
 
 
 class Node:
-    """One node: its agent and, in a pod, the launcher beside it."""
+    """Node of a run: its agent and, in a pod, the launcher beside it."""
 
     def __init__(
         self, network: Network, name: str, plan: Plan, etcd: EtcdHost, folder: Path, launcher: Path
@@ -142,7 +142,7 @@ class Node:
         self._etcd = etcd
         self._folder = folder
         self._launcher_file = launcher
-        self._sockets = Path(tempfile.mkdtemp(prefix="ejp-"))  # short: a socket's path is limited
+        self._sockets = Path(tempfile.mkdtemp(prefix="ejp-"))  # short: socket paths are limited
         self.launcher: Process | None = None
         self.agents: list[Process] = []
         worker = [_WORKER, str(folder / "journal")]

@@ -51,14 +51,14 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. Moments are seconds after the cut, the cut's is after round 1 has begun.
+    """Plan of one run. Times are seconds after the cut; the cut's is seconds after round 1 begins.
 
     Args:
-        seed: what it was drawn from; its name.
-        role: the first node that is cut off; `Fault` is for its agent.
-        victims: how many are cut off together, each from what is not cut off.
-        fate_at: when a stopped agent goes on or is killed.
-        restart_after: seconds until a killed agent is started again; None: never.
+        seed: the seed that it was drawn from; also its name.
+        role: the first node that is cut off; `Fault` applies to its agent.
+        victims: number of nodes cut off together, each from the nodes that stay connected.
+        fate_at: time at which a stopped agent resumes or is killed.
+        restart_after: seconds until a killed agent is restarted; None: never.
         heal_at: None: never.
         stubborn: workers ignore SIGTERM.
         warm: workers are forked from a preloaded interpreter.
@@ -107,18 +107,18 @@ KINDS = [
     for fault in Fault
     for healed in (True, False)
 ]
-"""Every kind of run. Seeds take them in turn, so that each comes in any 90 in a row."""
+"""Every kind of run. Seeds take them in turn, so that any 90 consecutive seeds cover each one."""
 
 _SHUFFLED = random.Random(0).sample(KINDS, len(KINDS))
 
 
 def draw(seed: int) -> Plan:
-    """The run of a seed."""
+    """Return the plan of a seed."""
     scope, way, fault, healed = _SHUFFLED[seed % len(KINDS)]
     rng = random.Random(seed)
     lease = rng.choice((2.0, 3.0, 5.0))
     nodes = rng.choice((2, 3, 3, 3, 4))
-    # Most agents are hurt while their lease holds: nobody knows yet that anything is wrong.
+    # Most faults occur while the lease is valid, before any member can have noticed the cut.
     fault_at = rng.uniform(
         *rng.choice(((-1.0, 0.0), (0.0, lease), (0.0, lease), (lease, lease + 4)))
     )
@@ -135,7 +135,7 @@ def draw(seed: int) -> Plan:
         role=rng.choice(tuple(Role)),
         scope=scope,
         way=way,
-        # Links come up in the first third of a second of a round; then nothing changes any more.
+        # Links connect in the first 0.3 s of a round; later moments are all alike.
         cut_after=rng.choice((rng.uniform(0.0, 0.4), rng.uniform(0.4, 3.0))),
         fault=fault,
         fault_at=fault_at,

@@ -1,4 +1,4 @@
-"""One run: brings a gang up, cuts and hurts it by its plan, and judges what it left."""
+"""Single run: starts a gang, applies the plan's cut and fault, and checks the result."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _SETTLE_SECONDS = 60.0  # more than an orphan's 30 s and two leases
 _FINISH_SECONDS = 30.0
 _RECENT_SECONDS = 0.5
 _STEADY_SECONDS = 1.0
-_QUIET_SECONDS = 5.0  # beyond a lease: by then others have begun anew if they ever do
+_QUIET_SECONDS = 5.0  # beyond a lease: any new round has begun by then
 
 
 class Stopped(Exception):
-    """The runner was told to end."""
+    """Request to end the runner."""
 
 
 @dataclass
 class Outcome:
-    """Outcome of a run. `findings` are the broken promises; empty where all held."""
+    """Outcome of a run. `findings` are the violated guarantees; empty when all held."""
 
     plan: Plan
     overlaps: list[Overlap] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def spare_seconds(self) -> float | None:
-        """Between the end of round 1's last worker and the start of the next round's first."""
+        """Seconds from the end of round 1's last worker to the start of the next round's first."""
         if self.stopped_after is None or self.resumed_after is None:
             return None
         return self.resumed_after - self.stopped_after
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class Run:
-    """The state of one run while it lasts."""
+    """State of one run while it lasts."""
 
     def __init__(
         self, plan: Plan, folder: Path, launcher: Path, stop: threading.Event, serial: str
@@ -79,7 +79,7 @@ class Run:
         self._origin = time.monotonic()
 
     def execute(self) -> Outcome:
-        """Run it; whatever it started is gone afterwards."""
+        """Execute the run; remove everything that it started."""
         with ExitStack() as stack:
             stack.enter_context(self._network.up())
             self._begin(stack)
@@ -96,7 +96,7 @@ class Run:
             raise Stopped
 
     def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Return whether the condition came to hold in that time."""
+        """Return True if the condition holds within that time."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ class Run:
     def _note(self, text: str) -> None:
         self.outcome.timeline.append(f"{time.monotonic() - self._origin:+8.3f} s: {text}")
 
-    # The run's parts
+    # Phases of the run
 
     def _begin(self, stack: ExitStack) -> None:
         """Start everything and wait until all workers of round 1 write."""
@@ -166,7 +166,7 @@ class Run:
                     yield target, victim
 
     def _trouble(self, victims: list[str]) -> None:
-        """Cut, hurt and heal, each at its moment."""
+        """Cut, inject the fault and heal, each at its planned time."""
         plan, hurt = self.plan, self._nodes[victims[0]]
 
         def cut() -> None:
@@ -210,7 +210,7 @@ class Run:
             act()
 
     def _healthy(self) -> set[str]:
-        """Nodes with an agent that runs."""
+        """Return the nodes whose agent runs."""
         return {
             name
             for name, node in self._nodes.items()
@@ -218,7 +218,7 @@ class Run:
         }
 
     def _settle(self, victims: list[str]) -> None:
-        """Wait until those that can train together do, in one round, for a while."""
+        """Wait until all nodes that can train together have done so, in one round, for a while."""
         since: float | None = None
         healed = self.plan.heal_at is not None
         required = self._healthy() - (set() if healed else set(victims))
@@ -272,7 +272,7 @@ class Run:
         self._times(self._journal.writers(), victims)
 
     def _finish(self) -> None:
-        """Workers end with success: so must the job, and leave nothing behind."""
+        """Finish the workers with success; check that the job succeeds and leaves nothing."""
         self._journal.finish()
         self._note("the workers are told to finish")
 
@@ -294,7 +294,7 @@ class Run:
             self._find(f"after success processes are left: {left_over}")
 
     def _left_over(self) -> None:
-        """Find processes that outlive the agent of a bare node."""
+        """Report processes that outlive the agent of a bare node."""
         dead = [node for node in self._nodes.values() if node.agent.code is not None]
         if self.plan.mode is Mode.POD:
             return
@@ -326,14 +326,14 @@ def _send(process: Process, number: signal.Signals) -> None:
 
 
 def _last(node: Node) -> list[Process]:
-    """The processes whose end is the node's."""
+    """Return the processes whose exit ends the node."""
     return [node.agent, *([node.launcher] if node.launcher else [])]
 
 
 def execute(
     plan: Plan, folder: Path, launcher: Path, stop: threading.Event, keep: bool = False
 ) -> Outcome:
-    """Execute a plan in a folder of its own, which stays where something was found."""
+    """Execute a plan in a folder of its own, which is kept if there are findings."""
     place = folder / f"seed-{plan.seed}"
     shutil.rmtree(place, ignore_errors=True)
     run = Run(plan, place, launcher, stop, str(plan.seed))

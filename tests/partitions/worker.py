@@ -1,8 +1,8 @@
 """Worker of a partition run: appends the machine's monotonic time to a file of its own.
 
-The first line is the time at which the process was forked: what its interpreter takes to start must
-not hide a round that began too early. Standard library alone. Arguments: the folder of the logs,
-and `stubborn` to ignore SIGTERM.
+The first line is the time at which the process was forked: the interpreter's start-up time must not
+hide a round that began too early. Standard library alone. Arguments: the folder of the logs, and
+`stubborn` to ignore SIGTERM.
 """
 
 import os
@@ -34,7 +34,7 @@ def main(folder: Path, *options: str) -> None:
     while not finish.exists():
         os.write(log, f"{at} {number} {rank} {node}\n".encode())
         time.sleep(PERIOD_SECONDS)
-        at = time.monotonic_ns()  # just before the write: when a checkpoint could change
+        at = time.monotonic_ns()  # just before the write, when a checkpoint could last change
 
 
 if __name__ == "__main__":

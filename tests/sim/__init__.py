@@ -1,1 +1,1 @@
-"""A deterministic simulation of the rendezvous: the real protocol, a simulated world."""
+"""Deterministic simulation of the rendezvous: the real protocol in a simulated world."""

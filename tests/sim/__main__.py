@@ -11,7 +11,7 @@ from tests.sim import schedule
 from tests.sim.run import lines, simulate
 
 MOST_SHOWN = 50
-"""Seeds of one kind of violation: each can be replayed."""
+"""Maximum number of seeds listed per kind of violation; each can be replayed."""
 
 
 def main() -> int:

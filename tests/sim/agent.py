@@ -1,7 +1,7 @@
-"""One agent process: the real engine, and around it what the real driver would do.
+"""Simulated agent process: the real engine in a model of the real driver.
 
-Owns the engine's clock, its wake-up and the order of its events. The agent can be
-stopped (events queue up) and killed (what was queued is lost).
+This module owns the engine's clock, its wake-up and the order of its events. The agent can be
+stopped (events queue up) and killed (queued events are lost).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ UTC_START_MS = 1_700_000_000_000
 
 
 class Agent:
-    """A process that runs one `Engine`.
+    """Process that runs one `Engine`.
 
     Attributes:
-        origin: names this process in the commits it makes.
-        serves: the round number it tells its links, 0 before it serves any.
-        tells: who leaves, as its links say with each heartbeat.
+        origin: identifies this process in its commits.
+        serves: the round number it sends on its links, 0 before it serves any.
+        tells: leave notices that its links carry with each heartbeat.
         paused: stopped; it neither reads nor acts.
         exited: gone for good.
     """
@@ -81,11 +81,11 @@ class Agent:
     # -- time -----------------------------------------------------------------------
 
     def signature(self) -> str:
-        """Who makes a commit: this process, its member and its session at the time of asking."""
+        """Return the author of a commit: this process, its member and its current session."""
         return f"{self.origin}|{self.pod.id}|{self.session}"
 
     def clock(self) -> float:
-        """This machine's monotonic clock; no two machines' have anything in common."""
+        """Return this machine's monotonic time; the clocks of different machines are unrelated."""
         return self.world.now + self.pod.clock_offset
 
     @property
@@ -99,7 +99,7 @@ class Agent:
         self.report()
 
     def report(self) -> None:
-        """Tell the engine what runs here, if that changed."""
+        """Send the state of the local workers to the engine, if it changed."""
         local = self.pod.local()
         if local != self._told:
             self._told = local
@@ -177,25 +177,25 @@ class Agent:
         if wake != self._wake or self.exited:
             return
         if self.paused:
-            return  # `resume` looks at the clock
+            return  # `resume` checks the clock
         self._wake = None
         self.deliver(Tick())
 
     # -- faults ---------------------------------------------------------------------
 
     def pause(self) -> None:
-        """It stands still; stopped once more, its silence only goes on."""
+        """Suspend the agent; pausing it again does not restart its silence."""
         if not self.paused:
             self.paused_at = self.world.now
         self.paused = True
 
     @property
     def silent(self) -> bool:
-        """Whether its launcher has not heard it for too long."""
+        """True if its launcher has not heard from it for `SILENT_SECONDS`."""
         return self.paused and self.world.now - self.paused_at >= SILENT_SECONDS
 
     def resume(self) -> None:
-        """Go on with what queued up; the timers may come first."""
+        """Continue with the queued events; expired timers may come first."""
         if not self.paused or self.exited:
             return
         self.paused = False
@@ -211,7 +211,7 @@ class Agent:
             self.deliver(event)
 
     def kill(self) -> None:
-        """The process is gone."""
+        """End the process for good."""
         if self.exited:
             return
         self.exited = True

@@ -1,4 +1,4 @@
-"""Checks of what a round's record says of the past: causes, counts, culprits, seats. No writes."""
+"""Checks of a round record's history: causes, counts, first failures, seats. No writes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COUNTERS = {
 }
 TRAINS = (Workers.STARTING, Workers.RUNNING)
 NEWS_SECONDS = 1.0
-"""Age after which news has reached everybody, where nothing is in trouble."""
+"""Age after which every member has received news, unless a fault is active."""
 
 
 def check(checker: Checker, before: Round, after: Round) -> None:
-    """One write of the round over another."""
+    """Check one write of the round against the previous value."""
     _check_coordinator(checker, after)
     charged = after.charged
     checker.need(len(set(charged)) == len(charged), "charges", f"one is charged twice: {charged}")
@@ -50,7 +50,7 @@ def check(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _check_coordinator(checker: Checker, after: Round) -> None:
-    """The successor is another member: who names itself names nobody."""
+    """Check that the successor is another member, or empty for a lone coordinator."""
     alone = after.successor != after.coordinator or not after.coordinator
     checker.need(alone, "succession", f"{after.coordinator} is to succeed itself: {after}")
     others = {kv.key.split("/")[-2] for kv in _old(checker, checker.sessions())}
@@ -61,7 +61,7 @@ def _check_coordinator(checker: Checker, after: Round) -> None:
 
 
 def _check_counter(checker: Checker, before: Round, after: Round) -> None:
-    """The count that grows is that of the cause."""
+    """Check that the counter of the cause grows by one."""
     name = COUNTERS.get(after.cause.kind)
     grew = after.charged != before.charged
     if name is None or grew or checker.world.truth.robbed:
@@ -91,7 +91,7 @@ def _check_loss(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _check_leave(checker: Checker, after: Round) -> None:
-    """Check that leavers were told to go, or said that they go."""
+    """Check that leavers were told to leave, or announced their leave."""
     marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
     for pod in _seated(checker, after.previous, after.cause.members):
         left = bool(pod.leaving) or pod.id in marked
@@ -99,7 +99,7 @@ def _check_leave(checker: Checker, after: Round) -> None:
 
 
 def _check_culprit(checker: Checker, after: Round) -> None:
-    """A failure is put down to the one nearest to the cause, of those told for a while."""
+    """Check that the culprit is the reported failure nearest to the cause, if all are old."""
     if after.cause.kind is not CauseKind.FAILURE or checker.is_disturbed():
         return
     found = checker.world.etcd.range(
@@ -115,7 +115,7 @@ def _check_culprit(checker: Checker, after: Round) -> None:
 
 
 def _check_survivors(checker: Checker, after: Round) -> None:
-    """Nobody new takes the place of one that ran in the last round and waits."""
+    """Check that no newcomer gets the seat of a waiting member of the last round."""
     roster = checker.sealed.get(after.previous)
     if roster is None or checker.is_disturbed() or checker.world.plan.rates:
         return
@@ -127,7 +127,7 @@ def _check_survivors(checker: Checker, after: Round) -> None:
 
 
 def _waiting(checker: Checker, previous: int) -> set[str]:
-    """Return the members that waited long enough to be known and are not to go."""
+    """Return the members that have waited long enough to be known and are not marked to leave."""
     marked = {mark.member for bounds in checker.recent_bounds() for mark in bounds.marks}
     found = set()
     for kv in _old(checker, checker.sessions()):
@@ -147,7 +147,7 @@ def _old(checker: Checker, kvs: tuple[KeyValue, ...]) -> list[KeyValue]:
 
 
 def check_sealed(checker: Checker, current: Round, roster: Roster) -> None:
-    """Check that a roster says of its members what they said as it was sealed."""
+    """Check that a roster matches its members' records at the time of sealing."""
     keys, etcd = checker.world.keys, checker.world.etcd
     first = roster.seats[0]
     checker.need(roster.master_address == first.address, "roster is true", f"master of {roster}")
@@ -164,7 +164,7 @@ def check_sealed(checker: Checker, current: Round, roster: Roster) -> None:
         checker.need(seat.role_world_size == size, "roster is true", f"{seat} of {size}")
         stored = etcd.get(keys.session(seat.id, seat.session))
         if stored is None:
-            continue  # it went as it was sealed
+            continue  # left while it was sealed
         member = decode(Member, stored.key, stored.value)
         told = (member.name, member.address, member.slots, member.agent_port, member.launcher_port)
         same = told == (seat.name, seat.address, seat.slots, seat.agent_port, seat.launcher_port)
@@ -175,7 +175,7 @@ def check_sealed(checker: Checker, current: Round, roster: Roster) -> None:
 
 
 def check_kept(checker: Checker, number: int) -> None:
-    """Of rounds long ago nothing is kept once another is sealed."""
+    """Check that records of old rounds are removed once another round is sealed."""
     world = checker.world
     if world.truth.robbed or checker.is_disturbed():
         return

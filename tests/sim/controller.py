@@ -1,7 +1,7 @@
-"""The simulated operator: bounds, expected size, replacements, keys of pods that are gone.
+"""Simulated operator: bounds, expected size, replacements, keys of removed pods.
 
-Owns `bounds` where the plan has an operator. Like the real one it is slow, level
-triggered, and never needed for the training to go on.
+This module owns `bounds` if the plan has an operator. Like the real one it is slow,
+level-triggered, and not needed for the training to continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPERATOR = "operator"
 
 
 class Controller:
-    """The operator of the one simulated job."""
+    """Operator of the one simulated job."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class Controller:
     # -- bounds ---------------------------------------------------------------------
 
     def change(self, **fields: Any) -> None:
-        """The user or the operator wants other bounds."""
+        """Request other bounds, as the user or the operator would."""
         self.bounds = replace(self.bounds, **fields)
         self._dirty = True
         self._soon(0.01)
@@ -45,7 +45,7 @@ class Controller:
         self.change(marks=(*self.bounds.marks, Mark(pod.id, reason, preempted)))
 
     def pods_changed(self) -> None:
-        """`expected` follows the pods that can run."""
+        """Adapt `expected` to the pods that can run."""
         if self.world.plan.operator:
             self._soon(0.05 + self.world.rng.random())
 
@@ -78,7 +78,7 @@ class Controller:
     # -- pods -----------------------------------------------------------------------
 
     def gone(self, pod: Pod, forget: bool = True) -> None:
-        """A pod died: its keys are deleted, and another comes in its place."""
+        """Handle a pod's death: delete its keys and create a replacement."""
         world = self.world
         if world.plan.operator:
             self.pods_changed()
@@ -91,7 +91,7 @@ class Controller:
         self.pods_changed()
 
     def wiped(self) -> None:
-        """Etcd lost its data: write the bounds again."""
+        """Write the bounds again after etcd lost its data."""
         self._dirty = True
         if self.world.plan.operator:
             self._soon(0.2 + 2.0 * self.world.rng.random())

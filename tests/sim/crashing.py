@@ -1,7 +1,7 @@
-"""Whether failures in a row are met as promised: pauses that grow, and an early end.
+"""Checks of the crash-loop back-off: growing pauses, and an early end without progress.
 
-Owns the charges in their order, with the steps that failed workers told. The rule is
-written down here a second time, on purpose.
+This module owns the charges in their order, with the steps reported by failed workers. The rule is
+implemented a second time here, on purpose.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ SAME_STEP = 3
 
 
 class Crashing:
-    """Attributes:
-    row: charged failures in a row before a first step.
-    at_step: (step, how many in a row failed there).
+    """Crash-loop state, computed independently of the product.
+
+    Attributes:
+        row: consecutive charged failures before a first step.
+        at_step: (step, number of consecutive failures at it).
     """
 
     def __init__(self, checker: Checker) -> None:
@@ -34,7 +36,7 @@ class Crashing:
         self._certain = True
 
     def changed(self, before: Round, after: Round) -> None:
-        """Look at one change of the round."""
+        """Check one change of the round."""
         for number in after.charged:
             if number not in self._charged_at:
                 self._charged_at[number] = self.checker.world.now
@@ -56,14 +58,14 @@ class Crashing:
         return 0.0 if self.row < 2 or not self._certain else float(2 ** (self.row - 2))
 
     def _charge(self, number: int) -> None:
-        """No simulated round lives for a minute, which would end a row as well."""
+        """Add one charge. No simulated round lives for a minute, which would end a row too."""
         told = self.checker.world.etcd.range(
             Range(self.checker.world.keys.failures(number), prefix=True)
         ).kvs
         failures = [decode(Failure, kv.key, kv.value) for kv in told]
         steps = {failure.step for failure in failures if failure.kind not in CONSEQUENCES}
         if len(steps) > 1:
-            self._certain = False  # whose step counts is a matter of clocks
+            self._certain = False  # clocks decide between several steps
         known = next(iter(steps), None)
         step = -1 if known is None else known
         self.row = 0 if step >= 0 else self.row + 1

@@ -1,4 +1,4 @@
-"""What the simulated etcd is made of, and its two pure rules: selecting keys, refusing branches."""
+"""Values of the simulated etcd, and its two rules without state: key selection, branch checks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ MAX_OPS = 128
 
 
 class Refused(Exception):
-    """A request that etcd answers with an error; nothing was applied."""
+    """Request that etcd answers with an error; nothing was applied."""
 
 
 class LeaseMissing(Refused):
-    """A put names a lease that does not exist, or a grant one that does."""
+    """Put with a lease that does not exist, or grant of one that does."""
 
 
 class Compacted(Refused):
-    """A watch asks for revisions that were compacted away."""
+    """Watch of revisions that were compacted away."""
 
     def __init__(self, compacted: int) -> None:
         super().__init__(f"revisions up to {compacted} were compacted")
@@ -28,7 +28,7 @@ class Compacted(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key of a commit, before and after it; None is absent."""
+    """Key of a commit, with its values before and after; None if absent."""
 
     key: str
     before: KeyValue | None
@@ -45,7 +45,7 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """One watched range. `sink` gets each batch; a cancelled watcher gets none."""
+    """Watched range. `sink` gets each batch; a cancelled watcher gets none."""
 
     target: Range
     start: int
@@ -67,7 +67,7 @@ def select(keys: dict[str, KeyValue], target: Range) -> tuple[KeyValue, ...]:
 
 
 def check_branch(branch: tuple[Op, ...]) -> None:
-    """etcd refuses a key that is put twice, or put and deleted, in one branch."""
+    """Raise `Refused` if one branch puts a key twice, or puts and deletes it, as etcd does."""
     if len(branch) > MAX_OPS:
         raise Refused("too many operations in txn request")
     put: set[str] = set()

@@ -1,4 +1,4 @@
-"""What can go wrong, one method a fault. Owns nothing; the plan says when each happens."""
+"""Faults of the simulation, one method each. Stateless; the plan sets the time of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESUME_GRACE_SECONDS = 1.5
 
 
 class Faults:
-    """The actions a plan may name."""
+    """Actions that a plan may name."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class Faults:
         getattr(self, action.name)(pod, action.amount)
 
     def strike(self) -> None:
-        """Just now something was decided: the worst moment for a fault."""
+        """Inject a fault right after a decision, which is the worst moment."""
         world, plan = self.world, self.world.plan
         if world.calm or not plan.strikes or world.rng.random() >= plan.strike_share:
             return
@@ -45,28 +45,28 @@ class Faults:
     # -- pods -----------------------------------------------------------------------
 
     def crash(self, pod: Pod, _: float) -> None:
-        """All processes of the pod end; its machine lives and refuses connections."""
+        """End all processes of the pod; its machine lives and refuses connections."""
         pod.die()
         self.world.controller.gone(pod)
 
     def power_off(self, pod: Pod, _: float) -> None:
-        """The machine is silent from now on."""
+        """Power the machine off: it is silent from now on."""
         self.world.truth.trouble()
         pod.die(silent=True)
         self.world.controller.gone(pod)
 
     def kill_agent(self, pod: Pod, down_seconds: float) -> None:
-        """The agent dies and comes back; its workers may train on.
+        """Kill the agent and restart it later; its workers may train on.
 
-        Without a launcher they are its children and die with it, and the member
-        that comes back is another one.
+        Without a launcher the workers are the agent's children and die with it, and the returning
+        member is another one.
         """
         if not self.world.plan.launcher:
             pod.die()
             self.world.controller.gone(pod, forget=False)
             return
         if pod.frozen:
-            return  # the launcher thaws with it, unaware: two faults in one
+            return  # the launcher freezes with the pod and would not notice: two faults in one
         pod.kill_agent()
         self.world.truth.agents_gone[pod.id] = self.world.now
         self.world.at(down_seconds, pod.start_agent)
@@ -75,7 +75,7 @@ class Faults:
         pod.fail_workers(FailureClass.USER_ERROR)
 
     def take_port(self, pod: Pod, _: float) -> None:
-        """The port that was chosen for rank 0 is taken."""
+        """Fail the workers because the port chosen for rank 0 is taken."""
         pod.fail_workers(FailureClass.MASTER_PORT)
 
     def drain(self, pod: Pod, _: float) -> None:
@@ -83,7 +83,7 @@ class Faults:
         self.world.controller.pods_changed()
 
     def evict(self, pod: Pod, head_start: float) -> None:
-        """The cluster takes the pod: it hears of it, and the operator, one before the other."""
+        """Evict the pod: the pod and the operator learn of it, one before the other."""
         if self.world.plan.operator:
             self.world.truth.preempted.add(pod.id)
             self.world.at(max(0.0, -head_start), self.world.controller.mark, pod, "Evicted", True)
@@ -94,7 +94,7 @@ class Faults:
         self.world.controller.pods_changed()
 
     def mark(self, pod: Pod, _: float) -> None:
-        """The operator wants this pod to go: it says so first, and deletes it a little later."""
+        """Have the operator mark the pod for removal, and delete it a little later."""
         if self.world.plan.operator:
             self.world.truth.leaves(pod)
             self.world.controller.mark(pod, "scaled down")
@@ -104,21 +104,21 @@ class Faults:
         self.world.add_pod()
 
     def resize(self, _pod: Pod, size: float) -> None:
-        """The user changes the maximum."""
+        """Change the maximum size, as the user would."""
         if self.world.plan.operator:
             bounds = self.world.controller.bounds
             self.world.controller.change(max_nodes=max(bounds.min_nodes, int(size)))
 
     def close(self, pod: Pod, _: float) -> None:
-        """Somebody closes the rendezvous through this agent."""
+        """Close the rendezvous through this agent."""
         if pod.agent is not None:
             self.world.truth.closed_by_hand = True
             pod.agent.deliver(Close(Outcome(OutcomeKind.STOPPED, "asked for")))
 
-    # -- standing still -------------------------------------------------------------
+    # -- suspended processes --------------------------------------------------------
 
     def freeze(self, pod: Pod, seconds: float) -> None:
-        """The whole machine stands still, workers included."""
+        """Freeze the whole machine, workers included."""
         self.world.truth.trouble()
         if pod.agent is not None:
             pod.agent.pause()
@@ -134,7 +134,7 @@ class Faults:
         self._resumed(pod)
 
     def stop_agent(self, pod: Pod, seconds: float) -> None:
-        """The agent alone stands still; its workers go on."""
+        """Stop the agent alone; its workers go on."""
         self.world.truth.trouble()
         if pod.agent is not None:
             pod.agent.pause()
@@ -152,19 +152,19 @@ class Faults:
         self._cut_etcd([pod], seconds)
 
     def cut_all_etcd(self, _pod: Pod, seconds: float) -> None:
-        """Nobody reaches etcd, whose leases run out."""
+        """Cut all pods off from etcd, so that leases expire."""
         self._cut_etcd(self.world.alive(), seconds)
 
     def cut_peers(self, pod: Pod, seconds: float) -> None:
         self._cut_peers([pod], seconds)
 
     def cut_off(self, pod: Pod, seconds: float) -> None:
-        """One pod reaches neither etcd nor its peers."""
+        """Cut one pod off from etcd and from its peers."""
         self._cut_peers([pod], seconds)
         self._cut_etcd([pod], seconds)
 
     def lose_touch(self, pod: Pod, seconds: float) -> None:
-        """One pod is cut off, and while nobody can ask its launcher its agent dies or hangs."""
+        """Cut one pod off; its agent dies or hangs while its launcher cannot be probed."""
         world = self.world
         world.rng.choice((self.cut_off, self.cut_off, self.cut_etcd, self.cut_peers))(pod, seconds)
         moment = world.rng.random() * (world.plan.bounds.keep_alive_seconds + 1.0)
@@ -180,17 +180,17 @@ class Faults:
             self.stop_agent(pod, seconds)
 
     def split(self, pod: Pod, seconds: float) -> None:
-        """Half of the pods can't reach the other half."""
+        """Cut one half of the pods off from the other half."""
         self._cut_peers(self._half(pod), seconds)
 
     def rack(self, pod: Pod, seconds: float) -> None:
-        """Half of the pods reach neither etcd nor the other half."""
+        """Cut half of the pods off from etcd and from the other half."""
         half = self._half(pod)
         self._cut_peers(half, seconds)
         self._cut_etcd(half, seconds)
 
     def half_heard(self, pod: Pod, seconds: float) -> None:
-        """Lose all that this pod sends to its peers, or all that they send to it."""
+        """Lose all packets that this pod sends to its peers, or all that they send to it."""
         world = self.world
         others = [other for other in world.alive() if other is not pod]
         if world.rng.random() < 0.5:
@@ -200,17 +200,17 @@ class Faults:
         self._lose(lost, seconds)
 
     def one_way(self, pod: Pod, seconds: float) -> None:
-        """Of two pods one hears the other and is not heard."""
+        """Lose the packets from one pod to another, in that direction alone."""
         others = [other for other in self.world.alive() if other is not pod]
         if others:
             self._lose({(pod.id, self.world.rng.choice(others).id)}, seconds)
 
     def mute(self, pod: Pod, seconds: float) -> None:
-        """Requests of a pod do not arrive at etcd; what etcd sends arrives."""
+        """Lose a pod's requests to etcd; etcd's messages arrive."""
         self._cut_one_way(self.world.network.mute, pod, seconds)
 
     def deaf(self, pod: Pod, seconds: float) -> None:
-        """etcd does what a pod asks for, but its answers are lost."""
+        """Lose etcd's answers to a pod; etcd executes its requests."""
         self._cut_one_way(self.world.network.deaf, pod, seconds)
 
     def _half(self, pod: Pod) -> list[Pod]:
@@ -281,8 +281,9 @@ class Faults:
         self.world.isolation.changed()
 
     def _excuse_whole_gangs(self) -> None:
-        """Nobody could ask a whole gang that was cut off from etcd and from all others, and what
-        began meanwhile is known to it only now."""
+        """Excuse whole gangs that were cut off from etcd and from all other pods: nobody could
+        probe them, and they learn only now of rounds begun meanwhile.
+        """
         alive = self.world.alive()
         for pod in alive:
             apart = any(not self.world.network.joined(pod.id, other.id) for other in alive)
@@ -293,7 +294,7 @@ class Faults:
     # -- etcd -----------------------------------------------------------------------
 
     def restart_etcd(self, _pod: Pod, seconds: float) -> None:
-        """etcd is down for a while and comes back with its data."""
+        """Stop etcd for a while and restart it with its data."""
         self.world.truth.trouble()
         self.world.etcd_up = False
         self.world.etcd_refuses = self.world.rng.random() < 0.7
@@ -308,14 +309,14 @@ class Faults:
         self.world.lease_moved()
 
     def elect(self, _pod: Pod, seconds: float) -> None:
-        """A new leader: etcd answers nobody for a moment, and leases start anew."""
+        """Elect a new etcd leader: no answers for a moment, and leases restart in full."""
         self.world.truth.trouble()
         self.world.etcd_up = False
         self.world.etcd_refuses = False
         self.world.at(min(seconds, 2.0), self._etcd_back)
 
     def wipe(self, _pod: Pod, _: float) -> None:
-        """etcd comes back without its data; some watches break, others stay silent."""
+        """Bring etcd back without its data; some watches break, others stay silent."""
         world = self.world
         world.truth.trouble()
         world.truth.robbed = True
@@ -329,7 +330,7 @@ class Faults:
         world.controller.wiped()
 
     def expire_early(self, pod: Pod, _: float) -> None:
-        """etcd loses one pod's lease although it is being kept alive."""
+        """Expire one pod's lease in etcd although it is being kept alive."""
         world = self.world
         world.truth.trouble()
         found = [kv for kv in world.checker.sessions_of(pod.id) if kv.lease]
@@ -339,7 +340,7 @@ class Faults:
             world.etcd.revoke(found[0].lease)
 
     def delete_key(self, pod: Pod, _: float) -> None:
-        """The operator takes a living pod for gone, and deletes its keys."""
+        """Delete a living pod's keys, as an operator that assumes it is gone."""
         world = self.world
         if world.etcd_up and world.plan.operator:
             world.truth.trouble()
@@ -361,7 +362,7 @@ class Faults:
                 pod.agent.wire.watches.break_all(error)
 
     def refuse_writes(self, _pod: Pod, seconds: float) -> None:
-        """The quota of etcd is spent: it answers, keeps leases and takes nothing new."""
+        """Exhaust etcd's quota: it answers and keeps leases, but refuses writes."""
         world = self.world
         world.truth.trouble()
         world.etcd_full = True
@@ -374,7 +375,7 @@ class Faults:
         self.world.etcd_full = False
 
     def silent_watch(self, pod: Pod, seconds: float) -> None:
-        """The watches of one pod tell nothing, while its requests are answered."""
+        """Silence the watches of one pod; its requests are still answered."""
         self._silence([pod], seconds)
 
     def silent_watches(self, _pod: Pod, seconds: float) -> None:
@@ -392,11 +393,11 @@ class Faults:
         agent.wire.watches.give_up_stuck()
 
     def dead_endpoint(self, _pod: Pod, seconds: float) -> None:
-        """One endpoint of etcd takes requests and answers none; the others serve."""
+        """Make one endpoint of etcd accept requests without answering; the others serve."""
         self._spoil_endpoint(self.world.network.dead_endpoints, seconds)
 
     def stale_endpoint(self, _pod: Pod, seconds: float) -> None:
-        """One endpoint of etcd answers, but its watches tell nothing."""
+        """Silence the watches of one endpoint of etcd; it answers requests."""
         self._spoil_endpoint(self.world.network.stale_endpoints, seconds)
 
     def _spoil_endpoint(self, spoilt: set[int], seconds: float) -> None:
@@ -422,7 +423,7 @@ class Faults:
     # -- the end of all faults ------------------------------------------------------
 
     def heal_everything(self) -> None:
-        """From now on nothing goes wrong any more."""
+        """End all faults, for the rest of the run."""
         world = self.world
         world.note("fault", "all faults end", "")
         self._excuse_whole_gangs()

@@ -1,8 +1,7 @@
-"""What training does: collectives that break together, and scripts that finish together.
+"""Simulated training: collectives that break together, and scripts that finish together.
 
-Owns the gang of each round: which pods' workers run in it and whether its
-collectives still work. Workers whose peer went fail soon with an aborted
-collective, or hang.
+This module owns the gang of each round: the pods whose workers run in it and the state of its
+collectives. If a peer disappears, the workers soon fail with an aborted collective, or hang.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CUT_NOTICED_SECONDS = 0.3
 
 @dataclass(slots=True)
 class Gang:
-    """The workers of one round."""
+    """Workers of one round."""
 
     number: int
     seats: frozenset[str]
@@ -32,7 +31,7 @@ class Gang:
 
 
 class Gangs:
-    """All rounds' gangs."""
+    """Gangs of all rounds."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -42,12 +41,12 @@ class Gangs:
         return self._gangs.get(number)
 
     def forget(self, number: int) -> None:
-        """The number was sealed anew after a wipe: what broke in the old gang breaks no more."""
+        """Forget a number that was sealed anew after a wipe, with its broken collectives."""
         self._gangs.pop(number, None)
         self.world.truth.aborts.pop(number, None)
 
     def running(self, pod: Pod) -> None:
-        """The pod's workers of its round came up."""
+        """Record that the pod's workers of its round are running."""
         assert pod.roster is not None
         gang = self._gangs.get(pod.round)
         if gang is None:
@@ -62,7 +61,7 @@ class Gangs:
             self._train(gang)
 
     def _train(self, gang: Gang) -> None:
-        """All are there: from now on the script makes its steps, saves, and ends one day."""
+        """Start the training of a complete gang: steps, checkpoints, and the end of the script."""
         plan = self.world.plan
         if plan.work_seconds is not None:
             self.world.at(plan.work_seconds, self._finish, gang)
@@ -72,13 +71,13 @@ class Gangs:
             self.world.at(plan.crash_seconds, self._crash, gang)
 
     def saved(self, pod: Pod) -> None:
-        """One more saved where all do; the last one may tell that the checkpoint is complete."""
+        """Record one node's save; the last one may report the checkpoint as complete."""
         gang = self._gangs.get(pod.round)
         if gang is not None and all(one.script.saved for one in gang.running.values()):
             pod.script.completed = self.world.rng.random() < 0.5
 
     def _save(self, gang: Gang) -> None:
-        """One of the gang saves for all; a machine that stands still holds everybody up."""
+        """Save a checkpoint on one pod for all; a frozen machine delays it for the whole gang."""
         if gang.broken or gang.finishing or len(gang.running) != len(gang.seats):
             return
         assert self.world.plan.checkpoint_seconds is not None
@@ -87,7 +86,7 @@ class Gangs:
             gang.running[min(gang.running)].saved()
 
     def stopped(self, pod: Pod) -> None:
-        """The pod's workers fail, end or are being ended: peers lose their collectives."""
+        """Handle the failure, end or stop of the pod's workers: peers lose their collectives."""
         gang = self._gangs.get(pod.round)
         if gang is None:
             if pod.roster is None:
@@ -132,7 +131,7 @@ class Gangs:
         if pod.frozen:
             self.world.at(0.5, self._aborted, pod, number)
             return
-        # Who waits in vain is judged as who is aborted: every other round ends so.
+        # A time-out is judged like an abort: every other round ends with one.
         late = number % 2 == 0
         kind = FailureClass.COLLECTIVE_TIMEOUT if late else FailureClass.PEER_ABORT
         pod.fail_workers(kind)
@@ -140,7 +139,7 @@ class Gangs:
     # -- a bug in the script --------------------------------------------------------
 
     def _crash(self, gang: Gang) -> None:
-        """The script fails where it always does, on one rank."""
+        """Fail the script on one rank, where it always fails."""
         if self.world.calm or gang.broken or gang.finishing or not gang.running:
             return
         pod = self.world.rng.choice(list(gang.running.values()))
@@ -150,7 +149,7 @@ class Gangs:
     # -- finishing ------------------------------------------------------------------
 
     def _finish(self, gang: Gang) -> None:
-        """The script is through, on every rank; the ranks end one after the other."""
+        """Finish the script on every rank; the ranks end one after the other."""
         if gang.broken or len(gang.running) != len(gang.seats):
             return
         if any(pod.frozen for pod in gang.running.values()):

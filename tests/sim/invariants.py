@@ -1,8 +1,8 @@
-"""What the store may be told: the protocol's promises, checked on every commit.
+"""Invariants of the store: the protocol's guarantees, checked on every commit.
 
-Owns the record of what was sealed, confirmed and fenced; `running` and `liveness` check
-the rest of the promises. What each check allows for
-(a bound changed a moment ago, a machine that stood still) is said where it is allowed.
+This module owns the record of sealed rosters, confirmations and fenced sessions; `running` and
+`liveness` check the other guarantees. Each check states its own exceptions (a bound changed a
+moment ago, a frozen machine).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TROUBLE_MEMORY_SECONDS = 8.0
 
 
 class Violation(AssertionError):
-    """An invariant did not hold."""
+    """Violated invariant."""
 
     def __init__(self, invariant: str, detail: str, now: float) -> None:
         super().__init__(f"[{invariant}] at {now:.3f} s: {detail}")
@@ -45,16 +45,18 @@ class Violation(AssertionError):
 
 
 class Checker:
-    """Attributes:
-    sealed: the one roster of each number.
-    highest: the highest round number ever written.
-    closed_at: when the round was closed, or None.
-    final_at: when a round last became final.
-    final_numbers: all that ever did.
-    sealed_at: when each of them last did.
-    written_at: revision -> when it was committed.
-    reopened_at: number -> when the round after it was opened.
-    unheard: members that were asked once and did not confirm.
+    """Checker of commits.
+
+    Attributes:
+        sealed: the one roster of each number.
+        highest: the highest round number ever written.
+        closed_at: time at which the round was closed, or None.
+        final_at: time at which a round last became final.
+        final_numbers: all rounds that ever became final.
+        sealed_at: time at which each of them was last sealed.
+        written_at: revision -> time of its commit.
+        reopened_at: number -> time at which the round after it was opened.
+        unheard: members that were asked once and did not confirm.
     """
 
     def __init__(self, world: World) -> None:
@@ -92,13 +94,13 @@ class Checker:
 
     @property
     def round(self) -> Round | None:
-        """The round as etcd has it."""
+        """Round record currently in etcd."""
         return self._round
 
     # -- commits --------------------------------------------------------------------
 
     def committed(self, revision: int, changes: tuple[Change, ...], origin: str) -> None:
-        """Look at one commit before anybody else can."""
+        """Check one commit before any other process sees it."""
         self.world.lease_moved()
         self.written_at[revision] = self.world.now
         self.world.note("etcd", f"commit {revision} by {origin}", changes)
@@ -127,7 +129,7 @@ class Checker:
                     self.need(sealed, "roster with final", f"{change.key} came before its round")
 
     def _check_fence(self, changes: tuple[Change, ...], origin: str) -> None:
-        """Only a session whose key exists (or is created here) has its writes accepted."""
+        """Check that only sessions whose key exists, or is created here, write."""
         if origin in (OPERATOR, "lease"):
             return
         _, member, session = origin.split("|")
@@ -139,7 +141,7 @@ class Checker:
         self.need(alive, "fencing", f"{origin} has no key, but its write was accepted: {changes}")
 
     def _check_judged(self, changes: tuple[Change, ...], origin: str) -> None:
-        """Who deletes another's session has seen it as it was: a newer one is an adopter's."""
+        """Check that a deleted session was seen in its last version: a newer one is adopted."""
         if origin in (OPERATOR, "lease"):
             return
         agent = self.world.agents[origin.split("|")[0]]
@@ -165,7 +167,7 @@ class Checker:
         try:
             member = decode(Member, change.key, change.after.value)
         except MalformedRecord:
-            return  # a test put it there
+            return  # written by a test
         if member.confirmed:
             self._confirmed[id].add(member.confirmed)
         self._came_at.setdefault(id, self.world.now)
@@ -191,10 +193,10 @@ class Checker:
         verdicts.check_ranks(self, roster)
 
     def _sealed_by_strangers(self, roster: Roster) -> bool:
-        """Whether etcd lost its data, and this is by newcomers who can't know of the past.
+        """Return True if etcd lost its data and the sealing members cannot know of the past.
 
-        On a cluster the operator gives them another prefix then. Nor is there a past where
-        the number was sealed and lost before anybody began with it.
+        On a cluster the operator assigns another prefix in that case. Nor is there a past if the
+        number was sealed and lost before any member began with it.
         """
         known = self.sealed.get(roster.number)
         if known is None or not self.world.truth.robbed:
@@ -225,7 +227,7 @@ class Checker:
         self.highest = max(self.highest, after.number)
         saving.check(self, before, after)
         new_state = before is None or before.state is not after.state
-        # After a loss of etcd's data the same question may be asked anew.
+        # After a loss of etcd's data the same question may be asked again.
         new_state = new_state or (change.before is None and after.state is RoundState.FROZEN)
         if not new_state and before is not None and before.number == after.number:
             return
@@ -245,10 +247,10 @@ class Checker:
                 verdicts.check_outcome(self, before, after)
 
     def _check_first(self, after: Round, origin: str) -> None:
-        """A round where there was none: the job's first, or after etcd lost its data.
+        """Check a round written where there was none: the job's first, or after etcd lost its data.
 
-        Its number was chosen when the write was made, which may arrive seconds later: who
-        registers in between has it jump then.
+        Its number was chosen when the write was sent, which may arrive seconds later: a member that
+        registers in between makes the number jump then.
         """
         id = origin.split("|")[1]
         skew_ms = next(pod.utc_skew_ms for pod in self.world.pods if pod.id == id)
@@ -258,7 +260,7 @@ class Checker:
         members = [decode(Member, kv.key, kv.value) for kv in there]
         newest = max((member.known for member in members), default=0)
         last = max(self.sealed, default=0)
-        # Of several that were sealed, the newest of which those know that came back by then.
+        # Of several sealed rounds, the newest known to the members that had returned by then.
         restored = after.state is RoundState.FINAL and newest <= after.number <= last
         opens = after.state in (RoundState.JOINABLE, RoundState.FROZEN)
         fresh = opens and after.number > newest
@@ -313,7 +315,7 @@ class Checker:
             self.need(answered, "confirmation", f"{seat.name} never confirmed round {number}")
 
     def recent_bounds(self) -> list[Bounds]:
-        """Bounds that were in force a moment ago, when a coordinator may have read them."""
+        """Return the bounds in force a moment ago, when a coordinator may have read them."""
         since = self.world.now - BOUNDS_MEMORY_SECONDS
         last = [bounds for at, bounds in self._bounds if at <= since][-1:]
         return last + [bounds for at, bounds in self._bounds if at > since]
@@ -324,7 +326,7 @@ class Checker:
         self.need(legal, "sizes", f"{size} members under {bounds}")
 
     def _check_cause(self, before: Round, cause: Cause, origin: str) -> None:
-        """Newcomers open a round only if it grows by them, and none once a member is done."""
+        """Check that newcomers open a round only to grow it, and none after a member is done."""
         notice = 0.1 + 2.0 * self.world.plan.slow_seconds
         sealed = self.sealed.get(before.number)
         done_at = {
@@ -341,7 +343,9 @@ class Checker:
             return
         if known_done and not self.in_trouble():
             self.fail("finishing", f"round {before.number} had a done member: {cause}")
-        if cause.kind is CauseKind.JOIN and before.save is None:  # who was asked is stopped
+        if (
+            cause.kind is CauseKind.JOIN and before.save is None
+        ):  # a member asked to save is stopped
             present = len({kv.key.split("/")[-2] for kv in self.sessions()})
             died = sum(
                 any(at > self.world.now - TROUBLE_MEMORY_SECONDS for at in times)
@@ -354,9 +358,9 @@ class Checker:
             self._check_waited(before, cause)
 
     def _check_waited(self, before: Round, cause: Cause) -> None:
-        """Newcomers that must wait did so, for a checkpoint or for their time.
+        """Check that newcomers waited for a checkpoint or for the scale-up wait.
 
-        It counts from the first of them, who may have gone again meanwhile.
+        The wait counts from the first of them, which may have left meanwhile.
         """
         wait = min(bounds.scale_up_wait_seconds for bounds in self.recent_bounds())
         seated = {seat.id for seat in self.sealed[before.number].seats}
@@ -366,11 +370,11 @@ class Checker:
         self.need(saved or waited, "newcomers wait", f"{cause} after {self.world.now - came:.2f} s")
 
     def in_trouble(self) -> bool:
-        """Whether something made news late a moment ago."""
+        """Return True if a recent fault may have delayed news."""
         return self.world.now - self.world.truth.troubled_at < TROUBLE_MEMORY_SECONDS
 
     def is_disturbed(self) -> bool:
-        """Return whether a fault delays news now, or did a moment ago."""
+        """Return True if a fault delays news now, or did a moment ago."""
         world = self.world
         calm = world.etcd_up and not world.etcd_full and world.network.is_whole
         return not calm or any(pod.frozen for pod in world.pods) or self.in_trouble()
@@ -382,6 +386,6 @@ class Checker:
         return self.world.etcd.range(Range(self.world.keys.sessions(id), prefix=True)).kvs
 
     def wiped(self) -> None:
-        """etcd lost its data: sessions are over, numbers and rosters are not."""
+        """Reset after etcd lost its data: sessions are over, numbers and rosters are not."""
         self._frozen = None
         self.written_at.clear()

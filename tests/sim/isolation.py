@@ -1,7 +1,7 @@
-"""Nobody trains on without evidence: a node that reaches nobody ends its workers in time.
+"""Self-fencing check: an isolated node ends its workers in time.
 
-Owns when each pod last could reach anybody. It knows no excuse: an agent that is there and runs
-must see to it by itself, whoever started the workers.
+This module owns the start of each pod's isolation. There are no exceptions: a running agent must
+fence its workers by itself, no matter which process started them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ TRAINS = (Workers.STARTING, Workers.RUNNING)
 
 
 class Isolation:
-    """Attributes:
-    since: pod id -> since when it reaches neither etcd nor another pod.
+    """Checker of isolated pods.
+
+    Attributes:
+        since: pod id -> time since which it reaches neither etcd nor another pod.
     """
 
     def __init__(self, world: World) -> None:
@@ -32,12 +34,12 @@ class Isolation:
 
     @property
     def most_seconds(self) -> float:
-        """A lease, or what links prove; then what an etcd that answered last allows."""
+        """Maximum isolation: a lease or the trust in links, then registering again; in seconds."""
         lease_seconds = max(LEAST_LEASE_SECONDS, self.world.plan.bounds.keep_alive_seconds)
         return max(lease_seconds, TRUST_SECONDS) + REGISTER_AGAIN_SECONDS + NOTICE_SECONDS
 
     def changed(self) -> None:
-        """Somebody was cut off, or reaches somebody again."""
+        """Update the isolation of every pod after a cut or its end."""
         for pod in self.world.alive():
             if self._is_alone(pod):
                 if pod.id not in self.since:
@@ -47,7 +49,7 @@ class Isolation:
                 self.since.pop(pod.id, None)
 
     def _is_alone(self, pod: Pod) -> bool:
-        """No packet comes from anywhere; one's own that arrive prove nothing to oneself."""
+        """Return True if no packet reaches the pod; its own packets prove nothing to it."""
         network = self.world.network
         heard = any(
             network.carries(other.id, pod.id) for other in self.world.alive() if other is not pod
@@ -55,7 +57,7 @@ class Isolation:
         return not heard and not network.hears_etcd(pod.id)
 
     def _look(self, pod: Pod, since: float) -> None:
-        """Look once the time is over, counted from when its agent could last begin to count."""
+        """Check a pod after the maximum, counted from its agent's earliest chance to notice."""
         agent = pod.agent
         if self.since.get(pod.id) != since or not pod.alive or agent is None:
             return

@@ -1,8 +1,8 @@
-"""The connections between agents, and the probes of launchers.
+"""Connections between agents, and the probes of launchers.
 
-Owns every link. A process that ends closes its links within milliseconds; a cut, a
-stopped process or a machine without power only shows as silence, to each side by itself:
-their heartbeats keep different time.
+This module owns every link. A process that ends closes its links within milliseconds; a cut, a
+stopped process or a machine without power only shows as silence, to each side separately: their
+heartbeats are not synchronised.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ REDIAL_SECONDS = (0.2, 0.4, 0.8, 1.6, 2.0)
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One side of a link: whether it believes in it, when it heard the other last, what it told.
+    """Side of a link: its belief that the link is open, last receipt and sent leave notices.
 
-    `got`: when the other had sent what was heard of it last, by the other's clock; `got_at` when
-    that was heard.
+    `got`: send time of the last message received, by the sender's clock; `got_at`: time of its
+    receipt.
     """
 
     agent: Agent
@@ -57,7 +57,7 @@ class End:
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A link that stands: `client` holds it, `server` is (or was) the coordinator."""
+    """Established link: `client` holds it, `server` is (or was) the coordinator."""
 
     client: End
     server: End
@@ -70,7 +70,7 @@ class Connection:
 
 
 class Switchboard:
-    """All links of the world."""
+    """Links of the world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -80,14 +80,14 @@ class Switchboard:
         self._failures: dict[Agent, int] = {}
         self._sessions: dict[Agent, str] = {}
 
-    # -- what agents ask for --------------------------------------------------------
+    # -- requests of agents ---------------------------------------------------------
 
     def link(self, agent: Agent, target: Link) -> None:
         if self._wanted.get(agent) == target:
             return
         self.unlink(agent)
         self._wanted[agent] = target
-        self._sessions[agent] = agent.session  # it goes by this one while the link is held
+        self._sessions[agent] = agent.session  # identifies the client while the link is held
         self._failures.pop(agent, None)
         self.world.at(self.world.network.delay(), self._dial, agent, target)
 
@@ -98,7 +98,7 @@ class Switchboard:
             self._hang_up(connection, connection.client)
 
     def serve(self, agent: Agent) -> None:
-        """The server knows of another round: tell those linked to it."""
+        """Announce the server's new round number on its links."""
         for connection in self._served_by(agent):
             self.world.at(self.world.network.delay(), self._speak, connection.server, connection)
 
@@ -118,12 +118,12 @@ class Switchboard:
         pod = self.world.pods_by_address.get(effect.address)
         if pod is None or verdict not in (Verdict.WORKERS_ALIVE, Verdict.BOTH_ALIVE):
             return None
-        if not effect.launcher_port and pod.agent is not None:  # it answers for them
+        if not effect.launcher_port and pod.agent is not None:  # the agent answers for the workers
             return max(0.0, pod.agent.engine.live_until - pod.agent.clock())
         return None if pod.live_until is None else max(0.0, pod.live_until - self.world.now)
 
     def _permit(self, agent: Agent, effect: Probe, asked_at: float) -> None:
-        """The second line of a probe, whose seconds count from the answer to the first."""
+        """Deliver the second line of a probe, whose seconds count from the answer to the first."""
         pod = self.world.pods_by_address[effect.address]
         if agent.exited or agent.paused or not self.world.network.joined(agent.pod.id, pod.id):
             return
@@ -206,15 +206,15 @@ class Switchboard:
         wait = REDIAL_SECONDS[min(times, len(REDIAL_SECONDS) - 1)]
         self.world.at(wait, self._dial, agent, target)
 
-    # -- a link that stands ---------------------------------------------------------
+    # -- established links ----------------------------------------------------------
 
     def _speak(self, here: End, connection: Connection) -> None:
-        """One side says something, if it can."""
+        """Send a message from one side, if the packet passes."""
         there = connection.server if here is connection.client else connection.client
         if not (here.open and there.open and self._passes(here.agent, there.agent)):
             return
         there.heard = self.world.now
-        if not there.agent.paused:  # else it will have read it only after its next word
+        if not there.agent.paused:  # a paused agent would read it only after its next message
             there.got, there.got_at = here.agent.clock(), self.world.now
         there.quiet = False
         there.agent.deliver(self._word(here, connection))
@@ -233,12 +233,12 @@ class Switchboard:
     def _passes(self, one: Agent, other: Agent) -> bool:
         if not (one.pod.powered and other.pod.powered) or one.pod.frozen or other.pod.frozen:
             return False
-        if one.exited or one.paused:  # what comes to a process that stands still waits for it
+        if one.exited or one.paused:  # messages to a paused process wait in its queue
             return False
         return self.world.network.carries(one.pod.id, other.pod.id)
 
     def _beat(self, here: End, connection: Connection) -> None:
-        """The time of one side's heartbeat: it speaks, and sees for how long it heard nothing."""
+        """Send one side's heartbeat and check the time since its last receipt."""
         if not here.open:
             return
         self._speak(here, connection)
@@ -257,12 +257,12 @@ class Switchboard:
         return LinkQuiet(connection.target.member, connection.target.session)
 
     def _fell_silent(self, here: End, connection: Connection) -> None:
-        """This side gives the link up; the other hears of it if it can be reached."""
+        """Give the link up on this side; the other side learns of it if reachable."""
         self._lose(here, connection)
         self._hang_up(connection, here)
 
     def _hang_up(self, connection: Connection, here: End) -> None:
-        """`here` closes its side: the other sees that at once, or its own silence later."""
+        """Close the side `here`: the other sees that at once, or detects silence later."""
         here.open = False
         there = connection.server if here is connection.client else connection.client
         one, other = here.agent.pod, there.agent.pod
@@ -270,7 +270,7 @@ class Switchboard:
             self.world.at(self.world.network.delay(), self._lose, there, connection)
 
     def _lose(self, here: End, connection: Connection) -> None:
-        """One side learns that the link is down; the client dials again."""
+        """Report the lost link to one side; the client dials again."""
         if not here.open:
             return
         here.open = False
@@ -290,7 +290,7 @@ class Switchboard:
     # -- ends -----------------------------------------------------------------------
 
     def ended(self, agent: Agent) -> None:
-        """An agent process ended: its peers notice at once, unless they can't be reached."""
+        """End an agent's links: its peers notice at once, unless they are unreachable."""
         self._wanted.pop(agent, None)
         own = self._connections.pop(agent, None)
         if own is not None:

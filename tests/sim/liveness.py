@@ -1,4 +1,4 @@
-"""Whether the job trains once the faults have ended, or is rightly over. Only looks."""
+"""Liveness check: after the last fault the job trains, or has rightly ended. Read-only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIVE = (Workers.STARTING, Workers.RUNNING, Workers.STOPPING)
 
 
 def steady(world: World) -> bool:
-    """Whether nothing more can be expected: the job has trained for long, or is over."""
+    """Return True if no further change is expected: the job has trained for long, or is over."""
     current = world.checker.round
     if current is not None and current.state is RoundState.CLOSED:
         return not world.alive()
@@ -28,7 +28,7 @@ def steady(world: World) -> bool:
 
 
 def settled(world: World) -> None:
-    """Faults ended long enough ago: the job trains, or is rightly over."""
+    """Check, long enough after the last fault, that the job trains or has rightly ended."""
     if world.checker.closed_at is not None:
         if world.now - world.checker.closed_at > world.plan.recovery_seconds:
             late = [pod.name for pod in world.alive() if pod.agent is not None]
@@ -58,14 +58,14 @@ def _unsettled(world: World) -> str:
 
 
 def _useful(world: World) -> list[Pod]:
-    """Pods that are there to stay and could train."""
+    """Return the pods that stay and could train."""
     marked = {mark.member for mark in world.controller.bounds.marks}
     pods = [pod for pod in world.alive() if not pod.leaving and pod.ready]
     return [pod for pod in pods if pod.id not in marked]
 
 
 def _shortcoming(world: World) -> str:
-    """What keeps the job from training; empty when it trains."""
+    """Return the reason why the job does not train; empty if it trains."""
     useful = {pod.id: pod for pod in _useful(world)}
     current = world.checker.round
     if current is None or current.state is not RoundState.FINAL:

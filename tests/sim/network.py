@@ -1,4 +1,4 @@
-"""Who can reach whom, and how long messages take. Owns the cuts."""
+"""Reachability between simulated hosts, and message delays. This module owns the cuts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 @dataclass(slots=True)
 class Delays:
-    """One-way delays in seconds: `fast` to twice that, now and then up to `slow`."""
+    """Delays of one-way messages in seconds: `fast` to twice that, now and then up to `slow`."""
 
     fast: float = 0.0005
     slow: float = 0.05
@@ -29,9 +29,9 @@ class Network:
         no_etcd: neither requests nor answers pass between these pods and etcd.
         mute: requests of these pods do not reach etcd; its answers reach them.
         deaf: requests of these pods reach etcd; its answers do not reach them.
-        lost: (sender, receiver): what the one sends does not reach the other.
-        dead_endpoints: endpoints of etcd that take requests and answer none.
-        stale_endpoints: endpoints of etcd that answer, but whose watches tell nothing.
+        lost: (sender, receiver) pairs whose packets are lost in that direction.
+        dead_endpoints: endpoints of etcd that accept requests and answer none.
+        stale_endpoints: endpoints of etcd that answer, but whose watches are silent.
     """
 
     rng: Random
@@ -46,7 +46,7 @@ class Network:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether nothing is cut now."""
+        """True if nothing is cut."""
         cuts = (self.island, self.no_etcd, self.mute, self.deaf, self.lost)
         return not any((*cuts, self.dead_endpoints, self.stale_endpoints))
 
@@ -54,26 +54,26 @@ class Network:
         return self.delays.draw(self.rng)
 
     def carries(self, sender: str, receiver: str) -> bool:
-        """Return whether packets of `sender` reach `receiver`."""
+        """Return True if packets of `sender` reach `receiver`."""
         if sender == receiver:
             return True
         together = self.island.get(sender, 0) == self.island.get(receiver, 0)
         return together and (sender, receiver) not in self.lost
 
     def joined(self, one: str, other: str) -> bool:
-        """Return whether both reach each other, as a new connection needs it."""
+        """Return True if both reach each other, which a new connection needs."""
         return self.carries(one, other) and self.carries(other, one)
 
     def asks_etcd(self, pod: str) -> bool:
-        """Return whether requests of this pod reach etcd."""
+        """Return True if requests of this pod reach etcd."""
         return pod not in self.no_etcd and pod not in self.mute
 
     def hears_etcd(self, pod: str) -> bool:
-        """Return whether answers of etcd reach this pod."""
+        """Return True if answers of etcd reach this pod."""
         return pod not in self.no_etcd and pod not in self.deaf
 
     def reaches_etcd(self, pod: str) -> bool:
-        """Return whether requests and answers pass."""
+        """Return True if requests and answers pass."""
         return self.asks_etcd(pod) and self.hears_etcd(pod)
 
     def isolate(self, pods: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""One pod: its launcher, its workers and its agent, as the real ones behave.
+"""Simulated pod: its launcher, its workers and its agent, modelled on the real ones.
 
-Owns the workers. They follow the agent's directive with the delays of real
-processes, outlive the agent, and die with the pod.
+This module owns the workers. They follow the agent's directive with the delays of real processes,
+outlive the agent, and die with the pod.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ALIVE = frozenset({Workers.STARTING, Workers.RUNNING, Workers.STOPPING})
 
 
 class Pod:
-    """A pod and its processes.
+    """Pod and its processes.
 
     Attributes:
         alive: its processes exist (a dead pod never comes back; its name may).
-        powered: its machine answers at all; a machine without power is silent.
-        frozen: the whole machine stands still, workers included.
-        phase, round, failure, done: of the workers, as in `local.Local`.
-        hung: its workers wait for ever in a broken collective.
-        frozen_until: until when freezing excuses workers that should have stopped.
-        live_until: the deadline of the workers, as their launcher knows it; None before any.
+        powered: its machine answers; a machine without power is silent.
+        frozen: the whole machine is suspended, workers included.
+        phase, round, failure, done: state of the workers, as in `local.Local`.
+        hung: its workers wait forever in a broken collective.
+        frozen_until: end of the excuse that freezing gives to workers that should have stopped.
+        live_until: the workers' deadline, as known to their launcher; None before any.
     """
 
     def __init__(self, world: World, identity: Identity) -> None:
@@ -81,7 +81,7 @@ class Pod:
 
     @property
     def takes_over(self) -> bool:
-        """Whether its agent is gone, or came back so lately that it may not be registered."""
+        """True if its agent is gone, or returned so recently that it may not be registered."""
         if self.agent is None:
             return True
         return self.agents > 1 and self.world.now - self.agent_since < 5.0
@@ -105,7 +105,7 @@ class Pod:
         )
 
     def changed(self) -> None:
-        """Something a user of this pod would see has changed: the agent hears of it."""
+        """Notify the agent of a change of the pod's state."""
         if self.agent is not None:
             self.world.at(0.0002, self._report, self.agent)
 
@@ -116,7 +116,7 @@ class Pod:
     # -- life -----------------------------------------------------------------------
 
     def boot(self) -> None:
-        """The pod's agent starts, and a moment later its launcher says hello."""
+        """Start the pod's agent; a moment later its launcher connects."""
         self.start_agent()
         self.world.at(0.01 + 0.5 * self.world.rng.random(), self._hello)
 
@@ -142,7 +142,7 @@ class Pod:
         self.world.at(BEAT_SECONDS * self.world.rng.random(), self._beat, self.agent)
 
     def kill_agent(self) -> None:
-        """The agent dies alone; without one for long the launcher ends the workers."""
+        """Kill the agent alone; the launcher ends the workers if no new agent comes."""
         agent, self.agent = self.agent, None
         if agent is None:
             return
@@ -154,7 +154,7 @@ class Pod:
             self._workers_gone(None)
 
     def _beat(self, agent: Agent) -> None:
-        """The agent tells its launcher until when the workers may live."""
+        """Send the workers' deadline to the launcher."""
         if agent is not self.agent or agent.exited:
             return
         if not agent.paused and not self.frozen:
@@ -162,12 +162,12 @@ class Pod:
         self.world.at(BEAT_SECONDS, self._beat, agent)
 
     def hear(self, agent: Agent) -> None:
-        """The launcher hears until when the workers may live."""
+        """Receive the workers' deadline in the launcher."""
         self.agent_heard = self.world.now
         self._move_deadline(agent.engine.live_until - self.clock_offset)
 
     def permit(self, number: int, until: float) -> None:
-        """A coordinator that keeps this member's lease lets workers without an agent live."""
+        """Extend the life of workers without an agent, while the coordinator keeps their lease."""
         gone = self.agent is None or self.agent.silent or not self.agent.engine.session
         if gone and self.alive and not self.frozen and number == self.round:
             latest = self.agent_heard + self.world.plan.orphan_seconds
@@ -196,15 +196,15 @@ class Pod:
             self._stop(kill=True, grace=0.0)
 
     def told_absent(self, newest: int) -> None:
-        """A prober heard of the launcher that there is no agent, or one that hangs."""
+        """Record that a prober learned from the launcher of a missing or hanging agent."""
         self._given_up = max(self._given_up, newest - 1 if self.workers_alive else newest)
 
     def end_orphans(self) -> None:
-        """A prober told the launcher, which has no agent, of a newer round."""
+        """End the orphaned workers after a probe with a newer round."""
         self._stop(kill=True, grace=0.0)
 
     def die(self, silent: bool = False) -> None:
-        """Agent, launcher and workers end at once; `silent`: the machine lost power."""
+        """End agent, launcher and workers at once; `silent`: the machine lost power."""
         if not self.alive:
             return
         self.powered = not silent
@@ -217,13 +217,13 @@ class Pod:
         self.world.truth.gone(self)
 
     def leave(self, reason: str) -> None:
-        """The pod's end was announced: preStop, SIGTERM or the operator's mark."""
+        """Announce the pod's end: preStop, SIGTERM or the operator's mark."""
         if self.alive and not self.leaving:
             self.leaving = reason
             self.world.truth.leaves(self)
             self.changed()
 
-    # -- following the directive ----------------------------------------------------
+    # -- execution of directives ----------------------------------------------------
 
     def follow(self, directive: Directive) -> None:
         match directive:
@@ -243,7 +243,7 @@ class Pod:
                 self._exit_when_stopped(directive)
 
     def _never_started(self, round: int) -> None:
-        """A round that was to run here was over before its workers came up."""
+        """Record a round that was over before its workers came up."""
         self.round, self.roster = round, None
         self.failure, self.done = None, False
         self.changed()
@@ -328,15 +328,15 @@ class Pod:
         self._workers_gone(self.failure)
 
     def saved(self) -> None:
-        """Workers here completed a checkpoint."""
+        """Record a completed checkpoint of the local workers."""
         self.checkpoint_step += 1
         self.world.note(self.name, "saved", self.checkpoint_step)
         self.changed()
 
-    # -- what workers do by themselves ----------------------------------------------
+    # -- events of the workers ------------------------------------------------------
 
     def fail_workers(self, kind: FailureClass, step: int | None = None) -> None:
-        """One worker fails, at this step; the agent ends the others of this pod."""
+        """Fail one worker, at this step; the agent ends the others of this pod."""
         if self.phase not in (Workers.STARTING, Workers.RUNNING) or self.roster is None:
             return
         if self.frozen:
@@ -365,7 +365,7 @@ class Pod:
         return Failure(self.round, self.id, self.name, rank, local_rank, kind, at_ms, exit_code=1)
 
     def finish_workers(self, number: int) -> None:
-        """Every worker here ends with success."""
+        """End every worker of the pod with success."""
         if self.phase is not Workers.RUNNING or self.round != number:
             return
         if self.frozen:

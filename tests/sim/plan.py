@@ -1,4 +1,4 @@
-"""What one simulated run is given: sizes, rates and the actions of its fault phase. Values only."""
+"""Parameters of one simulated run: sizes, rates and the actions of its fault phase. Values only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from elasticjob_rendezvous.core.records import Streak
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """At `at` seconds do `name` (a method of `faults.Faults`) to pod number `target`.
+    """Fault `name` (a method of `faults.Faults`) against pod number `target` at time `at`.
 
-    `target` counts the pods alive at that time, modulo their number; `amount`
-    is a duration, a size or nothing, as the action wants it.
+    `target` counts the pods alive at that time, modulo their number; `amount` is a duration or a
+    size, or unused, depending on the action.
     """
 
     at: float
@@ -24,34 +24,34 @@ class Action:
 
 
 Kind = tuple[str, float, float]
-"""A kind of fault: its name, and the range of its amount."""
+"""Kind of a fault: its name, and the range of its amount."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything about a run that was decided before it began.
+    """Parameters of a run, fixed before it begins.
 
     Args:
-        operator: whether an operator writes bounds; else the first member does.
-        arrivals: when each pod starts.
+        operator: whether an operator writes bounds; otherwise the first member does.
+        arrivals: start time of each pod.
         slots: workers of each pod, repeated as needed.
         launcher: whether workers outlive their agent.
-        rates: chances, for each message, of the network's faults.
-        start_seconds: about how long workers take to come up.
-        work_seconds: an undisturbed round ends with success after this; None is never.
-        crash_seconds: workers of a whole gang fail about so long after it came up; None never do.
-        crash_steps: what they tell before that: "none", the "same" step, or one "further".
-        strikes: faults that happen just when the round changes or a member is done.
-        strike_share: how often one does.
-        stubborn: the share of pods whose scripts ignore SIGTERM.
-        quiet_at: from when on no fault happens.
+        rates: probability per message of each network fault.
+        start_seconds: approximate start time of workers.
+        work_seconds: an undisturbed round ends with success after this time; None: never.
+        crash_seconds: approximate time after which a complete gang's workers fail; None: never.
+        crash_steps: step reported before the crash: "none", the "same", or one "further".
+        strikes: faults injected right after the round changes or a member is done.
+        strike_share: probability of such a fault.
+        stubborn: share of pods whose scripts ignore SIGTERM.
+        quiet_at: time after which no fault happens.
         replaces: whether dead pods are replaced.
-        orphan_seconds: how long a launcher lets workers live without an agent.
-        checkpoint_seconds: how often a gang that trains saves; None is never.
+        orphan_seconds: maximum life of workers without an agent, enforced by the launcher.
+        checkpoint_seconds: interval between checkpoints of a training gang; None: never.
         asks_to_save: whether scripts want to save before a planned stop.
-        save_seconds: about how long that takes them.
-        stuck_share: the share of nodes that never come to it.
-        endpoints: how many endpoints of etcd each client knows.
+        save_seconds: approximate duration of that save.
+        stuck_share: share of nodes that never reach the save.
+        endpoints: number of etcd endpoints known to each client.
     """
 
     profile: str
@@ -84,10 +84,10 @@ class Plan:
 
     @property
     def recovery_seconds(self) -> float:
-        """How long after the last fault a round must be final, at the latest.
+        """Maximum seconds from the last fault to a final round.
 
-        Last call, two leases and five seconds; workers that ignore SIGTERM take
-        their grace before that, and failures in a row put it off.
+        Last call, two leases and five seconds; before that come the grace period of workers that
+        ignore SIGTERM and the pause after consecutive failures.
         """
         bounds = self.bounds
         lease = max(2.0, bounds.keep_alive_seconds)

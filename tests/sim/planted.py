@@ -1,4 +1,4 @@
-"""The catalogue of planted bugs, complete."""
+"""Complete catalogue of planted bugs."""
 
 from __future__ import annotations
 

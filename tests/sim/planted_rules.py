@@ -44,7 +44,7 @@ from tests.sim.world import EngineFactory
 
 @bug("outlived", seed=104)
 def answering_agents_have_stopped() -> Iterator[EngineFactory]:
-    """Workers that are seen to run count as stopped in time, because their agent answers too."""
+    """Count running workers as stopped in time because their agent answers too."""
 
     class Planted(Takes):
         def misread(self, event: Event, clock: Clock) -> Event:
@@ -57,7 +57,7 @@ def answering_agents_have_stopped() -> Iterator[EngineFactory]:
 
 @bug("partition", seed=121)
 def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
-    """A probe that nobody answered is taken for a proof of death."""
+    """Treat an unanswered probe as proof of death."""
 
     class Planted(Takes):
         def misread(self, event: Event, clock: Clock) -> Event:
@@ -70,7 +70,7 @@ def isolated_coordinator_shoots() -> Iterator[EngineFactory]:
 
 @bug("pause", seed=218)
 def old_confirmation_counts() -> Iterator[EngineFactory]:
-    """Whoever ever confirmed a frozen round counts as having confirmed this one."""
+    """Count a confirmation of any frozen round as one of the current round."""
 
     def lie(view: Any, id: str, original: Any = View.member) -> Any:
         found = original(view, id)
@@ -91,7 +91,7 @@ def old_confirmation_counts() -> Iterator[EngineFactory]:
 
 @bug("churn", seed=17)
 def final_beside_old_workers() -> Iterator[EngineFactory]:
-    """The next round does not wait until the last one's workers have stopped."""
+    """Start the next round before the last one's workers have stopped."""
     take = census.take
 
     def planted(*args: Any) -> census.Census:
@@ -105,14 +105,14 @@ def final_beside_old_workers() -> Iterator[EngineFactory]:
 
 @bug("churn", seed=289)
 def aborts_charged_at_once() -> Iterator[EngineFactory]:
-    """An aborted collective costs a restart without waiting for a loss that explains it."""
+    """Charge an aborted collective without waiting for a loss that explains it."""
     with patch.object(verdicts, "speaks_for_itself", lambda failures: bool(list(failures))):
         yield Engine
 
 
 @bug("partition", seed=25)
 def verdict_without_window() -> Iterator[EngineFactory]:
-    """The verdict on an aborted collective comes after a tenth of its time."""
+    """Pass the verdict on an aborted collective after a tenth of its window."""
     window = verdicts.window_seconds
     with patch.object(verdicts, "window_seconds", lambda bounds: window(bounds) / 10):
         yield Engine
@@ -120,35 +120,35 @@ def verdict_without_window() -> Iterator[EngineFactory]:
 
 @bug("churn", seed=273)
 def budget_off_by_one() -> Iterator[EngineFactory]:
-    """The job fails with the last restart it was granted."""
+    """Fail the job with the last restart that it was granted."""
     with patch.object(verdicts, "spent", lambda charged, b: len(tuple(charged)) >= b.max_restarts):
         yield Engine
 
 
 @bug("partition", seed=25)
 def excused_round_not_counted() -> Iterator[EngineFactory]:
-    """A failure that a loss excuses is counted nowhere."""
+    """Leave a failure excused by a loss out of all counters."""
     with patch.object(judging, "counted", lambda counts, _: counts):
         yield Engine
 
 
 @bug("crashes", seed=18)
 def no_back_off() -> Iterator[EngineFactory]:
-    """A script that fails at its start is started again at once, for ever."""
+    """Restart a script that fails at its start at once, forever."""
     with patch.object(crashes, "pause_seconds", lambda _: 0.0):
         yield Engine
 
 
 @bug("crashes", seed=50)
 def hope_without_end() -> Iterator[EngineFactory]:
-    """A job that fails at one step again and again goes on until its budget is spent."""
+    """Continue a job that fails repeatedly at one step until its budget is spent."""
     with patch.object(crashes, "is_hopeless", lambda _: False):
         yield Engine
 
 
 @bug("crashes", seed=18)
 def despair_without_reason() -> Iterator[EngineFactory]:
-    """Failures at whatever step count as those at one step."""
+    """Count failures at different steps as failures at one step."""
     after = crashes.after_failure
 
     def planted(streak: Streak, *rest: Any) -> Streak:
@@ -160,7 +160,7 @@ def despair_without_reason() -> Iterator[EngineFactory]:
 
 @bug("scale", seed=78)
 def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
-    """Whoever the operator marks is taken for preempted."""
+    """Treat every member marked by the operator as preempted."""
     marked = Bounds.marked
 
     def planted(bounds: Bounds, member: str) -> Any:
@@ -173,7 +173,7 @@ def every_mark_is_a_preemption() -> Iterator[EngineFactory]:
 
 @bug("finishing", seed=821)
 def done_member_missed() -> Iterator[EngineFactory]:
-    """A member that was done and went counts as lost."""
+    """Count a member that left after it was done as lost."""
     look = ending.look_at_final
 
     def planted(view: Any, seated: Roster, *rest: Any) -> ending.FinalLook:
@@ -192,7 +192,7 @@ def done_member_missed() -> Iterator[EngineFactory]:
 
 @bug("finishing", seed=21)
 def success_at_first_done() -> Iterator[EngineFactory]:
-    """The job succeeds with the first member that is done."""
+    """Declare success with the first member that is done."""
     look = ending.look_at_final
 
     def planted(view: Any, seated: Roster, *rest: Any) -> ending.FinalLook:
@@ -206,7 +206,7 @@ def success_at_first_done() -> Iterator[EngineFactory]:
 
 @bug("finishing", seed=53)
 def newcomers_after_done() -> Iterator[EngineFactory]:
-    """Newcomers open a round although a member is done already."""
+    """Let newcomers open a round although a member is done already."""
     look = ending.look_at_final
 
     def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> ending.FinalLook:
@@ -225,21 +225,21 @@ def newcomers_after_done() -> Iterator[EngineFactory]:
 
 @bug("scale", seed=206)
 def surplus_opens_rounds() -> Iterator[EngineFactory]:
-    """A member that has no place opens a round all the same."""
+    """Let a member that has no place open a round."""
     with patch.object(ending, "legal_size", lambda bounds, available: available):
         yield Engine
 
 
 @bug("scale", seed=94)
 def newcomers_do_not_wait() -> Iterator[EngineFactory]:
-    """Newcomers interrupt a round whatever it has saved."""
+    """Let newcomers interrupt a round without waiting for a checkpoint."""
     with patch.object(ending, "must_wait", lambda *_: False):
         yield Engine
 
 
 @bug("scale", seed=62)
 def ranks_save_apart() -> Iterator[EngineFactory]:
-    """All are to save at a place that the first of them has not passed; others have."""
+    """Choose a save point that the first member has not passed but others have."""
 
     def planted(gang: Any) -> int:
         return 1 + min(member.passed for member in gang)
@@ -250,14 +250,14 @@ def ranks_save_apart() -> Iterator[EngineFactory]:
 
 @bug("scale", seed=62)
 def place_without_all_answers() -> Iterator[EngineFactory]:
-    """The place is chosen by those who answered first."""
+    """Choose the save point before all members have answered."""
     with patch.object(saving, "_all_answered", lambda gang: any(m.passed >= 0 for m in gang)):
         yield Engine
 
 
 @bug("scale", seed=62)
 def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
-    """A planned end comes at once."""
+    """End a round for a planned stop without asking for a checkpoint."""
 
     def planted(*args: Any) -> ending.FinalLook | None:
         look: ending.FinalLook = args[4]
@@ -269,7 +269,7 @@ def nobody_is_asked_to_save() -> Iterator[EngineFactory]:
 
 @bug("scale", seed=22)
 def any_checkpoint_will_do() -> Iterator[EngineFactory]:
-    """A checkpoint that landed before the newcomers came lets them in."""
+    """Let newcomers in after a checkpoint that was completed before they came."""
 
     def planted(view: Any, seated: Roster, bounds: Bounds, *rest: Any) -> bool:
         saved = newcomers._checkpoint(view, seated) >= 0
@@ -281,7 +281,7 @@ def any_checkpoint_will_do() -> Iterator[EngineFactory]:
 
 @bug("scale", seed=30)
 def increment_forgotten() -> Iterator[EngineFactory]:
-    """Any size between the least and the most is taken."""
+    """Accept any size between minimum and maximum, ignoring the increment."""
 
     def planted(bounds: Bounds, available: int) -> int:
         top = min(available, bounds.max_nodes)
@@ -293,7 +293,7 @@ def increment_forgotten() -> Iterator[EngineFactory]:
 
 @bug("quiet", seed=11)
 def ranks_by_arrival() -> Iterator[EngineFactory]:
-    """Ranks follow the order in which members came, not their names."""
+    """Assign ranks by order of arrival instead of by name."""
     with patch.object(roster, "by_name", lambda members: list(members)[::-1]):
         yield Engine
 
@@ -303,14 +303,14 @@ def ranks_by_arrival() -> Iterator[EngineFactory]:
 
 @bug("partition", seed=26)
 def launcher_ignores_its_deadline() -> Iterator[EngineFactory]:
-    """A launcher lets workers live past the deadline that their agent gave it last."""
+    """Let workers live past the last deadline that their agent gave the launcher."""
     with patch.object(Pod, "_watch_deadline", lambda _: None):
         yield Engine
 
 
 @bug("partition", seed=9)
 def deadline_from_the_answer() -> Iterator[EngineFactory]:
-    """A lease counts from when the answer came, not from when it was asked for."""
+    """Count a lease from the arrival of the answer, not from the request."""
 
     class Planted(Takes):
         def misread(self, event: Event, clock: Clock) -> Event:
@@ -324,14 +324,14 @@ def deadline_from_the_answer() -> Iterator[EngineFactory]:
 
 @bug("partition", seed=89)
 def runs_past_its_lease() -> Iterator[EngineFactory]:
-    """A member that is cut off trains on for as long as it likes."""
+    """Let an isolated member train on without limit."""
     with patch.object(Safety, "live_until", lambda *_: 1e9):
         yield Engine
 
 
 @bug("storm", seed=31)
 def starts_past_its_lease() -> Iterator[EngineFactory]:
-    """Workers start without a look at the lease."""
+    """Start workers without checking the lease."""
     start = directing._may_start
 
     def planted(own: Any, current: Round) -> bool:
@@ -343,7 +343,7 @@ def starts_past_its_lease() -> Iterator[EngineFactory]:
 
 @bug("finishing", seed=33)
 def fence_on_a_guess() -> Iterator[EngineFactory]:
-    """Sessions are fenced by name, whatever was written to them since they were judged."""
+    """Fence sessions by name, without comparing their last revision."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:

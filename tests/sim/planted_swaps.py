@@ -1,7 +1,7 @@
-"""Planted bugs that are one rule each, made another; see `planting`.
+"""Planted bugs that replace one rule each; see `planting`.
 
-In the order of the protocol: what a member knows and says, what it does with its workers, how it
-judges others, what it decides as coordinator.
+In the order of the protocol: a member's knowledge and reports, the control of its workers, its
+judgement of others, its decisions as coordinator.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from tests.sim.planting import swap
 Ranges = Iterable[tuple[Range, tuple[KeyValue, ...]]]
 
 
-# -- what a member knows --------------------------------------------------------------
+# -- knowledge of a member ------------------------------------------------------------
 
 
 @swap("etcd-trouble", View, "absorb", seed=20)
 def reads_delete_nothing(absorb: Any) -> Any:
-    """Keys that a read did not find are still believed to exist."""
+    """Keep keys that a read did not find."""
 
     def planted(view: View, revision: int, ranges: Ranges) -> None:
         absorb(
@@ -62,16 +62,16 @@ def reads_delete_nothing(absorb: Any) -> Any:
 
 @swap("etcd-trouble", View, "known", seed=68)
 def known_numbers_are_taken_again(_: Any) -> Any:
-    """The round numbers that members have seen are forgotten with etcd's data."""
+    """Forget the round numbers that members have seen, with etcd's data."""
     return lambda view: 0
 
 
-# -- what it says -----------------------------------------------------------------------
+# -- reports of a member ----------------------------------------------------------------
 
 
 @swap("finishing", own.Own, "state", seed=965)
 def success_of_an_older_round(state: Any) -> Any:
-    """A member that was done once reports it for ever."""
+    """Report success forever after having been done once."""
 
     def planted(self: own.Own) -> MemberState:
         over = self.local.done and self.local.workers is Workers.NONE and not self.leaving
@@ -82,7 +82,7 @@ def success_of_an_older_round(state: Any) -> Any:
 
 @swap("scale", own.Own, "record", seed=94)
 def leaver_has_stopped_at_once(record: Any) -> Any:
-    """A leaver reports that its workers have ended while they stop."""
+    """Report a leaver's workers as stopped while they are still stopping."""
 
     def planted(self: own.Own, *args: Any, **fields: Any) -> Member:
         return replace(record(self, *args, **fields), stopped=bool(self.leaving))
@@ -92,7 +92,7 @@ def leaver_has_stopped_at_once(record: Any) -> Any:
 
 @swap("quiet", own, "_confirmation", seed=11)
 def confirms_unasked(confirmation: Any) -> Any:
-    """A confirmation names the open round, not the question."""
+    """Name the open round in a confirmation, instead of the question."""
 
     def planted(mine: own.Own, stored: Member) -> int:
         at = mine.view.round
@@ -102,12 +102,12 @@ def confirms_unasked(confirmation: Any) -> Any:
     return planted
 
 
-# -- what it does with its workers --------------------------------------------------------
+# -- control of its workers ---------------------------------------------------------------
 
 
 @swap("crashes", directing, "_may_start", seed=18)
 def starts_again_in_its_round(may_start: Any) -> Any:
-    """Workers that ended are started once more, in the same round."""
+    """Start workers again in a round in which they have ended."""
 
     def planted(mine: own.Own, current: Any) -> bool:
         ran = min(mine.local.round, current.number - 1)
@@ -118,7 +118,7 @@ def starts_again_in_its_round(may_start: Any) -> Any:
 
 @swap("scale", directing, "_may_start", seed=30)
 def starts_without_a_seat(_: Any) -> Any:
-    """Whoever waits starts, whether the roster names it or not."""
+    """Start every waiting member, whether or not the roster names it."""
 
     def planted(mine: own.Own, current: Any) -> bool:
         ready = mine.local.ready and mine.lease_holds and mine.stored is not None
@@ -130,34 +130,34 @@ def starts_without_a_seat(_: Any) -> Any:
 
 @swap("churn", directing, "Stop", seed=1)
 def stuck_workers_have_grace(_: Any) -> Any:
-    """Workers that hang in a collective are asked to end."""
+    """Stop workers that hang in a collective gracefully."""
     return lambda number, kill, cause, grace: Stop(number, False, cause, max(grace, 0.5))
 
 
 @swap("scale", directing, "Stop", seed=14)
 def planned_stops_kill(_: Any) -> Any:
-    """Workers that could save are killed."""
+    """Kill workers that could save."""
     return lambda number, kill, cause, grace: Stop(number, True, cause, 0.0)
 
 
 @swap("churn", directing, "_with_workers", seed=1)
 def goes_on_in_an_old_round(with_workers: Any) -> Any:
-    """Workers do not hear that their round is over."""
+    """Keep workers in a round that is over."""
     return lambda facts, current: with_workers(facts, None)
 
 
 @swap("quiet", Lease, "_renew_every", seed=139)
 def lease_is_renewed_late(_: Any) -> Any:
-    """A lease is renewed when it is over."""
+    """Renew a lease only after it has expired."""
     return lambda lease, now: lease.ttl_seconds * 1.4
 
 
-# -- how it judges others -------------------------------------------------------------------
+# -- judgement of other members -------------------------------------------------------------
 
 
 @swap("pause", Peers, "adopt", seed=74)
 def orphans_are_lost(_: Any) -> Any:
-    """Workers whose agent died count as ended."""
+    """Count workers whose agent died as ended."""
 
     def planted(peers: Peers, member: Member, *rest: Any) -> list[Any]:
         peers.gone.add((member.id, member.session))
@@ -168,7 +168,7 @@ def orphans_are_lost(_: Any) -> Any:
 
 @swap("pause", Leadership, "probed", seed=74)
 def orphaned_leader_is_deleted(probed: Any) -> Any:
-    """A coordinator whose workers live without its agent counts as gone."""
+    """Count a coordinator whose workers live without its agent as gone."""
 
     def planted(leadership: Leadership, event: Probed, now: float) -> None:
         lives = event.verdict is Verdict.WORKERS_ALIVE
@@ -177,24 +177,24 @@ def orphaned_leader_is_deleted(probed: Any) -> Any:
     return planted
 
 
-# -- what it decides as coordinator -----------------------------------------------------------
+# -- decisions as coordinator -----------------------------------------------------------------
 
 
 @swap("churn", ending, "_lost", seed=1)
 def a_loss_is_no_reason(lost: Any) -> Any:
-    """A round goes on without those that are lost."""
+    """Continue a round without its lost members."""
     return lambda *args: ([], bool(lost(*args)[0]))
 
 
 @swap("partition", ending, "_stopped_by_itself", seed=393)
 def cut_off_is_no_loss(_: Any) -> Any:
-    """A member that had to stop its workers is not missed."""
+    """Do not count a member that had to stop its workers as lost."""
     return lambda seat, view, number: False
 
 
 @swap("partition", ending, "_stopped_by_itself", seed=9)
 def not_yet_started_is_lost(_: Any) -> Any:
-    """A member that waits has stopped its workers, even if it has not started them yet."""
+    """Count a waiting member's workers as stopped, even if they have not been started yet."""
 
     def planted(seat: Seat, view: View, number: int) -> bool:
         member = view.member(seat.id)
@@ -206,7 +206,7 @@ def not_yet_started_is_lost(_: Any) -> Any:
 
 @swap("scale", final, "counted", seed=30)
 def joins_are_counted_as_others(counted: Any) -> Any:
-    """A round that newcomers opened is counted under another name."""
+    """Count a round opened by newcomers under another name."""
 
     def planted(counts: Counts, kind: CauseKind) -> Counts:
         found: Counts = counted(counts, CauseKind.SCALE_DOWN if kind is CauseKind.JOIN else kind)
@@ -217,13 +217,13 @@ def joins_are_counted_as_others(counted: Any) -> Any:
 
 @swap("crashes", judging, "_without", seed=1042)
 def charged_and_still_pending(_: Any) -> Any:
-    """A verdict that was passed is passed again."""
+    """Keep a verdict pending after it was passed."""
     return lambda pending, number: pending
 
 
 @swap("endpoints", verdicts, "speaks_for_itself", seed=163)
 def taken_ports_are_charged(speaks: Any) -> Any:
-    """A port that was taken costs a restart at once."""
+    """Charge a restart at once for a port that was taken."""
 
     def planted(failures: Iterable[Any]) -> bool:
         known = list(failures)
@@ -234,13 +234,13 @@ def taken_ports_are_charged(speaks: Any) -> Any:
 
 @swap("crashes", crashes, "pause_seconds", seed=18)
 def pauses_are_halved(pause_seconds: Any) -> Any:
-    """Failures in a row wait half as long as is promised."""
+    """Halve the pause after consecutive failures."""
     return lambda streak: pause_seconds(streak) / 2
 
 
 @swap("crashes", crashes, "after_failure", seed=18)
 def every_failure_is_the_first(after_failure: Any) -> Any:
-    """A row of failures begins anew with each."""
+    """Restart the row of failures with each failure."""
 
     def planted(streak: Streak, *rest: Any) -> Streak:
         found: Streak = after_failure(replace(streak, row=0), *rest)
@@ -251,13 +251,13 @@ def every_failure_is_the_first(after_failure: Any) -> Any:
 
 @swap("scale", saving, "_have_saved", seed=62)
 def saved_with_the_first(_: Any) -> Any:
-    """One that saved speaks for all."""
+    """Count the gang as saved after one member's save."""
     return lambda gang: any(member.saved or member.completed for member in gang)
 
 
 @swap("quiet", roster, "ranks", seed=11)
 def ranks_are_shifted(ranks: Any) -> Any:
-    """From the third member on ranks leave one out."""
+    """Skip a rank from the third member on."""
 
     def planted(sizes: Sequence[tuple[str, int]]) -> list[Ranks]:
         return [
@@ -270,13 +270,13 @@ def ranks_are_shifted(ranks: Any) -> Any:
 
 @swap("quiet", roster, "ranks", seed=11)
 def roles_have_one_rank(ranks: Any) -> Any:
-    """Each member believes to be alone in its role."""
+    """Make each member believe that it is alone in its role."""
     return lambda sizes: [each._replace(role_world_size=1) for each in ranks(sizes)]
 
 
 @swap("quiet", frozen, "seal", seed=0)
 def master_is_the_last(seal: Any) -> Any:
-    """The address of another member than rank 0 is given out."""
+    """Publish the address of another member than rank 0."""
 
     def planted(*args: Any, **fields: Any) -> roster.Roster:
         found: roster.Roster = seal(*args, **fields)
@@ -287,13 +287,13 @@ def master_is_the_last(seal: Any) -> Any:
 
 @swap("crashes", frozen, "seal", seed=2)
 def restarts_are_not_told(seal: Any) -> Any:
-    """Workers read that they never were restarted."""
+    """Report zero restarts to the workers."""
     return lambda *args, **fields: replace(seal(*args, **fields), restarts=0)
 
 
 @swap("churn", final, "look_at_final", seed=0)
 def losses_are_called_leaves(look_at_final: Any) -> Any:
-    """A member that is lost is said to have left."""
+    """Report a lost member as having left."""
 
     def planted(*args: Any) -> ending.FinalLook:
         found: ending.FinalLook = look_at_final(*args)

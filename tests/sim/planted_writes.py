@@ -1,4 +1,4 @@
-"""Planted bugs in what is written and how answers are read; see `planting`."""
+"""Planted bugs in writes and in the reading of answers; see `planting`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.sim.world import EngineFactory
 
 @bug("chaos")
 def fence_left_out() -> Iterator[EngineFactory]:
-    """The coordinator writes the round without comparing anything."""
+    """Write the round without any comparison."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
@@ -38,7 +38,7 @@ def fence_left_out() -> Iterator[EngineFactory]:
 
 @bug("etcd-trouble", seed=5)
 def own_key_written_blindly() -> Iterator[EngineFactory]:
-    """A member writes its own key without comparing: a fenced session comes back."""
+    """Write a member's own key without comparing: a fenced session comes back."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
@@ -51,7 +51,7 @@ def own_key_written_blindly() -> Iterator[EngineFactory]:
 
 @bug("chaos", seed=23)
 def late_revocation() -> Iterator[EngineFactory]:
-    """To fence one session, all sessions of the member are deleted, an adopter's too."""
+    """Delete all sessions of a member, an adopter's too, to fence one."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
@@ -75,7 +75,7 @@ def late_revocation() -> Iterator[EngineFactory]:
 
 @bug("churn", seed=0)
 def number_used_twice() -> Iterator[EngineFactory]:
-    """A round that is opened again keeps its number."""
+    """Keep the number of a round that is opened again."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
@@ -96,7 +96,7 @@ def number_used_twice() -> Iterator[EngineFactory]:
 
 @bug("quiet", seed=0)
 def roster_before_final() -> Iterator[EngineFactory]:
-    """The roster is written with `frozen`, before anybody confirmed."""
+    """Write the roster together with `frozen`, before any confirmation."""
 
     class Planted(Writes):
         def change(self, txn: Txn) -> Txn:
@@ -115,7 +115,7 @@ def roster_before_final() -> Iterator[EngineFactory]:
 
 @bug("quiet", seed=0)
 def starts_on_frozen() -> Iterator[EngineFactory]:
-    """Workers start once their member has confirmed; who else did is not awaited."""
+    """Start workers once their own member has confirmed, without the others."""
 
     class Planted(Engine):
         def _direct(self) -> Directive:
@@ -135,7 +135,7 @@ def starts_on_frozen() -> Iterator[EngineFactory]:
 
 @bug("etcd-trouble")
 def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
-    """A transaction of unknown outcome is believed to have been applied."""
+    """Treat a transaction of unknown outcome as applied."""
 
     class Planted(Takes):
         def misread(self, event: Event, clock: Clock) -> Event:
@@ -149,7 +149,7 @@ def ambiguous_taken_for_done() -> Iterator[EngineFactory]:
 
 @bug("etcd-trouble")
 def lost_data_unnoticed() -> Iterator[EngineFactory]:
-    """The cluster's id is not looked at: what etcd forgot is still believed."""
+    """Ignore the cluster id: data that etcd lost is still believed."""
 
     with patch.object(InFlight, "tells_of_loss", lambda *_: False):
         yield Engine
@@ -157,7 +157,7 @@ def lost_data_unnoticed() -> Iterator[EngineFactory]:
 
 @bug("etcd-trouble")
 def broken_watch_ignored() -> Iterator[EngineFactory]:
-    """A watch that broke is taken for one that is merely quiet."""
+    """Treat a broken watch as a quiet one."""
 
     class Planted(Takes):
         def misread(self, event: Event, clock: Clock) -> Event:

@@ -1,8 +1,8 @@
-"""Bugs put into the real engine on purpose, to show that the simulation finds such bugs.
+"""Bugs planted in the real engine, to show that the simulation finds such bugs.
 
-Each is a small change at the engine's edge (an event or an effect on its way) or to one
-of its rules, made for the time of a `with` block. Owns the way to plant; the bugs are in
-`planted_writes`, `planted_rules` and `planted_swaps`.
+Each is a small change at the engine's edge (an event or an effect on its way) or to one of its
+rules, made for the duration of a `with` block. The bugs are in `planted_writes`, `planted_rules`
+and `planted_swaps`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Plant = Callable[[], AbstractContextManager[EngineFactory]]
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """`plant()` gives, for the time of its block, an engine with the bug.
+    """Planted bug: `plant()` yields an engine with it for the duration of its block.
 
-    `profile` is the kind of run to look for it in, `seed` where it was found last.
+    `profile` is the kind of run in which to search for it, `seed` the one that found it last.
     """
 
     name: str
@@ -43,7 +43,7 @@ BUGS: list[Bug] = []
 def swap(
     profile: str, owner: object, rule: str, seed: int | None = None
 ) -> Callable[[Callable[[Any], Any]], None]:
-    """Add a bug that is one rule of `owner`, made another of what it is; see `bug`."""
+    """Add a bug that replaces one rule of `owner` by a function of it; see `bug`."""
 
     def add(change: Callable[[Any], Any]) -> None:
         @contextmanager
@@ -59,7 +59,7 @@ def swap(
 def bug(
     profile: str, seed: int | None = None
 ) -> Callable[[Callable[[], Iterator[EngineFactory]]], None]:
-    """Add one to the catalogue; its docstring says what is wrong."""
+    """Add a bug to the catalogue; its docstring describes the wrong behaviour."""
 
     def add(change: Callable[[], Iterator[EngineFactory]]) -> None:
         BUGS.append(Bug(change.__name__.replace("_", "-"), profile, contextmanager(change), seed))
@@ -68,7 +68,7 @@ def bug(
 
 
 class Writes(Engine):
-    """An engine whose transactions are changed on their way out."""
+    """Engine whose outgoing transactions are changed."""
 
     def change(self, txn: Txn) -> Txn:
         raise NotImplementedError
@@ -82,7 +82,7 @@ class Writes(Engine):
         return effects
 
     def puts_round(self, txn: Txn) -> Round | None:
-        """The round that a transaction writes, if it does."""
+        """Return the round that a transaction writes, if any."""
         for op in txn.success:
             if isinstance(op, Put) and op.key == self.view.keys.round:
                 return decode(Round, op.key, op.value)
@@ -90,7 +90,7 @@ class Writes(Engine):
 
 
 class Takes(Engine):
-    """An engine that misreads an event."""
+    """Engine that misreads an event."""
 
     def misread(self, event: Event, clock: Clock) -> Event:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""One seed, from its plan to its result."""
+"""Execution of one seed, from its plan to its result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def simulate(seed: int, new_engine: EngineFactory = Engine, plan: Plan | None = 
     plan = plan or schedule.plan(seed)
     world = World(seed, plan, new_engine)
     violation = None
-    gc.disable()  # a run makes little garbage and is short; collecting it takes a third of the time
+    gc.disable()  # a short run makes little garbage; collecting it takes a third of the time
     try:
         _run(world, plan)
     except Violation as found:
         violation = found
     except Exception as error:
-        # The engine must survive everything that can arrive.
+        # The engine must survive every possible event.
         violation = Violation("no exception", f"{type(error).__name__}: {error}", world.now)
         violation.__cause__ = error
     finally:
@@ -45,12 +45,12 @@ def _run(world: World, plan: Plan) -> None:
 
 
 def lines(trace: list[Line]) -> list[str]:
-    """A readable trace."""
+    """Format a trace, one line per entry."""
     return [f"{at:9.4f}  {who:<9} {what:<14} {detail}" for at, who, what, detail in trace]
 
 
 def report(result: Result, last: int = 60) -> str:
-    """What a person needs to understand and replay a violation."""
+    """Return the text needed to understand and replay a violation."""
     head = [
         f"seed {result.seed} ({result.plan.profile}): {result.violation}",
         f"replay: python -m tests.sim --kind {result.plan.profile} --seed {result.seed} --trace",

@@ -1,6 +1,6 @@
-"""What may run where: no two rounds side by side, nobody before its round is final.
+"""Checks of running workers: no two rounds side by side, no start before the round is final.
 
-Owns nothing; it looks at the pods whenever workers start and when an excuse ends.
+Stateless; the pods are checked whenever workers start and when an excuse ends.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PLANNED = (CauseKind.JOIN, CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.SCAL
 
 
 class Running:
-    """The checks of everything that is not a commit."""
+    """Checks of everything but commits."""
 
     def __init__(self, world: World, checker: Checker) -> None:
         self.world = world
         self.checker = checker
 
     def starts(self, pod: Pod, roster: Roster) -> None:
-        """Workers start: on a final round, in its one roster, and beside no other round's."""
+        """Check a start of workers: final round, in its one roster, beside no other round's."""
         number = roster.number
         need, said = self.checker.need, f"{pod.name}: {roster}"
         need(number in self.checker.final_numbers, "starts on final", said)
@@ -54,7 +54,7 @@ class Running:
                 )
 
     def promised(self, agent: Agent) -> None:
-        """An agent never believes its lease to last longer than etcd lets it."""
+        """Check that an agent's lease never lasts longer than etcd's."""
         lease = agent.engine.lease
         expires = self.world.etcd.expires(lease.id)
         deadline = lease.deadline - agent.pod.clock_offset
@@ -65,7 +65,7 @@ class Running:
             )
 
     def look_again(self, at: float) -> None:
-        """When an excuse ends, nothing of an older round may still run."""
+        """Check, when an excuse ends, that nothing of an older round still runs."""
         self.world.at(max(0.0, at - self.world.now) + 0.001, self._sweep)
 
     def _sweep(self) -> None:
@@ -80,20 +80,20 @@ class Running:
                 )
 
     def _excused(self, pod: Pod) -> bool:
-        """Workers that can't know, or can't write: see `Faults` for each excuse."""
+        """Return True for workers that cannot know or write: see `Faults` for each excuse."""
         if pod.frozen or self.world.now < pod.excused_until:
             return True
         return self.outlives_etcd(pod)
 
     def outlives_etcd(self, pod: Pod) -> bool:
-        """A whole gang that is cut off from etcd trains on, whatever newcomers do there."""
+        """Return True for a whole gang cut off from etcd, which trains on beside any newcomers."""
         if pod.roster is None:
             return False
         seats = {seat.id for seat in pod.roster.seats}
         gang = [other for other in self.world.pods if other.id in seats]
         network = self.world.network
         return all(
-            other.agent is not None  # its links prove it whole, also once workers of it failed
+            other.agent is not None  # its links prove the gang whole, even after its workers failed
             and other.round == pod.round
             and not network.reaches_etcd(other.id)
             and network.joined(other.id, pod.id)
@@ -114,7 +114,7 @@ class Running:
             self.checker.need(not early, "planned stops have their grace", f"{directive}")
 
     def _is_late(self, agent: Agent, directive: Stop) -> bool:
-        """Return whether the grace is over, or workers were found that nobody waited for."""
+        """Return True if the grace period is over, or if orphaned workers were found."""
         now, grace_seconds = self.world.now, self.world.plan.bounds.stop_grace_seconds
         if agent.pod.agents > 1 or self.checker.is_disturbed() or self.world.plan.rates:
             return True

@@ -1,4 +1,4 @@
-"""Whether gangs save together before a planned end, judged by what their scripts did. Pure."""
+"""Checks of checkpoints before a planned end, based on the scripts' actual saves. No I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 PLANNED = (CauseKind.JOIN, CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.SCALE_DOWN)
 SETTLED_SECONDS = 1.0
-"""Who has trained for so long has surely been heard to want a checkpoint."""
+"""Training time after which a script's wish for a checkpoint is certainly known."""
 SLACK_SECONDS = 0.1
 
 
 def check(checker: Checker, before: Round | None, after: Round) -> None:
-    """One write of the round."""
+    """Check one write of the round."""
     if after.save is not None:
         final = after.state is RoundState.FINAL
         checker.need(final, "saving", f"a round that is {after.state} asks for a checkpoint")
@@ -33,20 +33,20 @@ def check(checker: Checker, before: Round | None, after: Round) -> None:
 
 
 def _gang(checker: Checker, number: int) -> list[Pod]:
-    """The pods of a round whose workers run."""
+    """Return the pods of a round whose workers run."""
     seats = {seat.id for seat in checker.sealed[number].seats}
     pods = [pod for pod in checker.world.pods if pod.id in seats]
     return [p for p in pods if p.alive and p.round == number and p.phase is Workers.RUNNING]
 
 
 def _heard(pod: Pod) -> bool:
-    """Whether its agent could tell all the time what its workers want."""
+    """Return True if its agent could report its workers' wishes all the time."""
     agent = pod.agent
     return agent is not None and not (agent.paused or pod.frozen or pod.takes_over)
 
 
 def _asked(checker: Checker, before: Round, after: Round) -> None:
-    """First a mere question; then, once, a place that no rank has passed."""
+    """Check a request: first a question; then, once, a place that no rank has passed."""
     gang, save = _gang(checker, after.number), after.save
     if save is None or before.save is None:
         checker.need(save is not None, "saving", "a request was taken back")
@@ -62,18 +62,18 @@ def _asked(checker: Checker, before: Round, after: Round) -> None:
 
 
 def _ended(checker: Checker, before: Round, after: Round) -> None:
-    """A planned end comes after the checkpoint, or after its time."""
+    """Check that a planned end comes after the checkpoint, or after its time limit."""
     if after.cause.kind not in PLANNED or after.cause.kills or checker.in_trouble():
         return
     seats = checker.sealed[before.number].seats
     gang = _gang(checker, before.number)
     if len(gang) < len(seats) or any(pod.agent is None for pod in gang):
-        return  # one of them ended meanwhile, or nobody hears of its checkpoint any more
+        return  # one has ended meanwhile, or its checkpoint is no longer reported
     now = checker.world.now
     if before.save is None:
         seconds = min(save_seconds(after.cause, bounds) for bounds in checker.recent_bounds())
         wanted = all(pod.script.wanted_for(now) > SETTLED_SECONDS and _heard(pod) for pod in gang)
-        wanted = wanted and not checker.world.plan.rates  # a lost request tells it late
+        wanted = wanted and not checker.world.plan.rates  # a lost request reports it late
         checker.need(not wanted or seconds <= 0, "saving", f"nobody was asked: {after.cause}")
         return
     saved = all(pod.script.saved for pod in gang)

@@ -1,4 +1,4 @@
-"""From a seed to a plan: sixteen kinds of runs. Pure, but for its own `Random(seed)`."""
+"""Plans drawn from seeds: sixteen kinds of runs. No state besides a `Random(seed)`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Profile = Callable[[Random], Plan]
 
 
 def plan(seed: int, kind: str = "") -> Plan:
-    """The plan of one seed; its profile goes round with the seed, unless a `kind` is given."""
+    """Return the plan of one seed; its profile rotates with the seed, unless a `kind` is given."""
     found = PROFILES[kind or profile(seed)](Random(f"plan {seed}"))
     found = _saving(Random(f"saving {seed}"), found)
-    # Drawn so that the seeds of `test_found` are what they were.
+    # The text keeps the seeds of `test_found` unchanged.
     return _losing_touch(Random(f"lose touch 333 {seed}"), found)
 
 
 def profile(seed: int) -> str:
-    """Which kind of run a seed is."""
+    """Return the kind of run of a seed."""
     return sorted(PROFILES)[seed % len(PROFILES)]
 
 
@@ -42,7 +42,7 @@ def _bounds(rng: Random, most: int = 5) -> Bounds:
 
 
 def _saving(rng: Random, plan: Plan) -> Plan:
-    """The same run with scripts that save, and newcomers that may have to wait for it."""
+    """Add scripts that save, and newcomers that may have to wait for it."""
     wait_seconds = rng.choice((0.0, 0.0, 2.0, 6.0))
     leave_seconds = rng.choice((4.0, 7.0, 9.0))
     bounds = replace(plan.bounds, scale_up_wait_seconds=wait_seconds, leave_seconds=leave_seconds)
@@ -57,7 +57,7 @@ def _saving(rng: Random, plan: Plan) -> Plan:
 
 
 def _losing_touch(rng: Random, plan: Plan) -> Plan:
-    """The same run with agents that die or hang while they are cut off."""
+    """Add agents that die or hang while they are cut off."""
     if plan.profile not in LOSING_TOUCH or rng.random() > 0.5:
         return plan
     kinds = (("lose_touch", 2.0, 12.0),)
@@ -89,7 +89,7 @@ def _base(rng: Random, profile: str, most: int = 5) -> Plan:
 def _actions(
     rng: Random, count: int, kinds: tuple[Kind, ...], begin: float, end: float
 ) -> tuple[Action, ...]:
-    """`count` actions of these kinds, each with an amount in its range."""
+    """Return `count` actions of these kinds, each with an amount in its range."""
     chosen = []
     for _ in range(count):
         name, least, most = rng.choice(kinds)
@@ -152,7 +152,7 @@ LOSSY = {"lost_request": 0.02, "lost_reply": 0.03, "late_request": 0.005}
 
 
 def _quiet(rng: Random) -> Plan:
-    """Nothing goes wrong; members may be more than fit."""
+    """Draw a run without faults; there may be surplus members."""
     return _base(rng, "quiet")
 
 
@@ -175,7 +175,7 @@ def _churn(rng: Random) -> Plan:
 
 
 def _crashes(rng: Random) -> Plan:
-    """The script fails again and again; nodes come and go meanwhile."""
+    """Draw a run whose script fails repeatedly while nodes join and leave."""
     base = _disturbed(rng, "crashes", CRASHES, 3, 25.0)
     bounds = replace(base.bounds, max_restarts=rng.choice((2, 5, 9)), settle_seconds=0.3)
     return replace(
@@ -193,7 +193,7 @@ def _etcd_trouble(rng: Random) -> Plan:
 
 
 def _hung(rng: Random) -> Plan:
-    """Agents stand still, and the others go on without them: some launchers can be asked."""
+    """Draw a run with suspended agents and working peers; some launchers can be probed."""
     base = _disturbed(rng, "hung", (("stop_agent", 3.0, 12.0),), 2, 14.0)
     bounds = replace(base.bounds, min_nodes=1, increment=1)
     asked = rng.random() < 0.5
@@ -201,7 +201,7 @@ def _hung(rng: Random) -> Plan:
 
 
 def _outlived(rng: Random) -> Plan:
-    """A gang trains on without etcd, while a newcomer that reaches it opens a round over it."""
+    """Draw a run with a gang that trains without etcd and a newcomer that opens a round."""
     base = _base(rng, "outlived")
     bounds = replace(
         base.bounds,
@@ -231,7 +231,7 @@ def _pause(rng: Random) -> Plan:
 
 def _finishing(rng: Random) -> Plan:
     base = _disturbed(rng, "finishing", CHURN + SCALE + STILL, 3, 12.0)
-    if rng.random() < 0.5:  # nothing but newcomers and deaths, and room for both
+    if rng.random() < 0.5:  # only newcomers and deaths, and room for both
         bounds = replace(base.bounds, max_nodes=base.bounds.max_nodes + 2)
         kinds = (("join", 0.0, 0.0), ("join", 0.0, 0.0), ("crash", 0.0, 0.0))
         actions = _actions(rng, 2, kinds, 1.0, 12.0)
@@ -273,12 +273,12 @@ ENDPOINTS = (
 
 
 def _one_way(rng: Random) -> Plan:
-    """Somebody is heard and does not hear, or the reverse."""
+    """Draw a run with one-way cuts."""
     return _disturbed(rng, "one-way", ONE_WAY + ONE_WAY + CHURN[:3], 4, 14.0)
 
 
 def _rack(rng: Random) -> Plan:
-    """Some nodes lose etcd and the others together, and agents die or come back among them."""
+    """Draw a run in which nodes lose etcd and the others together, and agents die or return."""
     base = _disturbed(rng, "rack", RACK + CHURN[:3], 3, 16.0)
     bounds = replace(base.bounds, max_nodes=max(4, base.bounds.max_nodes), min_nodes=1)
     arrivals = base.arrivals + (0.3,) * max(0, 4 - len(base.arrivals))
@@ -286,20 +286,20 @@ def _rack(rng: Random) -> Plan:
 
 
 def _refusing(rng: Random) -> Plan:
-    """etcd answers, but refuses what is written, or tells nothing of it."""
+    """Draw a run whose etcd answers, but refuses writes or sends no events."""
     base = _disturbed(rng, "refusing", REFUSING + REFUSING + CHURN, 5, 16.0)
     return replace(base, rates=LOSSY if rng.random() < 0.2 else {})
 
 
 def _endpoints(rng: Random) -> Plan:
-    """One endpoint of etcd fails its clients, which move on to another."""
+    """Draw a run in which one endpoint of etcd fails its clients, which move on to another."""
     kinds = ENDPOINTS * 3 + CHURN + ETCD[-2:] + (("take_port", 0.0, 0.0),)
     base = _disturbed(rng, "endpoints", kinds, 5, 16.0)
     return replace(base, endpoints=rng.choice((2, 3)))
 
 
 def _storm(rng: Random) -> Plan:
-    """Everything together."""
+    """Draw a run with all faults together."""
     kinds = CHURN + ETCD + CUTS + STILL + SCALE + ONE_WAY + RACK + REFUSING + ENDPOINTS
     base = _disturbed(rng, "storm", kinds, 8, 18.0)
     return replace(

@@ -1,7 +1,7 @@
-"""What one pod's script does about checkpoints before a planned stop.
+"""Checkpoints of one pod's script before a planned stop.
 
-It passes places at which it could save; a request holds it at the next one until the place of
-all is agreed on, and after its checkpoint it waits for the stop.
+The script passes places at which it could save; a request holds it at the next one until the common
+place is agreed on, and after its checkpoint it waits for the stop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ STEP_SECONDS = 0.2
 
 
 class Script:
-    """The workers of one round on one pod.
+    """Workers of one round on one pod.
 
     Attributes:
-        saves: they asked to be asked.
-        places: they passed so many.
+        saves: they want to save before a planned stop.
+        places: number of places passed.
         told: the answer to a request, as `Local.passed`.
-        saved: they saved where all do.
-        completed: they tell that the checkpoint of all is complete.
+        saved: they saved at the common place.
+        completed: they report that the checkpoint of all is complete.
     """
 
     def __init__(self, pod: Pod) -> None:
@@ -39,16 +39,16 @@ class Script:
         self._since = 0.0
 
     def wanted_for(self, now: float) -> float:
-        """For how long they have wanted to be asked."""
+        """Return the seconds since the workers first wanted to save."""
         return now - self._since if self.saves else 0.0
 
     def begins(self) -> None:
-        """The workers came up."""
+        """Start the script with its workers."""
         if self._pod.world.plan.asks_to_save:
             self._later(0.05, self._wants)
 
     def asked(self, save: Save | None) -> None:
-        """The agent hands a request over."""
+        """Receive a request from the agent."""
         if save is None or not self._runs():
             return
         before, self._request = self._request, save
@@ -67,7 +67,7 @@ class Script:
         self._pod.world.at(seconds, self._do, call)
 
     def _do(self, call: object) -> None:
-        """What the workers do, they do once their machine goes on."""
+        """Run a worker's action, once its machine is no longer frozen."""
         if self._pod.frozen:
             self._later(0.3, call)
         elif self._runs():
@@ -78,7 +78,7 @@ class Script:
         self._pod.changed()
 
     def _answer(self) -> None:
-        """The request is in place: from now on no further one is passed."""
+        """Answer the request: no further place is passed from now on."""
         steps = (self._pod.world.now - self._since) / STEP_SECONDS if self.saves else 0.0
         self.places = int(steps + 3.0 * self._pod.world.rng.random())
         self.told = self.places

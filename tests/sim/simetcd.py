@@ -1,8 +1,8 @@
-"""An etcd v3 in memory: revisions, transactions, leases, watches, compaction.
+"""Simulated etcd v3, in memory: revisions, transactions, leases, watches, compaction.
 
-Owns the simulated store. It knows no network and no clock: whoever calls it says
-what time it is, and delays or loses requests and answers himself. What it does is
-compared with a real server in `tests/integration/test_simetcd_matches_etcd.py`.
+This module owns the simulated store. It has no network and no clock: the caller passes the time,
+and delays, loses and answers requests. `tests/integration/test_simetcd_matches_etcd.py` compares
+its behaviour with a real server.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ CommitObserver = Callable[[int, tuple[Change, ...], str], None]
 
 
 class SimEtcd:
-    """The store of one cluster.
+    """Store of one cluster.
 
-    `on_commit(revision, changes, origin)` sees every commit; origin is what the
-    caller of `txn` named itself, or "lease" when a lease ran out.
+    `on_commit(revision, changes, origin)` sees every commit; origin is the name given to `txn` by
+    its caller, or "lease" for an expired lease.
     """
 
     def __init__(self, on_commit: CommitObserver | None = None) -> None:
@@ -76,7 +76,7 @@ class SimEtcd:
     # -- transactions ---------------------------------------------------------------
 
     def txn(self, txn: Txn, origin: str = "") -> TxnResult:
-        """Decide one transaction; raises `Refused` where etcd answers an error."""
+        """Decide one transaction; raise `Refused` if etcd would answer with an error."""
         for branch in (txn.success, txn.failure):
             check_branch(branch)
         if len(txn.compares) > MAX_OPS:
@@ -158,7 +158,7 @@ class SimEtcd:
         return LeaseGrant(self._next_lease, ttl)
 
     def keep_alive(self, lease: int, now: float) -> int:
-        """Restart a lease; its TTL, or 0 when there is no such lease."""
+        """Restart a lease; return its TTL, or 0 if there is no such lease."""
         held = self._leases.get(lease)
         if held is None or held.expires <= now:
             return 0
@@ -166,7 +166,7 @@ class SimEtcd:
         return held.ttl_seconds
 
     def revoke(self, lease: int, origin: str = "lease") -> bool:
-        """End a lease and delete its keys in one revision; False when there is none."""
+        """End a lease and delete its keys in one revision; return False if there is none."""
         held = self._leases.get(lease)
         if held is None:
             return False
@@ -181,21 +181,21 @@ class SimEtcd:
         return min((lease.expires for lease in self._leases.values()), default=None)
 
     def expire(self, now: float) -> tuple[int, ...]:
-        """What the check, twice a second, does: revoke every lease that ran out."""
+        """Revoke every expired lease, as etcd does twice a second; return their ids."""
         late = tuple(lease.id for lease in self._leases.values() if lease.expires <= now)
         for lease in late:
             self.revoke(lease)
         return late
 
     def expires(self, lease: int) -> float | None:
-        """When a lease runs out; None when there is none."""
+        """Return the expiry time of a lease, None if there is none."""
         held = self._leases.get(lease)
         return None if held is None else held.expires
 
     # -- watches --------------------------------------------------------------------
 
     def watch(self, target: Range, start: int, sink: Callable[[WatchBatch], None]) -> Watcher:
-        """Watch one range from revision `start` on (0: from the next); history comes at once."""
+        """Watch one range from revision `start` on (0: from the next); history is sent at once."""
         if 0 < start < self.compacted:
             raise Compacted(self.compacted)
         watcher = Watcher(target, start, sink)
@@ -218,7 +218,7 @@ class SimEtcd:
         if seen:
             watcher.sink(WatchBatch(revision, seen, self.cluster_id))
 
-    # -- trouble --------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------
 
     def compact(self, revision: int) -> None:
         """Forget the history before `revision`."""
@@ -226,12 +226,12 @@ class SimEtcd:
         self._history = [entry for entry in self._history if entry[0] >= self.compacted]
 
     def elect(self, now: float) -> None:
-        """A leader change (or a restart with the data kept): each lease gets its full TTL."""
+        """Restart each lease with its full TTL, as after a leader change or a restart with data."""
         for lease in self._leases.values():
             lease.expires = now + lease.ttl_seconds
 
     def wipe(self) -> None:
-        """Lose all data: another cluster, from revision 1; nobody tells the watchers."""
+        """Lose all data: another cluster, from revision 1; watchers are not notified."""
         self.cluster_id += 1
         self.revision = 1
         self.compacted = 0

@@ -1,6 +1,6 @@
-"""A node is cut off, and its agent dies or hangs meanwhile: no two rounds run side by side.
+"""Nodes that are cut off while their agents die or hang: no two rounds run side by side.
 
-Nobody can ask the launcher then. What it holds is the deadline that the agent gave it last.
+The launcher cannot be probed then. It only has the last deadline from its agent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AWAY_SECONDS = (0.05, 1.0, 4.0, 60.0, 60.0)
 
 
 def plan(seed: int, lease_seconds: float, launcher: bool) -> Plan:
-    """One node or two of four are cut off; agents of theirs end or hang at any moment of it."""
+    """Return a plan that cuts off one or two of four nodes and ends or hangs their agents."""
     rng = Random(f"cut off {seed} {lease_seconds} {launcher}")
     victims = rng.sample(range(4), rng.choice((1, 1, 2)))
     cut, begin = rng.choice(CUTS), CUT_AT + 2.0 * rng.random()
@@ -60,7 +60,7 @@ def test_no_round_begins_beside_workers_of_a_node_that_was_cut_off(
 
 
 def test_without_the_deadline_of_its_launcher_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These schedules find it."""
+    """Without the deadline the same schedules violate the invariant."""
     monkeypatch.setattr(Pod, "_watch_deadline", lambda pod: None)
     results = [simulate(seed, plan=plan(seed, 3.0, launcher=False)) for seed in SEEDS]
     found = [result.violation.invariant for result in results if result.violation is not None]

@@ -1,4 +1,4 @@
-"""Schedules that once broke a promise."""
+"""Regression schedules: seeds that once violated an invariant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST_KINDS = (
     "quiet",
     "scale",
 )
-"""Kinds of runs at the time these seeds were found: a seed's kind goes round with it."""
+"""Kinds of runs at the time these seeds were found: the kind of a seed rotates through them."""
 
 FOUND = {
     "an agent away while etcd loses its data": 732259,

@@ -1,7 +1,7 @@
-"""Who leaves while nobody can write to etcd has left, and is not lost.
+"""Leaves during an etcd outage: a leaver counts as left, not as lost.
 
-Its key is all that others wait for otherwise; here its word on the links must do. Simulated at
-many moments of an outage, for those that coordinate and those that do not.
+Otherwise the others would wait for its key; here the leave notice on its links must suffice.
+Simulated at many moments of an outage, for coordinators and other members.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
 
 
 def plan(seed: int, outage: str, seconds: float, victims: tuple[int, ...]) -> Plan:
-    """Four nodes; in the outage some are told to end, and have gone before it is over."""
+    """Return a plan of four nodes, some of which are drained and gone before the outage ends."""
     drained_at = OUTAGE_AT + 0.1 + 2.0 * seed / len(SEEDS)
     actions = [Action(OUTAGE_AT, outage, 0, seconds)]
     actions += [Action(drained_at + 0.4 * i, "drain", who) for i, who in enumerate(victims)]
@@ -42,7 +42,7 @@ def plan(seed: int, outage: str, seconds: float, victims: tuple[int, ...]) -> Pl
 
 
 def causes(result: Result) -> list[Cause]:
-    """Why each round after the first began, as it was told last."""
+    """Return the last written cause of each round after the first."""
     key = result.world.keys.round
     found: dict[int, Cause] = {}
     for _, who, _, detail in result.trace:
@@ -75,7 +75,7 @@ def test_a_leave_in_an_outage_of_etcd_is_no_loss(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_member_whose_mark_is_withdrawn_stays(seed: int) -> None:
-    """Its workers are still stopping for its leave: it is in the next round, and nobody is lost."""
+    """The workers still stop for the leave: the member joins the next round, and none is lost."""
     slow = replace(plan(seed, "elect", 0.0, ()), operator=True, actions=(), stubborn=1.0)
     planned = replace(slow, bounds=replace(slow.bounds, stop_grace_seconds=2.0))
     world = World(seed, planned)

@@ -1,4 +1,4 @@
-"""A record that nobody can read where the coordinator's would stand: the next one coordinates."""
+"""Unreadable record in place of the coordinator's: the next member coordinates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GARBAGE = (b"not JSON", b'{"id":"uid-9"}', b"[]")
 
 
 def world(seed: int, garbage: int) -> World:
-    """Three pods come to a job in which some keys below `members/` are older than theirs."""
+    """Return a world of three pods in which some keys below `members/` are older than theirs."""
     plan = Plan("malformed", Bounds(2, 3), arrivals=(), operator=bool(seed % 2))
     found = World(seed, plan)
     for number in range(garbage):
@@ -42,7 +42,7 @@ def test_the_next_one_coordinates_and_its_log_names_what_was_passed_over(
     named = [
         note.text
         for _, who, _, note in job.trace
-        if who == leader.name and isinstance(note, Note) and "passed over" in note.text
+        if who == leader.name and isinstance(note, Note) and "record ignored" in note.text
     ]
     assert len(named) == garbage, named
     assert all(f"uid-9{number}/s1" in "\n".join(named) for number in range(garbage))

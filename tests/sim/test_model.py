@@ -1,4 +1,4 @@
-"""What the simulated processes do where real ones were once mistaken for others."""
+"""Regression tests of the simulated processes where they once differed from real ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.world import World
 
 
 def test_an_agent_that_is_stopped_twice_has_been_silent_since_the_first_time() -> None:
-    """No beat lies between: the real launcher hears nothing that could begin its time anew."""
+    """No beat lies between the pauses, so the real launcher's timer would not restart."""
     world = World(0, replace(schedule.plan(0), strikes=()), Engine)
     world.add_pod()
     world.run(1.0)

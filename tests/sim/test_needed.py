@@ -1,7 +1,6 @@
-"""Rules of the protocol that look superfluous: a schedule for each that goes wrong without it.
+"""Rules of the protocol that look superfluous, each with a schedule that fails without it.
 
-Each schedule is played as the product is, where nothing goes wrong, and with the one rule taken
-out.
+Each schedule runs with the product as it is, without a violation, and with the one rule removed.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def plan(nodes: int, **fields: object) -> Plan:
 
 
 def gang(seed: int, nodes: int, new_engine: EngineFactory, **fields: object) -> World:
-    """Nodes that train in round 1."""
+    """Return a world whose nodes train in round 1."""
     world = World(seed, plan(nodes, **fields), new_engine)
     for _ in range(nodes):
         world.add_pod()
@@ -73,7 +72,7 @@ def leader(world: World) -> Pod:
 
 
 def breaks(invariant: str, world: World, until: float) -> bool:
-    """Return whether this promise is broken until then."""
+    """Return True if this invariant is violated before that time."""
     try:
         world.run(until)
     except Violation as found:
@@ -94,18 +93,18 @@ def causes(world: World) -> list[CauseKind]:
     return [kind for number, kind in found.items() if number > 1]
 
 
-# -- the deadline of workers that a new agent takes over --------------------------------
+# -- deadline of workers adopted by a new agent -----------------------------------------
 
 
 @contextmanager
 def no_deadline() -> Iterator[EngineFactory]:
-    """A launcher that keeps workers as long as their agent says, and none for an agent's death."""
+    """Yield an engine whose launcher has no deadline of its own after its agent's death."""
     with patch.object(Pod, "_watch_deadline", lambda pod: None):
         yield Engine
 
 
 def outlives_its_lease(seed: int, new_engine: EngineFactory) -> bool:
-    """An agent dies, its node is cut off, and the next agent finds the workers."""
+    """Kill an agent and cut its node off; the next agent finds the workers."""
     world = gang(seed, 3, new_engine)
     pod = next(pod for pod in world.pods if pod is not leader(world))
     world.faults.cut_off(pod, 100.0)
@@ -117,11 +116,11 @@ def outlives_its_lease(seed: int, new_engine: EngineFactory) -> bool:
     return pod.phase in (Workers.STARTING, Workers.RUNNING)
 
 
-# -- the number that is told without a lease ----------------------------------------------
+# -- round number served without a lease --------------------------------------------------
 
 
 def two_rounds_run_under_an_older_coordinator(seed: int, new_engine: EngineFactory) -> bool:
-    """As before, where lines do not tell how long the coordinator's own evidence lasts."""
+    """Do the same with links that do not report the validity of the coordinator's own evidence."""
 
     def older(leadership: Leadership, event: LinkHeard, now: float) -> None:
         heard(leadership, replace(event, vouched_seconds=None), now)
@@ -144,7 +143,7 @@ def the_old_number_is_told() -> Iterator[EngineFactory]:
 
 
 def two_rounds_run(seed: int, new_engine: EngineFactory) -> bool:
-    """The coordinator's half of the gang is cut off from etcd and from the other half."""
+    """Cut the coordinator's half of the gang off from etcd and from the other half."""
     world = gang(seed, 4, new_engine)
     first = leader(world)
     other = next(pod for pod in world.pods if pod is not first)
@@ -153,7 +152,7 @@ def two_rounds_run(seed: int, new_engine: EngineFactory) -> bool:
     return breaks("no two rounds write", world, 30.0)
 
 
-# -- a broken watch of the coordinator's key ------------------------------------------------
+# -- broken watch of the coordinator's key --------------------------------------------------
 
 
 @contextmanager
@@ -170,8 +169,9 @@ def leader_watch_goes_on() -> Iterator[EngineFactory]:
 
 
 def nobody_succeeds(seed: int, new_engine: EngineFactory) -> bool:
-    """etcd forgets the revisions since the coordinator was read, and the watches of its key break;
-    then its machine falls silent."""
+    """Compact the revisions since the coordinator was read, break the watches of its key, and
+    silence its machine.
+    """
     world = gang(seed, 3, new_engine)
     for number in range(3):
         world.etcd.txn(Txn((), (Put(f"/another/job/{number}", b"1"),)), "operator")
@@ -189,7 +189,7 @@ def nobody_succeeds(seed: int, new_engine: EngineFactory) -> bool:
     return current.coordinator == gone.id
 
 
-# -- what a seal clears away ------------------------------------------------------------
+# -- records removed by a seal ----------------------------------------------------------
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def old_failures_stay() -> Iterator[EngineFactory]:
 
 
 def etcd_fills(seed: int, new_engine: EngineFactory) -> bool:
-    """A script that fails in every round."""
+    """Fail the script in every round."""
     world = gang(seed, 2, new_engine)
     for _ in range(14):
         pod = next(pod for pod in world.pods if pod.phase is Workers.RUNNING)
@@ -225,7 +225,7 @@ def leavers_are_remembered() -> Iterator[EngineFactory]:
 
 
 def loss_is_called_a_leave(seed: int, new_engine: EngineFactory) -> bool:
-    """A member is told to go, may stay after all, is in the next round, and is lost there."""
+    """Mark a member for removal, withdraw the mark, and lose the member in the next round."""
     world = gang(seed, 3, new_engine)
     pod = next(pod for pod in world.pods if pod is not leader(world))
     pod.leave("drained")
@@ -243,7 +243,7 @@ def loss_is_called_a_leave(seed: int, new_engine: EngineFactory) -> bool:
     return causes(world)[-1] is CauseKind.LEAVE
 
 
-# -- the round that adoption rests on -------------------------------------------------------
+# -- round on which an adoption rests -------------------------------------------------------
 
 
 @contextmanager
@@ -259,8 +259,9 @@ def adopts_in_any_round() -> Iterator[EngineFactory]:
 
 
 def late_adoption_costs_a_round(seed: int, new_engine: EngineFactory) -> bool:
-    """An agent dies as it takes its member up; the next one is in the following round already
-    when that first request arrives at etcd."""
+    """Kill an agent while it adopts its member; its successor is already in the following round
+    when that first request arrives at etcd.
+    """
     world = gang(seed, 3, new_engine)
     pod = next(pod for pod in world.pods if pod is not leader(world))
     pod.fail_workers(FailureClass.USER_ERROR)

@@ -1,7 +1,7 @@
-"""A healthy gang trains on through every outage of etcd: no round, however long it lasts.
+"""Healthy gang during every kind of etcd outage: no new round, however long the outage lasts.
 
-The hardest are those that end as leases do: one member has lost its key when etcd is back, the
-next has not, and a third only believes so.
+The hardest outages end together with the leases: one member has lost its key when etcd is back, the
+next has not, and a third only assumes so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OUTAGE_AT = 30.0
 
 
 def plan(seed: int, *actions: Action) -> Plan:
-    """Four nodes that nobody hurts."""
+    """Return a plan of four nodes without pod faults."""
     return Plan(
         profile="outages",
         bounds=Bounds(
@@ -41,7 +41,7 @@ def plan(seed: int, *actions: Action) -> Plan:
 
 
 def stopped(result: Result) -> bool:
-    """Whether workers were started after the gang had come together."""
+    """Return True if workers were started after the gang had formed."""
     assert result.violation is None, report(result)
     starts = [at for at, _, what, _ in result.trace if what == "starts workers of"]
     assert starts
@@ -51,7 +51,7 @@ def stopped(result: Result) -> bool:
 @pytest.mark.parametrize("outage", ["cut_all_etcd", "restart_etcd"])
 @pytest.mark.parametrize("seconds", [3.5, 4.5, 6.0, 12.0])
 def test_no_outage_stops_a_whole_gang(seconds: float, outage: str) -> None:
-    """But where a key goes just after etcd is back, and no link stands yet to the coordinator."""
+    """Exception: a key expires just after etcd is back, before the coordinator is linked."""
     at = [OUTAGE_AT + 0.3 * (seed % 10) + 0.05 * (seed // 10) for seed in SEEDS]
     plans = [plan(seed, Action(at[seed], outage, 0, seconds)) for seed in SEEDS]
     count = sum(stopped(simulate(seed, plan=plans[seed])) for seed in SEEDS)

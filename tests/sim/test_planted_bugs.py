@@ -1,4 +1,4 @@
-"""The simulation finds each bug of the catalogue; without the bug the same seed is clean."""
+"""Planted bugs: the simulation finds each one; without the bug the same seed is clean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_catalogue_is_large_and_names_each_once() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bug_is_found(bug: Bug, pytestconfig: pytest.Config) -> None:
-    """Where it was found last is looked first: the search may take hundreds of seeds."""
+    """The last successful seed is tried first: the search may take hundreds of seeds."""
     cache: pytest.Cache | None = pytestconfig.cache
     key = f"planted-bugs/{bug.name}"
     last = (None if cache is None else cache.get(key, None), bug.seed)

@@ -1,4 +1,4 @@
-"""A seed replays exactly: twice in one process, and under any hash seed."""
+"""Exact replay of seeds: twice in one process, and under any hash seed."""
 
 from __future__ import annotations
 

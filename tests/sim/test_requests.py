@@ -1,4 +1,4 @@
-"""How many requests a round costs, and what surplus members cost: bounded, and flat in N."""
+"""Number of requests per round, and of surplus members: bounded, and independent of N."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_REQUESTS = 8
 
 
 def gang(nodes: int, surplus: int = 0, **fields: object) -> Plan:
-    """A job without any fault, all of whose members come at once."""
+    """Return a plan without faults, all of whose members come at once."""
     bounds = Bounds(nodes, nodes, last_call_seconds=2.0, keep_alive_seconds=5.0)
     return Plan(
         profile="requests",

@@ -1,7 +1,7 @@
 """Random schedules: every invariant holds on every seed.
 
-`SIM_SEEDS` says how many (default 200), `SIM_FIRST` where to begin. Seeds come in
-chunks, so that pytest-xdist spreads them.
+`SIM_SEEDS` is the number of seeds (default 200), `SIM_FIRST` the first one. Seeds come in chunks,
+so that pytest-xdist spreads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A node that falls silent is replaced by its lease and one second: a member, or who coordinates.
+"""Replacement of a silent node, member or coordinator, within its lease and one second.
 
-The worst is drawn from the seed: when it fell silent, between two keep-alives, two heartbeats
-and two looks of etcd at its leases, how long messages take, whether its peers hang or abort.
+The seed draws the worst case: the moment of the silence between two keep-alives, two heartbeats and
+two lease checks of etcd, the message delays, and peers that hang or abort.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.world import Result
 SEEDS = range(40)
 SILENT_AT = 6.0
 ROUND_SECONDS = 0.15
-"""What the messages of one round may take, some of them slow."""
+"""Maximum seconds for the messages of one round, some of them slow."""
 
 
 def plan(seed: int, lease_seconds: float, victim: int, fault: str) -> Plan:
@@ -37,7 +37,7 @@ def plan(seed: int, lease_seconds: float, victim: int, fault: str) -> Plan:
 
 
 def seconds_until_three_train(result: Result) -> float:
-    """From the silence to the last start of workers of the round that followed."""
+    """Return the seconds from the silence to the last start of workers of the next round."""
     began = result.plan.actions[0].at
     starts: dict[int, list[float]] = defaultdict(list)
     for at, _, what, number in result.trace:

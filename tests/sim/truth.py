@@ -1,6 +1,6 @@
-"""What really happened, which no agent knows: the ground the invariants are judged on.
+"""Ground truth of a run, unknown to the agents, on which the invariants are judged.
 
-Owns the record of deaths, leaves, failures, ends and troubles of one run.
+This module owns the record of deaths, leaves, failures, ends and faults of one run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 
 @dataclass(slots=True)
 class Truth:
-    """Attributes:
-    departures: pod id -> when it was lost or told to leave, or lost its session.
-    preempted: ids of pods that the cluster, by the operator's word, wants gone.
-    genuine: rounds in which a worker failed by itself.
-    aborts: round -> time of the first aborted collective.
-    blips: rounds whose collectives a cut between pods broke.
-    ended: (round, pod id) whose workers all ended with success.
-    troubled_at: last time etcd, the network or a whole process misbehaved.
-    agents_gone: pod id -> when its agent died last.
-    closed_by_hand: somebody asked for the end.
+    """Actual events of one run.
+
+    Attributes:
+        departures: pod id -> times at which it was lost, told to leave, or lost its session.
+        preempted: ids of pods that the operator reported as preempted by the cluster.
+        genuine: rounds in which a worker failed by itself.
+        aborts: round -> time of the first aborted collective.
+        blips: rounds whose collectives a cut between pods broke.
+        ended: (round, pod id) whose workers all ended with success.
+        troubled_at: last time etcd, the network or a whole process misbehaved.
+        agents_gone: pod id -> time of its agent's last death.
+        closed_by_hand: set when the end was requested through an agent.
     """
 
     world: World

@@ -1,4 +1,4 @@
-"""Whether charges, outcomes and ranks are just, judged by what really happened. Pure."""
+"""Checks of charges, outcomes and ranks against the ground truth. No I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_charges(checker: Checker, before: Round, after: Round) -> None:
-    """A charge needs a worker that failed by itself; aborted peers of a loss are none.
+    """Check that a charged round had a worker that failed by itself, not just peers of a loss.
 
-    An abort that no loss and no leave explains may be charged once its verdict's
-    time has passed: a cut between pods that healed looks like that.
+    An abort that no loss and no leave explains may be charged once its verdict's window has passed:
+    a cut between pods that healed looks like that.
     """
     truth, now = checker.world.truth, checker.world.now
     for number in set(after.charged) - set(before.charged):
@@ -30,8 +30,8 @@ def check_charges(checker: Checker, before: Round, after: Round) -> None:
         roster = checker.sealed[number]
         # The key of an earlier agent may go until a moment before the round is sealed.
         since = max(aborted - 3.0, checker.sealed_at[number])
-        # What went before the abort may have caused it: no trouble excuses its charge. What
-        # went after it can be known in time only where nothing is in trouble.
+        # Events before the abort may have caused it: no fault excuses its charge. Later events are
+        # known in time only if no fault is active.
         until = aborted if checker.in_trouble() else min(aborted + window - 0.5, now)
         lost = [
             seat.name
@@ -45,15 +45,15 @@ def check_charges(checker: Checker, before: Round, after: Round) -> None:
 
 
 def check_counts(checker: Checker, before: Round, after: Round) -> None:
-    """Each round that ends is counted once, when it ends or by its verdict.
+    """Check that each round that ends is counted once, when it ends or by its verdict.
 
-    A preemption needs the cluster's word on a pod that is named.
+    A preemption requires the operator's mark on a pod that is named.
     """
     reopened = before.state is RoundState.FINAL and after.number > before.number
     failed = len(after.charged) > len(before.charged) and after.state is RoundState.CLOSED
     ended = reopened or (failed and before.state is RoundState.FINAL and not before.pending)
     grown = _tally(after) - _tally(before)
-    if not before.pending or not failed:  # else the last charge may be of a verdict
+    if not before.pending or not failed:  # otherwise the last charge may belong to a verdict
         said = f"{before.counts} {before.pending} became {after.counts} {after.pending}"
         checker.need(grown == int(ended), "counts", said)
     if after.counts.preemptions > before.counts.preemptions:
@@ -70,7 +70,7 @@ def _tally(round_: Round) -> int:
 
 
 def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:
-    """Each outcome needs its reason."""
+    """Check that each outcome has its reason."""
     world, truth = checker.world, checker.world.truth
     outcome = after.outcome
     if outcome is None:
@@ -96,7 +96,7 @@ def check_outcome(checker: Checker, before: Round | None, after: Round) -> None:
 
 
 def check_ranks(checker: Checker, roster: Roster) -> None:
-    """Ranks are a bijection onto 0 … world size - 1, in the natural order of names."""
+    """Check that ranks are a bijection onto 0 … world size - 1, in the natural order of names."""
     ranks: list[int] = []
     for index, seat in enumerate(roster.seats):
         checker.need(seat.group_rank == index, "ranks", f"group ranks of {roster}")

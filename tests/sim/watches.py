@@ -1,7 +1,7 @@
-"""One agent's watches: how events travel from etcd to the agent, or get stuck.
+"""Watches of one agent: delivery of events from etcd to the agent, with stuck watches.
 
-Owns the watches that are open, by generation. Within a range events arrive in order;
-between ranges, even of one watch, in any order.
+This module owns the open watches, by generation. Within a range events arrive in order; between
+ranges, even of one watch, in any order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SILENCE_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class WatchLine:
-    """One watch: its watchers in etcd, and what a cut holds back."""
+    """Watch with its watchers in etcd, and the events held back by a cut."""
 
     generation: int
     watchers: list[Watcher] = field(default_factory=list)
@@ -35,7 +35,7 @@ class WatchLine:
 
 
 class WatchLines:
-    """All watches of one agent process."""
+    """Watches of one agent process."""
 
     def __init__(self, world: World, agent: Agent) -> None:
         self.world = world
@@ -66,7 +66,7 @@ class WatchLines:
             self._end(line)
 
     def _open(self, line: WatchLine, effect: Watch) -> None:
-        """etcd takes the watch on; it ends at once where etcd can't serve it."""
+        """Open the watch in etcd; it ends at once if etcd cannot serve it."""
         world = self.world
         if not line.open:
             return
@@ -99,7 +99,7 @@ class WatchLines:
             self.agent.deliver(event)
 
     def _push(self, line: WatchLine, stream: int, batch: WatchBatch) -> None:
-        """A batch leaves etcd."""
+        """Send a batch from etcd."""
         world = self.world
         if not world.network.hears_etcd(self.agent.pod.id) or self._is_stuck(line):
             line.held.append((stream, batch))
@@ -109,7 +109,7 @@ class WatchLines:
         world.at(arrival - world.now, self._changed, line, batch)
 
     def _is_stuck(self, line: WatchLine) -> bool:
-        """Return whether this watch is silent although etcd is within reach."""
+        """Return True if this watch is silent although etcd is reachable."""
         network = self.world.network
         mute = network.stale_endpoints | network.dead_endpoints
         return line.stuck or line.endpoint in mute
@@ -134,7 +134,7 @@ class WatchLines:
             self.world.etcd.cancel(watcher)
 
     def break_all(self, error: str) -> None:
-        """The connections break; the agent hears of it."""
+        """Break the connections; the agent is notified."""
         for line in self._lines.values():
             self.world.at(self.world.network.delay(), self._break, line, error)
 
@@ -147,18 +147,18 @@ class WatchLines:
             self._break(line, "silent")
 
     def stick(self) -> None:
-        """Silence the watches that are open now; new ones work."""
+        """Silence the open watches; new ones work."""
         for line in self._lines.values():
             line.stuck = True
 
     def give_up_stuck(self) -> None:
-        """The client asks for a sign of life, and gets none."""
+        """Break stuck watches after an unanswered progress request."""
         for line in list(self._lines.values()):
             if self._is_stuck(line):
                 self._break(line, "silent, and no answer to a progress request")
 
     def lose_endpoint(self, endpoint: int) -> None:
-        """Its connections carry nothing any more."""
+        """Lose the watches of an endpoint whose connections carry nothing any more."""
         for line in self._lines.values():
             if line.endpoint == endpoint:
                 self.world.at(SILENCE_SECONDS, self._lost, line)

@@ -1,7 +1,7 @@
-"""One agent's requests to etcd: delays, losses, time-outs.
+"""Requests of one agent to etcd: delays, losses, time-outs.
 
-Owns the requests under way between one agent process and the store. A request is
-answered exactly once; what etcd does with it is another matter.
+This module owns the requests under way between one agent process and the store. A request is
+answered exactly once, independently of its effect in etcd.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ REQUEST_TIMEOUT_SECONDS = 5.0
 NO_SPACE = "etcdserver: mvcc: database space exceeded"
 Request = Grant | Read | Write
 Sent = tuple[float, str]
-"""When a request was sent, on the sender's clock, and who sent it."""
+"""Send time of a request, on the sender's clock, and its author."""
 
 
 class Wire:
-    """The client side of etcd for one agent process."""
+    """Client side of etcd for one agent process."""
 
     def __init__(self, world: World, agent: Agent) -> None:
         self.world = world
@@ -51,7 +51,7 @@ class Wire:
         self.watches = WatchLines(world, agent)
 
     def close(self) -> None:
-        """The process is gone; etcd may still be handling what it sent."""
+        """Close the client of a process that ended; etcd may still be handling its requests."""
         self.closed = True
         self._waiting = None
         self.watches.close()
@@ -74,7 +74,7 @@ class Wire:
         self._send(token, effect, sent)
 
     def _send(self, token: int, effect: Request, sent: Sent) -> None:
-        """One attempt, at the present endpoint; what may be repeated goes to the next one."""
+        """Send one attempt to the current endpoint; repeatable requests move on to the next one."""
         world = self.world
         if token != self._token or self._waiting is None:
             return
@@ -101,17 +101,17 @@ class Wire:
             self._send(token, effect, sent)
 
     def next_endpoint(self) -> None:
-        """The client goes to the next endpoint once one has failed it."""
+        """Switch to the next endpoint after one has failed the client."""
         self.endpoint = (self.endpoint + 1) % self.world.plan.endpoints
 
     def _refuses(self) -> bool:
-        """Whether etcd's machine answers that nobody listens there."""
+        """Return True if etcd's machine refuses connections."""
         world = self.world
         down = not world.etcd_up and world.etcd_refuses
         return down and world.network.reaches_etcd(self.agent.pod.id)
 
     def _serve(self, token: int, effect: Request, sent: Sent) -> None:
-        """etcd handles the request, if it is there; its answer may get lost."""
+        """Handle the request in etcd, if it is up; the answer may get lost."""
         world = self.world
         if not world.etcd_up:
             return
@@ -149,9 +149,10 @@ class Wire:
             return RequestFailed(str(error))
 
     def _refuse_for_space(self, effect: Grant | Write, sent: Sent) -> Event:
-        """An etcd whose quota is spent: nothing is put and no lease granted; deletions pass.
+        """Apply a request with an exhausted quota: no put and no grant; deletions pass.
 
-        The client can't tell, for the write that spent the quota is refused and applied.
+        The client cannot tell the outcome, because the write that exhausts the quota is refused and
+        applied.
         """
         if isinstance(effect, Grant):
             return RequestFailed(NO_SPACE)
@@ -181,7 +182,7 @@ class Wire:
 
     def keep_alive(self, effect: KeepAlive) -> None:
         world = self.world
-        # As the driver: the first attempt in vain goes on, only the next ones look at why.
+        # As in the driver: the first failed attempt continues, only later ones look at the cause.
         if self._unanswered and self._refuses():
             world.at(0.005, self.agent.deliver, StoreRefused())
         self._unanswered += 1
@@ -212,11 +213,11 @@ class Wire:
     # -- cuts -----------------------------------------------------------------------
 
     def cut(self) -> None:
-        """The pod no longer reaches etcd: after a silence its watches count as broken."""
+        """Cut the pod off from etcd: after a silence its watches count as broken."""
         self.watches.cut()
 
     def healed(self) -> None:
-        """What TCP held back during a short cut arrives now, the old requests too."""
+        """Deliver the packets that TCP held back during a short cut, old requests included."""
         held, self._held = self._held, []
         for token, effect, sent in held:
             self.world.at(self.world.network.delay(), self._serve, token, effect, sent)

@@ -1,7 +1,7 @@
-"""One simulated run: virtual time, the event heap, and everything that lives in it.
+"""Simulated run: virtual time, the event heap, and all simulated components.
 
-Owns time and chance. All randomness of a run comes from one `Random(seed)`, drawn in
-the order of events, so a seed replays exactly.
+This module owns time and randomness. All randomness of a run comes from one `Random(seed)`, drawn
+in the order of events, so a seed replays exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EngineFactory = Callable[[Config], Engine]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run went. `violation` is None when every invariant held."""
+    """Result of a run. `violation` is None when every invariant held."""
 
     seed: int
     plan: Plan
@@ -47,7 +47,7 @@ class Result:
 
 
 class World:
-    """The simulated world of one job."""
+    """Simulated world of one job."""
 
     def __init__(self, seed: int, plan: Plan, new_engine: EngineFactory = Engine) -> None:
         self.rng = Random(seed)
@@ -101,18 +101,18 @@ class World:
         self.trace.append((self.now, who, what, detail))
 
     def roll(self, rate: str) -> bool:
-        """Whether a fault of this kind happens to this message."""
+        """Return True if a fault of this kind hits this message."""
         chance = self.plan.rates.get(rate, 0.0)
         return chance > 0.0 and not self.calm and self.rng.random() < chance
 
-    # -- making things --------------------------------------------------------------
+    # -- construction ---------------------------------------------------------------
 
     def next_port(self) -> int:
         self._ports += 1
         return self._ports
 
     def add_pod(self, name: str = "") -> Pod:
-        """A new pod: its id is new, its name may have been another's."""
+        """Add a new pod: its id is new, its name may have been used before."""
         number = len(self.pods)
         slots = self.plan.slots[number % len(self.plan.slots)]
         identity = Identity(
@@ -152,7 +152,7 @@ class World:
     # -- leases ---------------------------------------------------------------------
 
     def lease_moved(self) -> None:
-        """See to it that the next lease to run out is noticed at the next check."""
+        """Schedule the lease check after the next expiry."""
         expiry = self.etcd.next_expiry()
         if expiry is None or self._expiry_at is not None or not self.etcd_up:
             return

@@ -1,4 +1,4 @@
-"""A disk that fills up, without one."""
+"""Simulated full disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room(bytes_: int) -> Iterator[None]:
-    """This process can make no file larger than that meanwhile; an attempt breaks off there."""
+    """Limit the size of this process's files for the block; longer writes are cut short."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""SIGTERM while a container's first process still imports: it ends, instead of not hearing it."""
+"""SIGTERM while a container's first process is still importing: the process ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Tells())
 sys.argv = [{program!r}]
 {run}
 """
-"""As a container's first process it would not even die of a signal that nobody handles."""
+"""Script that receives the signal during an import. A first process ignores unhandled signals."""
 
 
 MODULE = "runpy.run_module({program!r}, run_name='__main__', alter_sys=True)"
@@ -32,7 +32,7 @@ FILE = "runpy.run_path({program!r}, run_name='__main__')"
 
 
 def ended(program: str, part: str, run: str) -> tuple[int, str]:
-    """Exit status and errors of a program that is told to end as it begins to import `part`."""
+    """Return exit status and errors of a program terminated while it begins to import `part`."""
     script = TOLD_WHILE_IMPORTING.format(
         part=part, program=program, run=run.format(program=program)
     )

@@ -1,4 +1,4 @@
-"""The rules by which the build decides what to install and what is already there."""
+"""Build rules for installing missing tools and reusing present ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_two_builders_take_turns(tmp_path: Path) -> None:
 
 
 def server(folder: Path, name: str, version: str) -> Path:
-    """A program that says it is etcd of this version."""
+    """Make a program that reports to be etcd of this version."""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / name
     program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")

@@ -1,4 +1,4 @@
-"""What the repository promises about itself."""
+"""Rules of the repository."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REGISTRIES = [
         ("download.pytorch", "org"),
     )
 ]
-# Reads of a clock, of chance or of the environment that need no forbidden import.
+# Reads of a clock, randomness or the environment that need no forbidden import.
 IMPURE_CALLS = {"now", "utcnow", "today", "uuid1", "uuid4", "getenv", "open", "print", "input"}
 
 
@@ -48,7 +48,7 @@ def pyproject() -> dict[str, object]:
 
 
 def our_files() -> list[Path]:
-    """Every file of the repository, without what git ignores; in a linked worktree .git is one."""
+    """Return the repository's files that git does not ignore; in a linked worktree .git is one."""
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
     found = []
     for folder, subfolders, names in os.walk(ROOT):
@@ -150,7 +150,7 @@ def test_etcd_build_is_pinned_to_its_version(pins: Path) -> None:
 
 @pytest.mark.parametrize("module", CORES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_core_module_calls_nothing_impure(module: Path) -> None:
-    """The part of the promise that import-linter cannot see: it looks at imports alone."""
+    """The part of the rule that import-linter cannot check: it sees imports alone."""
     found = []
     for node in ast.walk(ast.parse(module.read_text(), str(module))):
         match node:

@@ -1,4 +1,4 @@
-"""Which failures are looked at again, and what a second look is worth."""
+"""Repeated failures: selection for a second run, and its significance."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is to be done with a job: pure functions from what is to what shall be.
+"""Domain logic of the operator: functions from the observed state of a job to plan and status.
 
-Nothing here does I/O or reads a clock. The same plan serves pods on Kubernetes and processes on
-one machine.
+No I/O, and no clock is read. The same plan serves pods on Kubernetes and processes on one machine.
 """

@@ -1,4 +1,4 @@
-"""What a job's pods need to reach etcd and each other, and the Secret that holds it."""
+"""Credentials of a job's pods, for etcd and for each other, and the Secret that holds them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ PASSWORD = "password"
 CERT = "tls.crt"
 KEY = "tls.key"
 GIVEN_USER = "username"
-"""The user's name in a Secret that the job's author wrote: Kubernetes' own word for it."""
+"""Key of the user name in a Secret written by the job's author; the key of Kubernetes'
+basic-auth Secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the agents of one job are given.
+    """Credentials of the agents of one job.
 
     Args:
-        job_key: signs the connections between them.
-        ca: PEM, the authorities that etcd's certificate is signed by; None for plain HTTP.
-        user, password: etcd's user of this job; None where etcd knows no users.
-        cert, key: PEM, a client certificate where etcd asks for one.
+        job_key: key that signs the connections between the agents.
+        ca: PEM, the authorities that may sign etcd's certificate; None for plain HTTP.
+        user, password: etcd user of this job; None if etcd runs without authentication.
+        cert, key: PEM, client certificate and key if etcd requires them.
     """
 
     job_key: bytes
@@ -37,7 +38,7 @@ class Access:
 
 
 def data_of(access: Access) -> dict[str, str]:
-    """The `data` of the job's Secret; what there is not has no key in it."""
+    """Return the `data` of the job's Secret; absent values have no key in it."""
     given = {
         JOB_KEY: access.job_key,
         CA: access.ca,
@@ -50,13 +51,13 @@ def data_of(access: Access) -> dict[str, str]:
 
 
 def access_of(secret: Json) -> Access | None:
-    """What a job's Secret holds; None for one without a key, or that cannot be read."""
+    """Return the access in a job's Secret; None if its job key is absent or malformed."""
     job_key = _value(secret, JOB_KEY)
     return _access(secret, job_key, USER) if job_key else None
 
 
 def given_access(secret: Json, job_key: bytes) -> Access:
-    """The access that a Secret named by `spec.rendezvous.secretName` gives."""
+    """Return the access in the Secret that `spec.rendezvous.secretName` names."""
     return _access(secret, job_key, GIVEN_USER)
 
 
@@ -72,7 +73,7 @@ def _access(secret: Json, job_key: bytes, user_key: str) -> Access:
 
 
 def _value(secret: Json, name: str) -> bytes | None:
-    """An empty value is none."""
+    """Return the decoded value of a key; None if it is absent, empty or not base64."""
     text = (secret.get("data") or {}).get(name)
     try:
         return b64decode(text, validate=True) or None if isinstance(text, str) else None
@@ -85,5 +86,5 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _text(value: bytes | None) -> str | None:
-    """Decoded as the agent decodes its files."""
+    """Decode a value as the agent decodes its files."""
     return None if value is None else value.decode(errors="replace").strip()

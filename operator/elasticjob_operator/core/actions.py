@@ -1,4 +1,4 @@
-"""What a plan may ask for. Whoever applies them goes in order and stops at the first that fails."""
+"""Actions of a plan. They are applied in order, up to the first one that fails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from elasticjob_rendezvous.core.bounds import Bounds
 
 @dataclass(frozen=True, slots=True)
 class WriteNodes:
-    """Set the absent `spec.nodes`, through the scale subresource where there is one."""
+    """Set the absent `spec.nodes`, through the scale subresource on a cluster."""
 
     nodes: int
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBounds:
-    """Put `bounds` of this incarnation; a number above the observed one begins a new one."""
+    """Put the `bounds` record of `incarnation`; a number above the observed one starts a new
+    incarnation."""
 
     incarnation: int
     bounds: Bounds
@@ -26,7 +27,7 @@ class WriteBounds:
 
 @dataclass(frozen=True, slots=True)
 class CloseRendezvous:
-    """Close the rendezvous with this outcome, whatever its state; a no-op when it is closed."""
+    """Close the rendezvous with this outcome from any state; a no-op once it is closed."""
 
     incarnation: int
     kind: OutcomeKind
@@ -35,13 +36,13 @@ class CloseRendezvous:
 
     @property
     def detail(self) -> str:
-        """What is written beside the outcome: the reason, and what it says of this job."""
+        """Detail written with the outcome: the reason, followed by the message if there is one."""
         return f"{self.reason}: {self.message}" if self.message else self.reason.value
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveMembers:
-    """Take members out of the rendezvous whose pods are gone: nobody else waits for their lease."""
+    """Remove members whose pods are gone, so that no other member waits for their leases."""
 
     incarnation: int
     members: tuple[str, ...]
@@ -58,7 +59,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete this very pod, with its own grace, never by force."""
+    """Delete the pod with this uid, with its own grace period, never by force."""
 
     name: str
     uid: str
@@ -67,7 +68,7 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself: its time to live after the end is over."""
+    """Delete the job itself: ttlSecondsAfterFinished has passed."""
 
 
 Action = (

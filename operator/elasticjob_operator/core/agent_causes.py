@@ -1,5 +1,7 @@
-"""Why a round began, where the agents cannot know: who is gone from a rendezvous of torch's kind
-only shows as "somebody waits". Whoever looks at the pods knows who went, and how.
+"""Causes of rounds that the agents cannot know, derived from pods.
+
+In a rendezvous of a torch backend (etcd-v2, c10d) the departure of a node only shows as "a node is
+waiting". The pods show which node left or was lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ REMEMBERED_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """A pod that takes part, and the last round that it was seen to."""
+    """A pod that takes part, and the last round in which it was observed."""
 
     pod: str
     round: int
@@ -26,7 +28,7 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Went:
-    """A pod that has ceased to take part; `round` was its last one."""
+    """A pod that no longer takes part; `round` was its last one."""
 
     pod: str
     round: int
@@ -35,13 +37,13 @@ class Went:
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """Which pods take part, by uid, and which have ceased to."""
+    """Pods that take part, and pods that no longer do, by uid."""
 
     there: Mapping[str, There] = field(default_factory=dict)
     went: Mapping[str, Went] = field(default_factory=dict)
 
     def seen(self, pods: Iterable[Pod], view: RendezvousView) -> Attendance:
-        """The same after a look at the job."""
+        """Return the attendance updated by an observation of the job."""
         oldest = view.round - REMEMBERED_ROUNDS
         kept = {uid: one for uid, one in self.went.items() if one.round >= oldest}
         present = {pod.uid: pod for pod in pods}
@@ -63,7 +65,7 @@ class Attendance:
 def with_causes(
     view: RendezvousView, before: RendezvousView, gone: Iterable[Went]
 ) -> RendezvousView:
-    """The view with what is known better of the causes of its rounds; `before` was shown last."""
+    """Return the view with causes corrected by departures; `before` is the view shown last."""
     known = {found.round: found for found in before.rounds if found.cause in _WENT}
     by_round: dict[int, list[Went]] = {}
     for one in gone:
@@ -73,7 +75,7 @@ def with_causes(
 
 
 def _how(pod: Pod) -> CauseKind | None:
-    """How it ceased to take part; None while it does, or when it has ended with its job."""
+    """Return the kind of departure; None while the pod takes part or if it ended with its job."""
     if pod.terminating and pod.node_state is not NodeState.NOT_READY:
         return CauseKind.LEAVE
     killed = pod.phase is PodPhase.FAILED and pod.exit_code not in GIVEN_UP
@@ -105,12 +107,13 @@ def _better(
 
 
 def _doubtful(cause: str) -> bool:
-    """Whether somebody who went may be behind it: agents see who waits, and whose worker failed."""
+    """Return True if a departure may have caused this: agents only see joins and failures."""
     return cause in (CauseKind.JOIN, CauseKind.FAILURE)
 
 
 def _others(gone: list[Went], cause: str, members: tuple[str, ...]) -> list[Went]:
-    """Those whose going explains the cause: a peer's aborted collective, but no own failure."""
+    """Return the departures that explain the cause: they abort a peer's collective, but do not
+    explain a failure of a departed pod itself."""
     own = cause == CauseKind.FAILURE and any(one.pod in members for one in gone)
     return [] if own else gone
 

@@ -1,7 +1,8 @@
-"""The rendezvous of a job whose backend keeps no records for the operator.
+"""Rendezvous view of a job whose backend keeps no records for the operator.
 
-What its agents say of it (`agent_status`) ends with them: how the job ended is told by their last
-word or, where that was missed, by how its pods ended; what was before is in the status.
+It is built from the agents' reports (`agent_status`), which end with the agents. The outcome comes
+from their last report or, if that was missed, from the ends of the pods; the history is read back
+from the job's status.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ DONE = "done"
 def agent_view(
     job: ElasticJob, pods: tuple[Pod, ...], found: Records | None, now: datetime
 ) -> RendezvousView:
-    """The rendezvous as its agents and pods tell it.
+    """Return the view of the rendezvous derived from agents and pods.
 
-    `found` is what the agents answered last, None while none of them has.
+    `found` holds the latest reports of the agents, None before the first one.
     """
     before = remembered(job.status)
     if job.status.phase is Phase.SUSPENDED and not job.spec.run_policy.suspend:
-        before = NOBODY_YET  # another gang, whose rounds are counted from one
+        before = NOBODY_YET  # a new incarnation, whose rounds are counted from one
     if job.status.phase in FINISHED:
         return replace(before, state=RendezvousState.CLOSED)
     if job.spec.run_policy.suspend and not any(pod.active for pod in pods):
@@ -59,9 +60,9 @@ def agent_view(
 
 
 def undecided_until(job: ElasticJob, pods: Iterable[Pod], now: datetime) -> datetime | None:
-    """Until when nobody is to replace the pods that failed of late; None when at once.
+    """Return the time before which recently failed pods must not be replaced; None for now.
 
-    An agent that ends with its job looks like one that was lost, until the others have ended too.
+    An agent that ends with its job looks like a lost one until the other agents have ended too.
     """
     ends = [_ended_at(pod) + winding_down(job) for pod in pods if _gave_up(pod)]
     return max((end for end in ends if end > now), default=None)
@@ -77,12 +78,12 @@ def _read(before: RendezvousView, pods: tuple[Pod, ...], found: Records | None) 
         return rendezvous_view(found)
     if any(pod.ready and pod.active and _is_reachable(pod) for pod in pods):
         return UNREADABLE
-    # No agent is there that could be asked: between two gangs, or before the first.
+    # No agent can be asked: between two incarnations, or before the first.
     return replace(before, state=RendezvousState.JOINABLE, nodes=0, members=())
 
 
 def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberView, ...]:
-    """Members that their pods' success tells of, when their agents are gone."""
+    """Return members in state done for succeeded pods whose agents are gone."""
     told = {member.id for member in members}
     return tuple(
         MemberView(pod.name, DONE, pod.node, id=pod.uid)
@@ -94,9 +95,9 @@ def _done(pods: Iterable[Pod], members: Iterable[MemberView]) -> tuple[MemberVie
 def _outcome(
     job: ElasticJob, pods: tuple[Pod, ...], view: RendezvousView, now: datetime
 ) -> OutcomeView | None:
-    """How the job ended, as far as its pods tell; None while it goes on.
+    """Return the outcome of the job as its pods show it; None while it runs.
 
-    A failure before the first success was survived; after it nobody is left to survive it.
+    The job recovered from a failure before the first success; after it no round can be formed.
     """
     if any(_takes_part(pod) for pod in pods):
         return None
@@ -130,7 +131,8 @@ def _failed(pods: list[Pod]) -> OutcomeView:
 
 
 def _takes_part(pod: Pod) -> bool:
-    """It trains or is on its way out. What is told of a machine that is cut off is old."""
+    """Return True if the pod trains or is terminating. The status of a pod on an unreachable
+    machine is stale and does not count."""
     there = not pod.ended and (pod.launcher_since is not None or pod.terminating)
     return there and _is_reachable(pod)
 
@@ -140,7 +142,8 @@ def _is_reachable(pod: Pod) -> bool:
 
 
 def _gave_up(pod: Pod) -> bool:
-    """Its agent ended it in failure. One that was killed, or never started, may be replaced."""
+    """Return True if its agent ended it in failure. A pod that was killed or never started may
+    be replaced."""
     return pod.exit_code in GIVEN_UP and not pod.terminating and not pod.launch_failed
 
 

@@ -1,8 +1,8 @@
-"""What a job's rendezvous backend means for its pods.
+"""Effects of a job's rendezvous backend on its pods.
 
-Of v3 the operator is a part: it writes bounds, marks and the end. The backends of torch take no
-word of an operator's: their agents are told all at the start, and the pods' coming and going does
-the rest.
+With etcd v3 the operator steers the rendezvous: it writes the bounds, the drain marks and the
+outcome. The torch backends (etcd-v2, c10d) accept nothing from an operator: their agents get all
+settings at their start, and everything else follows from creating and deleting pods.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from elasticjob_operator.model.job import ElasticJob
 from elasticjob_rendezvous.core.bounds import Bounds
 
 STORE_INDEX = 0
-"""The pod that keeps the store of a c10d job. A pod's name is unique and free only when its
-predecessor is gone for good, so there is never a second store that half of the gang could find."""
+"""Index of the pod that hosts the store of a c10d job. A pod's name is unique and is free only
+once its predecessor's object is gone, so no second store can split the job."""
 STORE_PORT = 29400
-"""torch's own for c10d, so that a torchrun beside the job needs no port."""
+"""Default c10d port of torch, so that a torchrun outside of the job needs no port."""
 
 
 def is_steered(job: ElasticJob) -> bool:
-    """Whether the rendezvous takes the operator's word: bounds, marks, and its end."""
+    """Return True if the operator steers the rendezvous: bounds, drain marks and outcome."""
     return job.spec.rendezvous.backend is Backend.ETCD
 
 
 def keeps_store(job: ElasticJob, index: int) -> bool:
-    """Whether the pod with this index keeps the store that the others need."""
+    """Return True if the pod with this index hosts the c10d store of the job."""
     rendezvous = job.spec.rendezvous
     return rendezvous.backend is Backend.C10D and not rendezvous.endpoints and index == STORE_INDEX
 
 
 def endpoints_of(job: ElasticJob, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Where the agents find their rendezvous; `default` is the operator's etcd."""
+    """Return the rendezvous endpoints of the agents; `default` is the operator's etcd."""
     rendezvous = job.spec.rendezvous
     if rendezvous.endpoints:
         return tuple(rendezvous.endpoints)
@@ -41,9 +41,12 @@ def endpoints_of(job: ElasticJob, default: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def told_bounds(job: ElasticJob) -> Bounds:
-    """The bounds that agents get with their environment: the same in each pod of the job, or its
-    members would not agree. The wanted size is kept by the number of pods; that of the moment
-    tells the first round how many to wait for, and nothing after it."""
+    """Return the bounds that agents of torch backends get in their environment.
+
+    They must be the same in every pod of the job, or its members would disagree. The number of
+    pods enforces the wanted size; the current one only tells the first round how many nodes to
+    wait for.
+    """
     return bounds_of(job, job.spec.max_nodes, wanted_size(job.spec).nodes)
 
 

@@ -1,4 +1,4 @@
-"""The `bounds` record of a job: the size and the patience its members are told of."""
+"""`bounds` record of a job: the sizes and timeouts of its rendezvous."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from elasticjob_operator.model.spec import Elasticity
 from elasticjob_rendezvous.core.bounds import Bounds, Mark
 
 TERMINATING = "Terminating"
-"""Reason of the mark of a pod that someone else deleted."""
+"""Reason in the drain mark of a pod that was not deleted by the operator."""
 
 
 def bounds_of(job: ElasticJob, wanted: int, expected: int, marks: Iterable[Mark] = ()) -> Bounds:
-    """`bounds` for a job of the `wanted` size of which `expected` nodes can come.
+    """Return the `bounds` for a job of the `wanted` size, of which `expected` nodes can join.
 
-    The wanted size is the members' maximum: a round never outgrows what the user asks for.
+    The wanted size is the members' maximum: a round never exceeds the size the user asks for.
     """
     spec = job.spec
     return Bounds(
@@ -49,9 +49,9 @@ def _scale_up_wait_seconds(elasticity: Elasticity) -> float:
 def marks(
     observed: Observed, marked: Iterable[Pod], victims: Iterable[tuple[Pod, DeleteReason]]
 ) -> list[Mark]:
-    """Marks of all pods that are to leave; one given before keeps its reason.
+    """Return the drain marks of all pods that are to leave; an existing mark keeps its reason.
 
-    Only a plain deletion may turn out to be the cluster's doing.
+    Only the reason `Terminating` is replaced, once the pod shows a disruption by the cluster.
     """
     before = {mark.member: mark for mark in observed.bounds.marks} if observed.bounds else {}
     found = []

@@ -1,4 +1,4 @@
-"""How many pods a disruption must leave in peace."""
+"""Size of a job's PodDisruptionBudget."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from elasticjob_operator.model.job import ElasticJob
 
 
 def min_available(job: ElasticJob, ready: int) -> int | None:
-    """`minAvailable` of the job's PodDisruptionBudget; None when it wants none.
+    """Return `minAvailable` of the job's PodDisruptionBudget; None if it is switched off.
 
-    With no more than minNodes ready, one may still go: the job waits for its replacement. Without
-    that a job that cannot get all its nodes would block every drain.
+    With minNodes or fewer Ready, one pod may still be evicted, and the job waits for its
+    replacement. Otherwise a job that cannot get all its nodes would block every drain.
     """
     if not job.spec.elasticity.disruption_budget:
         return None

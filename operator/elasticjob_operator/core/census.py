@@ -1,4 +1,4 @@
-"""Counting a job's pods: which hold an index, which count towards the size, which can run."""
+"""Census of a job's pods: those that hold an index, count towards the size, or can run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from elasticjob_operator.model.job import ElasticJob
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The pods of a job by what they mean for its size, each list in order of index.
+    """Pods of a job, grouped by their effect on its size; each group in order of index.
 
     Args:
-        counted: those that make up the size.
-        given_up: those of `counted` whose launcher has not run for pendingTimeoutSeconds.
-        marked: those that are to leave: marked in bounds, or terminating and not yet ended.
-        failed: those that ended in failure and were not told to go.
-        indices: held by a pod of any kind, or a stranger's; none of them may be used again yet.
+        counted: pods that make up the size.
+        given_up: pods of `counted` whose launcher has not started in pendingTimeoutSeconds.
+        marked: pods that are to leave: marked in bounds, or terminating and not yet ended.
+        failed: pods that ended in failure and are not terminating.
+        indices: indices held by any pod of the job or by a foreign pod; not free yet.
     """
 
     counted: tuple[Pod, ...]
@@ -29,7 +29,7 @@ class Census:
     indices: frozenset[int]
 
     def free_indices(self) -> Iterator[int]:
-        """Indices that no pod holds, lowest first."""
+        """Yield the indices that no pod holds, lowest first."""
         index = 0
         while True:
             if index not in self.indices:
@@ -38,14 +38,14 @@ class Census:
 
 
 def take_census(job: ElasticJob, observed: Observed, now: datetime) -> Census:
-    """The pods of the job, counted."""
+    """Return the census of the job's pods at `now` (UTC)."""
     pods = sorted(observed.pods, key=lambda pod: (pod.index, pod.uid))
     told = {mark.member for mark in observed.bounds.marks} if observed.bounds else set()
     counted = tuple(pod for pod in pods if pod.uid not in told and _counts(pod))
     return Census(
         counted=counted,
         given_up=tuple(pod for pod in counted if _given_up(job, pod, now)),
-        # One that has ended is no member any more: nobody needs to be told that it leaves.
+        # An ended pod is no longer a member: it needs no drain mark.
         marked=tuple(pod for pod in pods if pod.uid in told or (pod.terminating and not pod.ended)),
         failed=tuple(pod for pod in pods if pod.phase is PodPhase.FAILED and not pod.terminating),
         indices=observed.foreign | {pod.index for pod in pods},
@@ -53,7 +53,8 @@ def take_census(job: ElasticJob, observed: Observed, now: datetime) -> Census:
 
 
 def gives_up_at(job: ElasticJob, pod: Pod) -> datetime | None:
-    """When the job stops waiting for this pod; None while its launcher runs or has ended well."""
+    """Return the time at which the job stops waiting for this pod; None while its launcher runs
+    or once the pod succeeded."""
     if pod.launcher_since is not None or pod.phase is PodPhase.SUCCEEDED:
         return None
     return pod.created_at + timedelta(seconds=job.spec.elasticity.pending_timeout_seconds)

@@ -1,9 +1,9 @@
-"""What is due for etcd's certificates: what to make, renew or leave, and why.
+"""Rotation of etcd's certificates: the changes that are due, with their reasons.
 
-An authority of our own signs one certificate, which etcd shows its clients and its members show
-each other. An authority that grows old is replaced in two steps: first everyone learns to trust
-the next one beside it, a day later the next one signs. So nobody ever meets a signature that it
-does not know yet, and the bundle holds an authority until that has expired.
+A certificate authority of the operator's signs one certificate, which etcd's members present to
+clients and to each other. An ageing authority is replaced in two steps: first the next authority is
+added to the trust bundle, a day later it starts to sign. Clients and members thus always know the
+authority behind a certificate. An authority stays in the bundle until it expires.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from enum import StrEnum
 AUTHORITY_LIFE = timedelta(days=3650)
 LEAF_LIFE = timedelta(days=365)
 BACKDATED = timedelta(minutes=5)
-"""Certificates begin a little before they are made: clocks differ."""
+"""Time by which notBefore precedes the creation of a certificate, to allow for clock skew."""
 LEARNING_TIME = timedelta(hours=24)
-"""How long everyone has to learn of an authority before it signs."""
+"""Minimum time an authority is in the trust bundle before it signs."""
 
 
 class Work(StrEnum):
-    """One thing to do."""
+    """Kind of change."""
 
     MAKE_AUTHORITY = "made a certificate authority"
     ANNOUNCE_AUTHORITY = "made the next certificate authority, to be trusted beside the present one"
@@ -34,7 +34,8 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is decided on. Keys are named by the hash of their public half."""
+    """Properties of a certificate that decisions use. Keys are named by the hash of their public
+    half."""
 
     key: str
     issuer_key: str
@@ -43,20 +44,20 @@ class Certificate:
     names: frozenset[str] = frozenset()
 
     def ageing(self, now: datetime) -> bool:
-        """Whether less than a third of its life is left."""
+        """Return True if less than a third of its lifetime is left."""
         return (self.ends - now) * 3 < self.ends - self.begins
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What there is. A certificate that is unreadable, or whose key is not there, is None.
+    """Existing certificates and keys. A certificate that is unreadable or lacks its key is None.
 
     Args:
-        bundle: the authorities that are trusted.
-        signing: the key that signs.
-        following: the key that will sign next; its authority is in the bundle.
+        bundle: trusted authorities.
+        signing: key that signs.
+        following: key that will sign next; its authority is in the bundle.
         leaf: etcd's certificate.
-        password: whether there is a user, root, and its password.
+        password: True if the user root and its password exist.
     """
 
     bundle: tuple[Certificate, ...] = ()
@@ -66,14 +67,14 @@ class Held:
     password: bool = False
 
     def authority(self, key: str | None, now: datetime) -> Certificate | None:
-        """The valid authority with this key."""
+        """Return the authority with this key, unless it is absent or expired."""
         found = (one for one in self.bundle if one.key == key and one.ends > now)
         return next(found, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The names that etcd is reached by. `learnt`: its members trust each authority already."""
+    """Names in etcd's certificate. `learnt`: True if its members already trust each authority."""
 
     names: frozenset[str]
     learnt: bool = True
@@ -81,14 +82,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to be done, and the reason."""
+    """Due change and its reason."""
 
     work: Work
     reason: str
 
 
 def changes(held: Held, wanted: Wanted, now: datetime) -> tuple[Change, ...]:
-    """What is due now, in the order in which it is to be done."""
+    """Return the changes that are due at `now`, in order of execution."""
     return tuple(_changes(held, wanted, now))
 
 
@@ -132,7 +133,7 @@ def _authority_change(held: Held, wanted: Wanted, now: datetime) -> Change | Non
 def _fault(
     leaf: Certificate | None, issuer: str | None, names: frozenset[str], now: datetime
 ) -> str:
-    """Why a certificate must be made anew; empty when it is good."""
+    """Return the reason to replace etcd's certificate; empty if it is good."""
     if leaf is None:
         return "there was none, or it and its key could not be read"
     if leaf.issuer_key != issuer:

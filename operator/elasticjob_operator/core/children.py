@@ -1,4 +1,4 @@
-"""What a job has besides its pods: a headless Service, a budget, a Secret; and whose they are."""
+"""Objects a job owns besides its pods (Service, PodDisruptionBudget, Secret), and ownership."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from elasticjob_operator.model.job import API_VERSION, KIND, ElasticJob
 
 
 def service(job: ElasticJob) -> Json:
-    """The headless Service that gives each pod a name in DNS, from its first moment on.
+    """Return the headless Service that gives each pod a DNS name even before it is Ready.
 
-    It has no port: nobody reaches the pods through it.
+    It has no port: no traffic goes through it.
     """
     return {
         "apiVersion": "v1",
@@ -26,7 +26,7 @@ def service(job: ElasticJob) -> Json:
 
 
 def budget(job: ElasticJob, min_available: int) -> Json:
-    """The PodDisruptionBudget: evictions leave `min_available` pods.
+    """Return the PodDisruptionBudget with this `minAvailable`.
 
     A pod that is not Ready may always be evicted: it does not train.
     """
@@ -43,7 +43,7 @@ def budget(job: ElasticJob, min_available: int) -> Json:
 
 
 def secret(job: ElasticJob, access: Access) -> Json:
-    """The Secret that the job's agents mount."""
+    """Return the Secret that the job's agents mount."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -54,7 +54,8 @@ def secret(job: ElasticJob, access: Access) -> Json:
 
 
 def owner_reference(job: ElasticJob) -> Json:
-    """Ties a child to the job: it goes with it, and never holds it up."""
+    """Return the owner reference: garbage collection deletes the object after the job, and the
+    object never blocks the job's deletion."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -66,7 +67,7 @@ def owner_reference(job: ElasticJob) -> Json:
 
 
 def is_owned(job: ElasticJob, object: Json) -> bool:
-    """Whether an object is a child of this very job, not of an earlier one of its name."""
+    """Return True if this job (by uid) controls the object, not an earlier job of its name."""
     owners = (object.get("metadata") or {}).get("ownerReferences") or ()
     return any(
         owner.get("controller") is True and owner.get("uid") == job.metadata.uid for owner in owners
@@ -74,7 +75,8 @@ def is_owned(job: ElasticJob, object: Json) -> bool:
 
 
 def is_of_predecessor(job: ElasticJob, object: Json) -> bool:
-    """Whether an object is a child of an earlier job of this name, and will go as that one did."""
+    """Return True if an earlier job of this name controls the object, which garbage collection
+    will therefore delete."""
     owners = (object.get("metadata") or {}).get("ownerReferences") or ()
     return any(
         owner.get("controller") is True

@@ -1,6 +1,6 @@
-"""What a template may not say, because the pod is given it for every job.
+"""Rules of the pod template: fields, names and paths that the operator sets in every pod.
 
-The API server checks the rest, with its own words, when the first pod is tried.
+The API server validates everything else when the first pod is created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OWN_VARIABLES = "ELASTICJOB_"
 USERS_VARIABLES = frozenset(
     {"ELASTICJOB_SAVE_SIGNAL", "ELASTICJOB_STANDBY_SECONDS", "ELASTICJOB_STANDBY_MIB"}
 )
-"""Those that are the user's to set."""
+"""Variables with this prefix that users may set."""
 _EVERY_POD = {
     "hostname": "must be absent: every pod is named after its index",
     "subdomain": "must be absent: it is the job's Service",
@@ -27,12 +27,12 @@ _TRAINER = {
 
 
 def own_variable(name: str) -> str:
-    """The full name of a variable of ours, in the agent's and the launcher's environment."""
+    """Return the full name of a variable in the agent's and the launcher's environment."""
     return f"{OWN_VARIABLES}{name}"
 
 
 def check(spec: Json, trainer: str) -> None:
-    """Refuse a pod's spec that clashes with what is added. Raises `TemplateRefused`."""
+    """Raise `TemplateRefused` if a pod's spec conflicts with the operator's additions."""
     for name, message in _EVERY_POD.items():
         if spec.get(name):
             raise TemplateRefused.at((name,), message)
@@ -46,7 +46,7 @@ def check(spec: Json, trainer: str) -> None:
 
 
 def _check_container(container: Json, location: Location) -> None:
-    """Ours are for the agent and the trainer: the Secret is not to be had by naming its volume."""
+    """Refuse mounts of the operator's volumes: naming its volume would expose the Secret."""
     for field in ("volumeMounts", "volumeDevices"):
         for index, mount in enumerate(mappings(container, field, location)):
             _free(mount.get("name"), (*location, field, index, "name"))
@@ -78,7 +78,7 @@ def _free(name: object, location: Location) -> None:
 
 
 def is_inside(path: object, folder: str) -> bool:
-    """Whether a mount path is this folder or below it, however it is written."""
+    """Return True if a mount path is this folder or below it, in any spelling."""
     parts = [part for part in str(path).split("/") if part not in ("", ".")]
     wanted = folder.strip("/").split("/")
     return parts[: len(wanted)] == wanted

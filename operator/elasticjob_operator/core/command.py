@@ -1,6 +1,6 @@
-"""The trainer's command, wrapped: the launcher runs it, once for each local rank.
+"""Command of the trainer container: the launcher, which runs the user's command per local rank.
 
-`$(NAME)` stays as it is, in both `command` and `args`: the kubelet replaces it.
+`$(NAME)` is kept in both `command` and `args`: the kubelet expands it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _STARTERS = frozenset(
     {"conda", "dumb-init", "ionice", "nice", "nohup", "nsys", "numactl", "pipenv", "poetry"}
     | {"stdbuf", "time", "timeout", "tini", "uv", "xvfb-run"}
 )
-"""Programs that run the rest of their arguments as a command."""
+"""Programs that run their remaining arguments as a command."""
 _LAUNCHER_WORD = re.compile(
     r"(?:^|[\s;&|()'\"`/])(torchrun|accelerate(?:\s+|-)launch)(?=$|[\s;&|()'\"`])"
     r"|\b(torch\.distributed\.(?:run|launch))\b"
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _PYTHON_MODULE = re.compile(r"-([^cmWX-]*)m(.*)")
-"""`-m`, alone or after other letters, and the module when it is in the same word."""
+"""Pattern of `-m`, alone or after other letters, with the module if it is in the same word."""
 _PYTHON_CODE = re.compile(r"-|-[^cmWX-]*c.*", re.DOTALL)
 _PYTHON_VALUED = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _ENV_FLAGS = frozenset({"-", "-i", "--ignore-environment", "--"})
@@ -42,7 +42,8 @@ _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir"})
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What the trainer container runs. `note` says what was taken out, or is empty."""
+    """Command and arguments of the trainer container. `note` names the removed launcher, or is
+    empty."""
 
     command: tuple[str, ...]
     args: tuple[str, ...]
@@ -50,19 +51,19 @@ class Wrapped:
 
     @property
     def unwrapped(self) -> tuple[str, ...]:
-        """The command without the launcher in front, and without the arguments."""
+        """Command without the launcher prefix and without `args`."""
         return self.command[len(_launched("", ())) :]
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A command, read: what stands before the program, the program, and the rest.
+    """Parsed command.
 
     Args:
         before: `env` and its words.
-        python: the interpreter and its options, when the program is one.
-        module: what `-m` names.
-        rest: the script or the arguments of the module or program.
+        python: the interpreter and its options, if the program is Python.
+        module: the module that `-m` names.
+        rest: the script and its arguments, the module's arguments, or the program and its own.
     """
 
     before: tuple[str, ...]
@@ -72,13 +73,13 @@ class _Read:
 
 
 def wrapped(command: Sequence[str], args: Sequence[str], workers: int) -> Wrapped:
-    """The launcher in front of the command, with a nested launcher taken out.
+    """Return the command behind the launcher, with a nested launcher (torchrun, …) removed.
 
     Args:
-        workers: how many the job starts on a node.
+        workers: number of workers the job starts on a node.
 
     Raises:
-        Unsafe: there is a nested launcher that cannot be taken out.
+        Unsafe: a nested launcher cannot be removed.
     """
     words = (*command, *args)
     read = _read(words)
@@ -123,7 +124,7 @@ def _read(words: Sequence[str]) -> _Read:
 
 
 def _without_env(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """`env A=B program …` as its two parts; an `env` that is not understood stays a program."""
+    """Split `env A=B program …` into two parts; treat an unknown form of `env` as a program."""
     if not words or _name(words[0]) != "env":
         return (), tuple(words)
     at = 1
@@ -140,7 +141,7 @@ def _without_env(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _launcher(read: _Read) -> tuple[Launcher | None, tuple[str, ...]]:
-    """The launcher that the command is, and its words."""
+    """Return the launcher that the command runs, or None, and its arguments."""
     if read.module:
         return LAUNCHERS.get(MODULES.get(read.module, "")), read.rest
     name = _name(read.rest[0]) if read.rest else ""
@@ -155,7 +156,8 @@ def _launcher(read: _Read) -> tuple[Launcher | None, tuple[str, ...]]:
 
 
 def _check_hidden(read: _Read) -> None:
-    """A launcher behind a shell or another program is seen, but cannot be taken out."""
+    """Raise `Unsafe` for a launcher inside of a shell command or another program: it is detected
+    there but cannot be removed."""
     if read.python or not read.rest:
         return
     name = _name(read.rest[0])
@@ -173,7 +175,7 @@ def _check_hidden(read: _Read) -> None:
 
 
 def _shell_text(words: Sequence[str]) -> Sequence[str]:
-    """What a shell is told to run by `-c`; a script file is not seen."""
+    """Return the command after a shell's `-c`; a script file is not read."""
     for index, word in enumerate(words):
         if not word.startswith("-"):
             return ()
@@ -183,7 +185,7 @@ def _shell_text(words: Sequence[str]) -> Sequence[str]:
 
 
 def _before(read: _Read, env: Mapping[str, str]) -> tuple[str, ...]:
-    """`env` with the variables a launcher would have set."""
+    """Return the `env` prefix, extended by the variables a launcher would have set."""
     added = tuple(f"{name}={value}" for name, value in env.items())
     return (*(read.before or ("env",)), *added) if added else read.before
 
@@ -196,7 +198,8 @@ def _program(python: Sequence[str], taken: Taken) -> tuple[str, ...]:
 
 
 def _beside(program: str) -> str:
-    """The interpreter of a console script: the one beside it in an environment's own folder."""
+    """Return the interpreter for a console script: the one in the same folder if that is the
+    `bin` of a virtual environment."""
     folder, slash, _ = program.rpartition("/")
     own = slash and folder.endswith("/bin") and not folder.startswith(("/usr/", "/bin"))
     return f"{folder}/python" if own and "/.local/" not in program else DEFAULT_PYTHON

@@ -1,4 +1,4 @@
-"""The conditions of a job: what they say, and when they last changed."""
+"""Conditions of a job: status, reason, message and transition time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from elasticjob_operator.model.status import Condition, Status
 from elasticjob_rendezvous.core.roster import natural_order
 
 NAMED_PODS = 5
-"""Pods named in a message: it has to stay readable for a job of a thousand."""
+"""Maximum number of pods named in a message, which must stay readable for a thousand pods."""
 
 WORKERS_FAILED = "WorkersFailed"
-"""Why a job failed that failures of its workers ended."""
+"""Reason of condition Failed if failures of workers ended the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition before its times are known."""
+    """Condition without its times."""
 
     type: ConditionType
     status: ConditionStatus
@@ -46,7 +46,7 @@ def conditions(
     phase: Phase,
     now: datetime,
 ) -> list[Condition]:
-    """All conditions, in the order of `ConditionType`."""
+    """Return all conditions, in the order of `ConditionType`."""
     findings = [
         Finding(ConditionType.CREATED, ConditionStatus.TRUE, "JobCreated", "the job was accepted"),
         pods_ready(job, observed, census, size, phase),
@@ -67,7 +67,7 @@ def conditions(
 def dated(
     findings: Iterable[Finding], before: Iterable[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """The findings as conditions; the transition time moves only when the status does."""
+    """Return the findings as conditions; the transition time changes only with the status."""
     known = {condition.type: condition for condition in before}
     result = []
     for finding in findings:
@@ -89,7 +89,8 @@ def dated(
 def pods_ready(
     job: ElasticJob, observed: Observed, census: Census, size: WantedSize, phase: Phase
 ) -> Finding:
-    """Whether the wanted number of pods is Ready; if not, which pods are not and why."""
+    """Return PodsReady: true if the wanted number of pods is Ready; otherwise the message names
+    the other pods and their obstacles."""
     kind = ConditionType.PODS_READY
     if phase in FINISHED or phase is Phase.SUSPENDED:
         return Finding(kind, ConditionStatus.FALSE, f"Job{phase.value}")
@@ -116,17 +117,18 @@ _NOT_CREATED = "; a pod cannot be created: "
 
 
 def refusal_of(status: Status) -> tuple[Obstacle, str] | None:
-    """Why pods cannot be created, and its words, as `pods_ready` put it into the conditions."""
+    """Return the obstacle to creating pods and its message, parsed from what `pods_ready` wrote
+    into the conditions."""
     for found in status.conditions:
         if found.type is ConditionType.PODS_READY and _NOT_CREATED in found.message:
             known = {obstacle.value: obstacle for obstacle in Obstacle}
-            obstacle = known.get(found.reason, Obstacle.REFUSED)  # another may be a newer word
+            obstacle = known.get(found.reason, Obstacle.REFUSED)  # a newer operator may know more
             return obstacle, found.message.partition(_NOT_CREATED)[2]
     return None
 
 
 def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
-    """What a user has to mend; there only while it is so, or once it was."""
+    """Return NameConflict and TemplateInvalid, each only if it is or has been true."""
     before = {condition.type for condition in job.status.conditions}
     refusal = observed.refusal
     found = []
@@ -138,7 +140,7 @@ def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
             message = refusal.message
         elif kind is ConditionType.NAME_CONFLICT and observed.foreign:
             strangers = [pod_name(job.metadata.name, index) for index in observed.foreign]
-            message = f"{_some(strangers)}: of this name, but not this job's; passed over"
+            message = f"{_some(strangers)}: taken by a pod of another owner; skipped"
         else:
             if kind in before:
                 found.append(Finding(kind, ConditionStatus.FALSE, "Resolved"))
@@ -148,7 +150,7 @@ def _refusals(job: ElasticJob, observed: Observed) -> list[Finding]:
 
 
 def _blocked(pods: list[Pod]) -> str:
-    """Pods with the same obstacle and the same words for it are told together."""
+    """Return the obstacles of pods; pods with the same obstacle and message are grouped."""
     groups: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
         groups.setdefault((str(pod.obstacle), pod.obstacle_message), []).append(pod.name)
@@ -191,16 +193,17 @@ def _because(view: RendezvousView) -> str:
 _CLAMPED = {
     Clamp.BELOW_MIN_NODES: "below minNodes",
     Clamp.ABOVE_MAX_NODES: "above maxNodes",
-    Clamp.BETWEEN_INCREMENTS: "no legal size",
+    Clamp.BETWEEN_INCREMENTS: "not a legal size",
 }
 
 
 def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
-    """Whether the round has another size than the wanted one, and whether that was clamped."""
+    """Return Resizing: true if the round's size differs from the wanted one; the message says if
+    spec.nodes was clamped."""
     kind = ConditionType.RESIZING
     clamped = ""
     if size.clamp is not None:
-        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted are {size.nodes}"
+        clamped = f"spec.nodes is {size.asked}, {_CLAMPED[size.clamp]}; wanted: {size.nodes}"
     if phase in (Phase.RUNNING, Phase.RESTARTING):
         if not view.readable:
             return Finding(kind, ConditionStatus.UNKNOWN, "RendezvousUnknown", clamped)
@@ -219,13 +222,13 @@ def resizing(view: RendezvousView, size: WantedSize, phase: Phase) -> Finding:
 
 
 def end_reason(view: RendezvousView) -> tuple[str, str]:
-    """Reason and message of the end of a job that did not succeed."""
+    """Return reason and message for a job that failed."""
     if view.outcome is None or view.suspended:
         return StopReason.DEADLINE_EXCEEDED.value, "the job was active for too long"
     detail = view.outcome.detail
     match view.outcome.kind:
         case OutcomeKind.TIMED_OUT:
-            return "JoinTimeout", detail or "minNodes did not come together in time"
+            return "JoinTimeout", detail or "fewer than minNodes joined in time"
         case OutcomeKind.STOPPED:
             reason, _, message = detail.partition(": ")
             known = reason in {reason.value for reason in StopReason}

@@ -1,4 +1,4 @@
-"""What the kubelet says of a pod's containers, in words: why one cannot start, how one ended."""
+"""Container statuses as text: obstacles to a container's start, and a container's end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_operator.core.observed import Obstacle
 Raw = Mapping[str, Any]
 
 MOST_SAID = 1000
-"""Characters kept of a message that a container or its runtime left."""
+"""Maximum length of a message of a container or its runtime, in characters."""
 
 _WAITING = {
     "ErrImagePull": Obstacle.IMAGE,
@@ -30,47 +30,48 @@ _WAITING = {
     "RunContainerError": Obstacle.CONFIG,
 }
 _NEVER_RAN = ("StartError", "ContainerCannotRun", "CreateContainerError", "RunContainerError")
-_LOST_TRACK = "ContainerStatusUnknown"  # its start is not known either
-_EPOCH = "1970-"  # as a start: there was none
+_LOST_TRACK = "ContainerStatusUnknown"  # the start is unknown too
+_EPOCH = "1970-"  # a start in 1970 means that the container never started
 _EXECUTABLE = re.compile(r'exec: "(?P<file>[^"]+)": (?P<why>.*?)(: unknown)?$', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a container cannot run."""
+    """Obstacle that keeps a container from running."""
 
     obstacle: Obstacle
     message: str
 
 
 def statuses(raw: Raw, field: str) -> dict[str, Raw]:
-    """Status of each container by name, in the pod's order; `field` is e.g. initContainerStatuses.
+    """Return the container statuses in `field` (such as initContainerStatuses) by container name,
+    in the pod's order.
 
-    A container of which the kubelet has not said anything yet is absent.
+    A container without a status from the kubelet is absent.
     """
     return {found["name"]: found for found in (raw.get("status") or {}).get(field) or ()}
 
 
 def ended(status: Raw | None) -> Raw | None:
-    """The container's `terminated` state, if that is its state."""
+    """Return the container's `terminated` state, or None if it is in another state."""
     found: Raw | None = ((status or {}).get("state") or {}).get("terminated")
     return found
 
 
 def running(status: Raw | None) -> Raw | None:
-    """The container's `running` state, if that is its state."""
+    """Return the container's `running` state, or None if it is in another state."""
     found: Raw | None = ((status or {}).get("state") or {}).get("running")
     return found
 
 
 def message_of(state: Raw) -> str:
-    """What the container, or its runtime, left to say; of a long message its end."""
+    """Return the message of the container or its runtime; the end of it if it is long."""
     said = (state.get("message") or "").strip()
     return said if len(said) <= MOST_SAID else f"[…]{said[-MOST_SAID:]}"
 
 
 def never_ran(terminated: Raw) -> bool:
-    """Whether the container ended without a process of its own."""
+    """Return True if the container ended before its process started."""
     if terminated.get("reason") == _LOST_TRACK:
         return False
     started = terminated.get("startedAt") or _EPOCH
@@ -78,7 +79,7 @@ def never_ran(terminated: Raw) -> bool:
 
 
 def waiting_trouble(status: Raw) -> Trouble | None:
-    """Why a container that waits cannot start; None while nothing is wrong with it."""
+    """Return the obstacle of a waiting container; None if it waits for no known obstacle."""
     waiting = ((status.get("state") or {}).get("waiting")) or {}
     reason, said = waiting.get("reason") or "", message_of(waiting)
     obstacle = _WAITING.get(reason)
@@ -91,10 +92,10 @@ def waiting_trouble(status: Raw) -> Trouble | None:
 
 
 def init_trouble(status: Raw) -> Trouble | None:
-    """The same for an init container, a sidecar too: it may also fail, again and again."""
+    """Return the obstacle of an init container or native sidecar, including repeated failures."""
     if trouble := waiting_trouble(status):
         return trouble
-    # Between two tries its end is its last state.
+    # Between two attempts the end is in lastState.
     last = ended(status) or (status.get("lastState") or {}).get("terminated")
     if last is None or running(status) or (last["exitCode"] == 0 and not _backs_off(status)):
         return None
@@ -107,7 +108,7 @@ def _backs_off(status: Raw) -> bool:
 
 
 def ending(terminated: Raw, memory_limit: str | None = None) -> str:
-    """How a container ended, in a sentence, with the fix where there is one."""
+    """Return the end of a container in one sentence, with the fix if one is known."""
     reason, said = terminated.get("reason") or "", message_of(terminated)
     if never_ran(terminated):
         return _not_started(said or reason)
@@ -124,7 +125,7 @@ def ending(terminated: Raw, memory_limit: str | None = None) -> str:
 
 
 def _not_started(said: str) -> str:
-    """Why a container's command could not be started, from what the runtime said."""
+    """Return the reason why a container's command did not start, from the runtime's message."""
     found = _EXECUTABLE.search(said)
     if found is None:
         return f"could not be started: {said}"

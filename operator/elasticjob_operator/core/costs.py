@@ -1,4 +1,4 @@
-"""Where the time of a round went: its parts in the order in which they pass, and their sum."""
+"""Cost of a round: its phases in order of time, and their sum."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from elasticjob_operator.model.status import RoundStatus
 from elasticjob_rendezvous.core.records import CauseKind
 
 WISHED = (CauseKind.JOIN, CauseKind.SCALE_DOWN)
-"""There was nothing to recover from: until the decision, training just went on."""
+"""Causes without a failure to recover from: training continues until the decision."""
 RECOVERY = ("detect", "stop", "backoff", "join", "confirm", "start")
-"""From the first symptom until all workers run again."""
+"""Phases from the first symptom until all workers run again."""
 
 
 def parts_ms(found: RoundStatus | RoundView) -> dict[str, int]:
-    """What is known of a round's cost, by part, in milliseconds; the first step comes last."""
+    """Return the known phases of a round in milliseconds, in order; the first step comes last."""
     known = {
         "detect": found.detect_ms,
         "stop": found.stop_ms,
@@ -27,39 +27,40 @@ def parts_ms(found: RoundStatus | RoundView) -> dict[str, int]:
 
 
 def recovery_ms(found: RoundStatus) -> int | None:
-    """What is known of the time until all workers ran; None before they do."""
+    """Return the sum of the known phases until all workers ran; None before they do."""
     if found.start_ms is None:
         return None
     return sum(recovery_parts_ms(found).values())
 
 
 def recovery_parts_ms(found: RoundStatus) -> dict[str, int]:
-    """What the recovery consists of; of a round that was wished for, the pause."""
+    """Return the phases of the recovery; for a join or scale-down those of the pause."""
     none = "detect" if found.cause in WISHED else ""
     return {p: ms for p, ms in parts_ms(found).items() if p in RECOVERY and p != none}
 
 
 def lasted_ms(found: RoundStatus | RoundView) -> int:
-    """What is known of the time until the round was final."""
+    """Return the sum of the known phases until the round was final."""
     known = parts_ms(found)
     return sum(known.get(part, 0) for part in RECOVERY if part != "start")
 
 
 def costs_text(found: RoundStatus) -> str:
-    """`detect 5 ms, stop 120 ms`; empty while nothing is known."""
+    """Return text such as `detect 5 ms, stop 120 ms`; empty if no phase is known."""
     return ", ".join(f"{part} {ms} ms" for part, ms in parts_ms(found).items())
 
 
 def recovery_text(found: RoundStatus) -> str:
-    """`stop 120 ms, start 300 ms; the first step 80 ms later`: parts that add up to the whole."""
+    """Return text such as `stop 120 ms, start 300 ms; first step 80 ms later`; the phases
+    before the semicolon add up to the recovery time."""
     text = ", ".join(f"{part} {ms} ms" for part, ms in recovery_parts_ms(found).items())
     if found.first_step_ms is None:
         return text
-    return f"{text}; the first step {found.first_step_ms} ms later"
+    return f"{text}; first step {found.first_step_ms} ms later"
 
 
 def cold_text(found: RoundStatus) -> str:
-    """Where its workers were started cold, and why; empty where none was, or nobody says."""
+    """Return the nodes with cold-started workers and the reason; empty if none are known."""
     cold, nodes = found.cold_nodes, found.nodes
     if not cold:
         return ""
@@ -70,7 +71,7 @@ def cold_text(found: RoundStatus) -> str:
 
 
 def seconds_text(ms: int) -> str:
-    """A time as people say it: 45 ms, 0.9 s, 12 s, 3 min 20 s."""
+    """Format a duration: 45 ms, 0.9 s, 12 s, 3 min 20 s."""
     if ms < 100:
         return f"{ms} ms"
     if ms < 9_950:

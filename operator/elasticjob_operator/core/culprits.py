@@ -1,7 +1,7 @@
-"""The first failure that the status shows: a worker's, as its agent recorded it, or a node's.
+"""First failure in the status: a worker's, recorded by its agent, or a node's.
 
-Agents record failures of workers. That a node was lost or preempted, or that the kernel killed
-all of a container for memory, only its pod can say.
+Agents record failures of workers. The loss or preemption of a node, and an out-of-memory kill of
+the whole container, show only in the pod.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ _CLASSES = {
 _VAGUE = frozenset(
     {FailureClass.SIGNAL, FailureClass.PEER_ABORT, FailureClass.USER_ERROR, FailureClass.NODE_LOST}
 )
-"""What an agent can make of the end of its launcher, or of a worker that was told to end."""
+"""Classes an agent may assign if its launcher ended or a worker was signalled; the pod's end is
+more precise."""
 _UNBIDDEN = frozenset({PodEnd.PREEMPTED, PodEnd.EVICTED})
-"""Ends that nobody wished for the job, even where it could leave in good order."""
+"""Ends imposed by the cluster, even if the node left in good order."""
 
 
 def first_failure(
     view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
 ) -> FirstFailure | None:
-    """The culprit of the latest failure. `reason` is why the current round's members went."""
+    """Return the culprit of the latest failure.
+
+    `reason` is the `PodEnd` of the members whose departure caused the current round, or empty.
+    """
     known = before.first_failure
     recorded = view.first_failure
     worker = None if recorded is None else _recorded(recorded, {pod.name: pod for pod in pods})
@@ -42,15 +46,15 @@ def first_failure(
     if worker is not None and known is not None and _same(known, worker):
         worker = known if known.class_ != recorded_class(recorded) else worker
     found = [failure for failure in (known, worker, _gone(view, reason, pods, before)) if failure]
-    # Of one round a worker's own failure comes before what was made of a pod's end.
+    # Within a round a worker's own failure takes precedence over one derived from a pod's end.
     return max(found, key=lambda one: (one.round, one is worker, one is known), default=None)
 
 
 def _is_echo(worker: FirstFailure, known: FirstFailure | None, view: RendezvousView) -> bool:
-    """Whether a worker's collective broke for a reason that is known already.
+    """Return True if a worker's collective broke as the effect of a known failure.
 
-    Agents of torch's backends take what they recorded with them when their pods go, and then what
-    is left are the echoes of it.
+    With the torch backends an agent's records disappear with its pod; only the echoes that other
+    agents recorded remain.
     """
     if worker.class_ not in ECHOES:
         return False
@@ -70,7 +74,8 @@ def _same(one: FirstFailure, other: FirstFailure) -> bool:
 
 
 def _recorded(failure: FailureView, pods: dict[str, Pod]) -> FirstFailure:
-    """The record, with the class and the words of its pod's end where that says more."""
+    """Return the recorded failure, with class and message of the pod's end if that is more
+    precise."""
     pod = pods.get(failure.pod)
     end = None if pod is None or not pod.ended else end_of(pod)
     vague = failure.kind in _VAGUE and not failure.traceback
@@ -91,7 +96,7 @@ def _recorded(failure: FailureView, pods: dict[str, Pod]) -> FirstFailure:
 def _gone(
     view: RendezvousView, reason: str, pods: Iterable[Pod], before: Status
 ) -> FirstFailure | None:
-    """A node that was lost, or had to make room: no worker of it failed."""
+    """Return the failure for a lost or preempted node, none of whose workers failed."""
     cause = view.cause
     if cause is None or not cause.members:
         return None

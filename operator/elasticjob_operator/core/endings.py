@@ -1,4 +1,4 @@
-"""What a plan is, and the plans of jobs that are to end or have ended; the others: `core.plan`."""
+"""Plan type, and the plans of ending and finished jobs. For all others see `core.plan`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done now, and when to look again.
+    """Actions that are due now, and the time of the next reconcile.
 
     Args:
-        actions: to be applied in this order.
-        phase: the phase the job is in.
-        size: the wanted size.
-        bounds: what members are to be told; None while nobody is to join.
-        wake_at: when the plan changes by itself, if nothing else happens; None is never.
+        actions: actions, in order of execution.
+        phase: current phase of the job.
+        size: wanted size.
+        bounds: bounds for the members; None while no member may join.
+        wake_at: time at which the plan changes without any event; None for never.
     """
 
     actions: tuple[Action, ...]
@@ -43,14 +43,15 @@ class Plan:
 
     @property
     def expected(self) -> int | None:
-        """How many members can come; None while nobody is to join."""
+        """Number of members that can join; None while no member may join."""
         return self.bounds.expected if self.bounds else None
 
 
 def ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason) -> Plan:
-    """Close first, then delete: a member that leaves a closed job starts no round.
+    """Return the plan that closes the rendezvous, then deletes the pods.
 
-    While the rendezvous is unreadable the pods go all the same: nobody is left to disagree.
+    In this order a leaving member starts no round. The pods are deleted even if the rendezvous is
+    unreadable: no member remains that could disagree.
     """
     view = observed.rendezvous
     actions: list[Action] = []
@@ -67,7 +68,8 @@ def ending(job: ElasticJob, observed: Observed, phase: Phase, reason: StopReason
 
 
 def finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
-    """cleanPodPolicy after a grace for the agents' own end, then the time to live."""
+    """Return the plan of a finished job: cleanPodPolicy after a grace period for the agents' own
+    end, then ttlSecondsAfterFinished."""
     size = wanted_size(job.spec)
     expiry, cleanup = expires_at(job), cleanup_at(job)
     if expiry is not None and expiry <= now:
@@ -86,15 +88,15 @@ def finished(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -
     if not doomed:
         return Plan((), phase, size, None, expiry)
     if cleanup is None or cleanup > now:
-        # Not even one that seems never to have run: what is told of a pod may be older than the
-        # job's end, and its logs would be lost.
+        # Delete not even a pod that seems never to have run: its observed state may be older than
+        # the job's end, and its logs would be lost.
         return Plan((), phase, size, None, earliest(expiry, cleanup))
     actions = tuple(DeletePod(pod.name, pod.uid, DeleteReason.JOB_FINISHED) for pod in doomed)
     return Plan(actions, phase, size, None, expiry)
 
 
 def _lingers(pod: Pod) -> bool:
-    """It runs on without its trainer, and nobody has told it to go."""
+    """Return True if other containers outlive the trainer and the pod is not being deleted."""
     return pod.lingering and not pod.terminating
 
 

@@ -1,4 +1,4 @@
-"""What the pods say of a round: why its members went, which the rendezvous alone can't know."""
+"""Reasons of rounds derived from pods: causes of departures that the rendezvous cannot know."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from elasticjob_operator.model.status import RoundStatus, Status
 
 
 def end_of(pod: Pod) -> PodEnd | None:
-    """What takes this pod out of the job; None for one that stays, or ends by itself."""
+    """Return the cause of the pod's removal; None if it stays or ends by itself."""
     if pod.end is not None:
         return pod.end
     return PodEnd.NODE_LOST if pod.node_state is NodeState.NOT_READY else None
 
 
 def reason_of(view: RendezvousView, pods: Iterable[Pod], before: Status) -> str:
-    """Why the members behind the current round went, or an empty string.
+    """Return the cause of the departures that led to the current round, or an empty string.
 
-    What was known of the same round stays: the pods that said it are soon gone.
+    A reason already known for this round is kept: the pods that showed it are soon deleted.
     """
     if known := _known(view.round, before):
         return known
@@ -39,22 +39,22 @@ def reason_of(view: RendezvousView, pods: Iterable[Pod], before: Status) -> str:
 
 
 def reasons(view: RendezvousView, current: str, before: Status) -> dict[int, str]:
-    """The reason of every round of which one is known, by number."""
+    """Return the known reasons by round number."""
     known = {found.round: found.reason for found in before.rounds if found.reason}
     return known | ({view.round: current} if current else {})
 
 
 def began_at(found: RoundStatus) -> datetime | None:
-    """When the trouble behind a round first showed, or its opening; None while that is unknown."""
+    """Return the time of the first symptom behind a round, or of its opening; None if unknown."""
     if found.final_time is None:
         return None
     return found.final_time - timedelta(milliseconds=lasted_ms(found))
 
 
 def began_anew(view: RendezvousView, before: Status) -> bool:
-    """Whether another incarnation is looked at than before: its rounds are counted from one.
+    """Return True if the view shows a newer incarnation, whose rounds are counted from one.
 
-    Within one incarnation numbers only grow, and what is closed stays closed.
+    Within one incarnation round numbers only grow, and a closed rendezvous stays closed.
     """
     known = before.rendezvous
     if known is None or not view.readable:
@@ -71,7 +71,7 @@ def _known(number: int, before: Status) -> str:
 
 
 def _began(view: RendezvousView) -> datetime | None:
-    """Pods that are younger than this round have nothing to do with its cause."""
+    """Return the start of the current round: pods created later did not cause it."""
     for found in view.rounds:
         if found.round == view.round and found.final_at is not None:
             return found.final_at - timedelta(milliseconds=lasted_ms(found))

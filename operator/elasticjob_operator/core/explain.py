@@ -1,7 +1,7 @@
-"""Where a job stands and why, in plain words: what somebody asks who looks at it.
+"""Explanation of a job in sentences: state, missing nodes with remedies, last round, failure.
 
-A function of the object and its pods, so that the operator's status and the command line say the
-same. Each sentence is whole; the times in them are absolute, so that nothing changes by waiting.
+Computed from the object and its pods alone, so that the operator's status and the command line
+agree. Each sentence stands alone. Times are absolute, so that the text does not change with time.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from elasticjob_operator.model.status import (
 from elasticjob_rendezvous.core.records import CauseKind
 
 _OF_ETCD = (Obstacle.ENDPOINT, Obstacle.BACKEND, Obstacle.ANOTHERS_ETCD)
-"""Obstacles that say themselves why nothing is known of the rendezvous."""
+"""Obstacles whose own sentence explains why the rendezvous is unknown."""
 
 
 def explanation(job: ElasticJob, pods: Iterable[Pod]) -> tuple[str, ...]:
-    """Sentences: where it stands, what is missing and what to do, the last round, the failure."""
+    """Return the sentences: state, missing nodes with remedies, last round, failure."""
     known = sorted(pods, key=lambda pod: pod.index)
     said = [
         *_standing(job, known),
@@ -72,7 +72,7 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     match status.phase:
         case None:
             yield (
-                "Nobody has looked at the job yet: if that lasts, see whether the operator runs "
+                "The operator has not processed the job yet: if this lasts, check that it runs "
                 "and serves this namespace"
             )
         case Phase.PENDING:
@@ -89,7 +89,7 @@ def _standing(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
         case Phase.FAILED:
             yield _failed(job)
         case Phase.INTERRUPTED:
-            pass  # what to do is the command line's to say
+            pass  # the command line prints the remedy
 
 
 def _unlabelled(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -105,20 +105,20 @@ def _unreadable(job: ElasticJob) -> Iterator[str]:
         return
     whom = "its etcd" if job.spec.rendezvous.backend is Backend.ETCD else "its agents"
     yield (
-        f"The operator learns nothing new from {whom}, so what follows is what was "
-        "known last; workers that run go on without it"
+        f"The operator cannot read the job's state from {whom}: the last known state follows; "
+        "running workers continue"
     )
 
 
-# -- between rounds -----------------------------------------------------------------
+# -- no final round -----------------------------------------------------------------
 
 
 def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
-    """Before the first round, or between two: who has come, and who is waited for."""
+    """Yield the nodes that have joined and those that are missing, while no round is final."""
     status, current = job.status, _current(job.status)
     if current.state is RendezvousState.FROZEN:
-        confirm = "confirms that it takes" if current.nodes == 1 else "confirm that they take"
-        yield f"{begin}: {counted(current.nodes, 'node')} {confirm} part"
+        are = "is" if current.nodes == 1 else "are"
+        yield f"{begin}: {counted(current.nodes, 'node')} {are} confirming the round"
         return
     come = frozenset(m.pod for m in status.members if m.state == "waiting")
     stopping = [m.pod for m in status.members if m.state in ("running", "stopping")]
@@ -127,11 +127,11 @@ def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
     clauses = [reason.clause for reason in reasons]
     if stopping:
         its = "their" if len(stopping) > 1 else "its"
-        clauses.insert(0, f"{named(stopping)} {_ends(stopping)} {its} workers")
+        clauses.insert(0, f"{named(stopping)} {_stop(stopping)} {its} workers")
     wanted, least = status.wanted_nodes, job.spec.min_nodes
     have = "has" if wanted == 1 else "have"
     need = f" (at least {least} {'are' if least > 1 else 'is'} needed)" if least < wanted else ""
-    text = f"{begin}: {current.waiting} of {counted(wanted, 'node')} {have} come{need}"
+    text = f"{begin}: {current.waiting} of {counted(wanted, 'node')} {have} joined{need}"
     yield text + (f"; {listed(clauses)}" if clauses else "")
     yield from _remedies(reasons)
     if current.state is RendezvousState.SETUP:
@@ -139,28 +139,28 @@ def _forming(job: ElasticJob, pods: list[Pod], begin: str) -> Iterator[str]:
         return
     if not clauses and least <= current.waiting < wanted and status.phase is Phase.PENDING:
         yield (
-            f"It begins with these when no more has come for "
+            f"The round starts with these if no further node joins for "
             f"{job.spec.rendezvous.last_call_seconds} s"
         )
 
 
 def _keeper(job: ElasticJob) -> str:
-    """What keeps a rendezvous that is not the operator's."""
+    """Return the name of a rendezvous store that is not the operator's etcd."""
     endpoints = job.spec.rendezvous.endpoints
     if endpoints:
         return f"the rendezvous at {listed(endpoints)}"
     return f"the store of the rendezvous in {pod_name(job.metadata.name, STORE_INDEX)}"
 
 
-def _ends(names: list[str]) -> str:
-    return "end" if len(names) > 1 else "ends"
+def _stop(names: list[str]) -> str:
+    return "stop" if len(names) > 1 else "stops"
 
 
 def _remedies(reasons: list[Missing]) -> Iterator[str]:
     yield from dict.fromkeys(reason.remedy for reason in reasons if reason.remedy)
 
 
-# -- in a round ---------------------------------------------------------------------
+# -- final round --------------------------------------------------------------------
 
 
 def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
@@ -171,9 +171,9 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
     waiting = [m.pod for m in status.members if m.rank is None and m.state == "waiting"]
     reasons = missing(status, pods, seated | frozenset(waiting)) if nodes < wanted else []
     if nodes >= wanted:
-        extra = f", one of which is to go: {wanted} are wanted" if nodes == wanted + 1 else ""
+        extra = f", one of which is surplus: {wanted} are wanted" if nodes == wanted + 1 else ""
         if nodes > wanted + 1:
-            extra = f", of which {nodes - wanted} are to go: {wanted} are wanted"
+            extra = f", of which {nodes - wanted} are surplus: {wanted} are wanted"
         whole = "its only node" if nodes == 1 else f"all {nodes} nodes"
         yield f"Training on {whole if nodes == wanted else counted(nodes, 'node')} ({where}){extra}"
     else:
@@ -191,33 +191,33 @@ def _running(job: ElasticJob, pods: list[Pod]) -> Iterator[str]:
 
 
 def _poor(status: Status) -> Iterator[str]:
-    """Machines and nodes that the job would do better without."""
+    """Yield stragglers and avoided machines."""
     for slow in status.stragglers:
         where = f" on {slow.node}" if slow.node else ""
         yield f"{slow.pod}{where} has been slower than its peers since {clock(slow.since)}"
     for node in status.avoided_nodes:
         yield (
-            f"New pods prefer other nodes than {node.node} until {clock(node.until)}, because "
-            f"it failed the job {node.reason}"
+            f"New pods avoid {node.node} until {clock(node.until)}, because it failed the job "
+            f"{node.reason}"
         )
 
 
 def _standby(job: ElasticJob, waiting: list[str]) -> str:
-    """Why nodes that have come are not in the round."""
+    """Return the reason why waiting nodes are not in the round."""
     who, nodes = named(waiting), _current(job.status).nodes
     wait = "wait" if len(waiting) > 1 else "waits"
     sizes = legal_sizes(job.spec)
     larger = [size for size in sizes if nodes < size <= nodes + len(waiting)]
     if nodes >= job.status.wanted_nodes:
         stand = "stand" if len(waiting) > 1 else "stands"
-        return f"{who} {stand} by: the job has the nodes that it wants"
+        return f"{who} {stand} by: the job has the wanted number of nodes"
     if not larger:
         step = job.spec.node_increment
-        return f"{who} {wait} for others: the job grows by {step} nodes at a time (nodeIncrement)"
+        return f"{who} {wait} for more nodes: the job grows by {step} at a time (nodeIncrement)"
     if job.spec.elasticity.scale_up is ScaleUp.AFTER_CHECKPOINT:
         most = job.spec.elasticity.scale_up_max_wait_seconds
         return f"{who} {wait} for the next checkpoint, for at most {most} s"
-    return f"{who} {'have' if len(waiting) > 1 else 'has'} come and will be in the next round"
+    return f"{who} {'have' if len(waiting) > 1 else 'has'} joined and will be in the next round"
 
 
 _CLAMPED = {
@@ -236,19 +236,19 @@ def _clamped(job: ElasticJob) -> Iterator[str]:
         )
 
 
-# -- no round any more --------------------------------------------------------------
+# -- suspended or failed ------------------------------------------------------------
 
 
 def _suspended(pods: list[Pod]) -> str:
     left = [pod.name for pod in pods if not pod.ended]
-    text = "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again"
+    text = "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again"
     if not left:
         return text
     return f"{text}; {named(left)} {'are' if len(left) > 1 else 'is'} still being stopped"
 
 
 def _failed(job: ElasticJob) -> str:
-    """The end and its reason, as the condition has it."""
+    """Return the failure and its reason, taken from condition Failed."""
     status = job.status
     found = next((c for c in status.conditions if c.type is ConditionType.FAILED), None)
     reason, said = (

@@ -1,4 +1,4 @@
-"""How long a pod of the job has from its deletion, and all of them from the job's end."""
+"""Grace periods of pods: after their deletion, and after the job's end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from elasticjob_operator.model.job import ElasticJob
 
 DEFAULT_SECONDS = 30
 MARGIN_SECONDS = 20
-"""What leaving takes beside the workers' own grace: a checkpoint's end, etcd, the containers'."""
+"""Time to leave beyond the workers' own grace period, in seconds: the end of a checkpoint, etcd,
+the stop of the containers."""
 
 
 def grace_seconds(job: ElasticJob) -> int:
-    """As the template says, else enough for the workers' stop."""
+    """Return the pod's grace period in seconds: the template's, or else enough to stop workers."""
     given = job.spec.template.spec.termination_grace_period_seconds
     if given is not None:
         return given
@@ -20,6 +21,6 @@ def grace_seconds(job: ElasticJob) -> int:
 
 
 def winding_down(job: ElasticJob) -> timedelta:
-    """What agents may take, once the job is over, to hear of it, stop the workers and end."""
+    """Return the maximum time agents need, once the job has ended, to stop workers and exit."""
     spec = job.spec
     return timedelta(seconds=spec.recovery.stop_grace_seconds + spec.rendezvous.confirm_seconds)

@@ -1,7 +1,6 @@
-"""What happened to a job, told for people: from what was and what was done to events.
+"""Kubernetes events of a job, computed from the status before and after a pass and its actions.
 
-Computed from the status before and after a pass, so that nothing is told twice, not even by an
-operator that was just started.
+Comparing the two statuses avoids duplicate events, even after a restart of the operator.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from elasticjob_rendezvous.core.roster import natural_order
 NAMED_PODS = 5
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 TRACEBACK_LINES = 4
-"""The end of a traceback says what went wrong; all of it is in the status."""
+"""Lines of a traceback, from its end, in an event; the status has the whole traceback."""
 
 
 class EventType(StrEnum):
@@ -57,8 +56,8 @@ class EventType(StrEnum):
 class Happening:
     """One event: a reason in one CamelCase word, and a message for people.
 
-    `occasion` is what it happened at, which no other event of the job and the reason has: who tells
-    it again tells the same one. Without it every telling is a new event.
+    `occasion` is the deduplication key, unique among the job's events of this reason: a repeated
+    event with the same key is the same event. Without a key every emission is a new event.
     """
 
     type: EventType
@@ -68,7 +67,7 @@ class Happening:
 
 
 def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tuple[Happening, ...]:
-    """The events of one pass, in the order in which things happened."""
+    """Return the events of one pass, in order of occurrence."""
     return (
         *_failure(before, after),
         *_done(tuple(applied)),
@@ -80,9 +79,10 @@ def happenings(before: Status, after: Status, applied: Iterable[Action]) -> tupl
 
 
 def perhaps_untold(status: Status, since: datetime) -> Status:
-    """The status without what was new in it since then and can be told again as the same event.
+    """Return the status without the changes since `since` whose events have a deduplication key.
 
-    Whoever wrote it may have died before it told of that: rounds, their failure, the end.
+    The operator that wrote the status may have died before it emitted events for rounds, their
+    failure or the end; comparing with the result emits them again.
     """
     fresh = {found.round for found in status.rounds if _later(found.final_time, since)}
     ended = status.phase in FINISHED and _later(status.completion_time, since)
@@ -105,18 +105,19 @@ def _later(at: datetime | None, since: datetime) -> bool:
 
 
 def invalid(problems: str) -> Happening:
-    """A job that the API server took and this operator does not understand."""
-    message = f"this operator does not understand the job and leaves it alone: {problems}"
+    """Return the event for a job that the API server accepted and this operator cannot parse."""
+    message = f"this operator cannot parse the job and ignores it: {problems}"
     return Happening(EventType.WARNING, "InvalidJob", message)
 
 
 def unlabelled(pod: Pod) -> Happening:
-    """A pod whose labels somebody took off or changed."""
+    """Return the event for a pod whose labels were removed or changed."""
     return Happening(EventType.WARNING, "LabelsLost", "; ".join(label_words([pod])))
 
 
 def undeletable(kept: Mapping[str, str]) -> tuple[Happening, ...]:
-    """Pods (by name) that the API server refuses to delete, each with its words."""
+    """Return events for pods that the API server refuses to delete; `kept` maps names to error
+    messages."""
     by_words: dict[str, list[str]] = {}
     for name, said in kept.items():
         by_words.setdefault(said.replace(f'"{name}"', "…"), []).append(name)
@@ -127,13 +128,13 @@ def undeletable(kept: Mapping[str, str]) -> tuple[Happening, ...]:
 
 
 def settled_rounds(before: Status, after: Status) -> list[RoundStatus]:
-    """The rounds whose cost is known for good since `after`, oldest first."""
+    """Return the rounds whose cost became complete between the statuses, oldest first."""
     known = {found.round for found in before.rounds if _settled(before, found)}
     return [found for found in after.rounds if _settled(after, found) and found.round not in known]
 
 
 def stepped_rounds(before: Status, after: Status) -> list[RoundStatus]:
-    """The rounds of which the first step is known since `after`, oldest first."""
+    """Return the rounds whose first step became known between the statuses, oldest first."""
     known = {found.round for found in before.rounds if found.first_step_ms is not None}
     return [
         found
@@ -147,17 +148,19 @@ def _settled(status: Status, found: RoundStatus) -> bool:
     return found.start_ms is not None or later or status.phase in FINISHED
 
 
-# -- what was done
+# -- actions
 
 
 def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
     for action in applied:
         if isinstance(action, WriteNodes):
-            yield _normal("NodesSet", f"spec.nodes was not set: it is maxNodes, {action.nodes}")
+            yield _normal("NodesSet", f"spec.nodes was not set: using maxNodes, {action.nodes}")
         elif isinstance(action, RemoveMembers):
             count = len(action.members)
+            gone = "its pod is" if count == 1 else "their pods are"
             yield _normal(
-                "MembersRemoved", f"{count} member{_s(count)} left the rendezvous: no pod any more"
+                "MembersRemoved",
+                f"{count} member{_s(count)} removed from the rendezvous: {gone} gone",
             )
     created = [action.name for action in applied if isinstance(action, CreatePod)]
     if created:
@@ -170,7 +173,7 @@ def _done(applied: tuple[Action, ...]) -> Iterator[Happening]:
         yield _normal("PodsDeleted", f"deleted {_some(names)}: {DELETED[reason]}")
 
 
-# -- what the rendezvous says
+# -- rounds and failures
 
 
 def _rounds(before: Status, after: Status) -> Iterator[Happening]:
@@ -185,7 +188,7 @@ def _rounds(before: Status, after: Status) -> Iterator[Happening]:
 
 
 def _recoveries(before: Status, after: Status) -> Iterator[Happening]:
-    """Of a round after the first: what it cost in all until its workers ran again."""
+    """Yield the total cost of each round after the first, once its workers run again."""
     for found in settled_rounds(before, after):
         spent = recovery_ms(found)
         if spent is not None and found.cause != CauseKind.START:
@@ -211,14 +214,14 @@ def _failure(before: Status, after: Status) -> Iterator[Happening]:
 
 
 def gone_text(failure: FirstFailure) -> str:
-    """A node that went, in one sentence: none of its workers failed."""
+    """Return one sentence for a lost or preempted node, none of whose workers failed."""
     where = f" on {failure.node}" if failure.node else ""
     said = f": {failure.message}" if failure.message else ""
-    return f"{failure.pod}{where} went in round {failure.round}: {meaning(failure)}{said}"
+    return f"{failure.pod}{where} was lost in round {failure.round}: {meaning(failure)}{said}"
 
 
 def failure_text(failure: FirstFailure) -> str:
-    """The culprit in one sentence, and the end of its traceback."""
+    """Return the culprit in one sentence, followed by the end of its traceback."""
     rank = "" if failure.rank is None else f"rank {failure.rank} "
     if failure.signal is not None:
         how = f" by signal {failure.signal}"
@@ -232,7 +235,7 @@ def failure_text(failure: FirstFailure) -> str:
     return "\n".join([text, *lines])
 
 
-# -- what became of the job
+# -- conditions and phase
 
 _TOLD = {
     ConditionType.NAME_CONFLICT: EventType.WARNING,
@@ -261,12 +264,12 @@ def _store(was: Condition | None, now: Condition) -> Iterator[Happening]:
     if now.status is ConditionStatus.TRUE:
         yield Happening(EventType.WARNING, now.reason, now.message)
     elif was is not None and was.status is ConditionStatus.TRUE and now.message:
-        occasion = f"{now.last_transition_time:{_STAMP}}"  # two may have lasted equally long
+        occasion = f"{now.last_transition_time:{_STAMP}}"  # two messages may be equal
         yield _normal("RendezvousAvailable", now.message, occasion)
 
 
 def _blocked(condition: Condition) -> bool:
-    """Pods are not ready for a reason that somebody could do something about."""
+    """Return True if pods are not ready for a reason that a user can act on."""
     said_elsewhere = {kind.value for kind in _TOLD}
     plain = condition.reason == _STARTING or condition.reason.startswith("Job")
     unready = condition.status is ConditionStatus.FALSE
@@ -278,7 +281,7 @@ def _same(was: Condition | None, now: Condition) -> bool:
 
 
 def _alike(was: Condition | None, now: Condition) -> bool:
-    """The same obstacle: which pods it holds up may change from look to look."""
+    """Return True for the same obstacle; the affected pods may change from pass to pass."""
     return was is not None and (was.status, was.reason) == (now.status, now.reason)
 
 
@@ -294,7 +297,7 @@ def _phase(before: Status, after: Status) -> Iterator[Happening]:
             yield _normal("Running", f"trains on {nodes} node{_s(nodes)}")
         case Phase.RESTARTING:
             cause = after.rendezvous.cause if after.rendezvous else None
-            text = because(cause) if cause else "the round is formed anew"
+            text = because(cause) if cause else "a new round is being formed"
             yield _normal("Restarting", text)
         case Phase.SUSPENDED:
             yield _normal("Suspended", "runPolicy.suspend is true")
@@ -316,7 +319,8 @@ def _ended(status: Status) -> str:
 
 
 def _occasion(status: Status, number: int) -> str:
-    """A round of this job: a resumed one counts them anew, so the number alone is not enough."""
+    """Return the deduplication key of a round: its number and final time, since a resumed job
+    counts its rounds from one again."""
     found = next((one for one in status.rounds if one.round == number), None)
     if found is None or found.final_time is None:
         return ""

@@ -1,4 +1,4 @@
-"""The shape of Kubernetes' objects as they travel."""
+"""Type of Kubernetes objects as JSON."""
 
 from __future__ import annotations
 

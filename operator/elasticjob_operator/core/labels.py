@@ -1,7 +1,7 @@
-"""The labels of a job's pods, and those that somebody took off or changed.
+"""Labels of a job's pods, and detection of labels that were removed or changed.
 
-Such a pod is still the job's, as its owner says, and its workers train on. What its labels said is
-read from what nobody can change: its name and its agent's environment.
+Such a pod still belongs to the job by its owner reference, and its workers train on. Index and
+incarnation are therefore read from immutable fields: the pod's name and its agent's environment.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ PREFIX_VARIABLE = own_variable("PREFIX")
 
 
 def index_in(name: str) -> int | None:
-    """The index that a pod's name ends with; None when it ends with none."""
+    """Return the index at the end of a pod's name, or None."""
     number = name.rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() and len(number) < 10 else None
 
 
 def index_of(job: ElasticJob, name: str) -> int | None:
-    """The place in the job of the pod with this name; None for a name that no pod of it has."""
+    """Return the index of the job's pod with this name; None if no pod of the job is so named."""
     index = index_in(name)
     named = index is not None and name == pod_name(job.metadata.name, index)
     return index if named else None
 
 
 def incarnation_of(raw: Json) -> int:
-    """The incarnation that a pod's agent takes part in; 0 when nothing says it."""
+    """Return the incarnation that a pod's agent joins; 0 if unknown."""
     for container in raw["spec"].get("initContainers") or ():
         if container["name"] == AGENT_CONTAINER:
             for variable in container.get("env") or ():
@@ -50,7 +50,7 @@ def incarnation_of(raw: Json) -> int:
 
 
 def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
-    """What the pod's labels should say and do not, each as `key=value`."""
+    """Return the labels that the pod lacks or has with another value, each as `key=value`."""
     metadata = raw["metadata"]
     labels, index = metadata.get("labels") or {}, index_of(job, metadata["name"])
     if index is None:
@@ -63,7 +63,7 @@ def lost_labels(job: ElasticJob, raw: Json) -> tuple[str, ...]:
 
 
 def label_words(pods: Iterable[Pod]) -> Iterator[str]:
-    """What it means that these pods have lost labels of ours, and how they are put back."""
+    """Yield the consequence of lost labels and the commands that restore them."""
     lost = [pod for pod in pods if pod.lost_labels]
     if not lost:
         return
@@ -71,9 +71,10 @@ def label_words(pods: Iterable[Pod]) -> Iterator[str]:
     what = f"the label{'s' if len(keys) > 1 else ''} {listed(keys)}"
     many = len(lost) > 1
     yield (
-        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: still of the "
-        "job, but seen late by the operator, and perhaps unknown to the job's Service and budget"
+        f"{named(pod.name for pod in lost)} {'have' if many else 'has'} lost {what}: the job goes "
+        "on, but the operator sees its state late, and the job's Service and PodDisruptionBudget "
+        f"may not select {'these pods' if many else 'this pod'}"
     )
     for pod in sorted(lost, key=lambda pod: pod.index)[:NAMED]:
         labels, it = " ".join(pod.lost_labels), "them" if len(pod.lost_labels) > 1 else "it"
-        yield f"`kubectl label --overwrite pod {pod.name} {labels}` puts {it} back"
+        yield f"`kubectl label --overwrite pod {pod.name} {labels}` restores {it}"

@@ -1,7 +1,7 @@
-"""Pods that could not be started, or ended in failure right after: when to try again, when not.
+"""Back-off and limit for pods that could not be started or failed right after their start.
 
-Nothing is charged for them, as no worker of a round failed; without a back-off a job whose image
-lacks Python would make and lose a pod every second, for ever.
+They are not charged as restarts, because no worker of a round failed. Without a back-off a job
+whose image lacks Python would create and lose a pod every second, forever.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from elasticjob_operator.core.rendezvous_view import RendezvousView
 from elasticjob_operator.model.enums import RendezvousState
 
 MOST_LAUNCH_FAILURES = 5
-"""In a row. A job that has no round by then is failed: another pod would fare no better."""
+"""Launch failures in a row after which a job without a round fails."""
 FIRST_DELAY_SECONDS = 2
-"""After the second failure in a row; the first one is replaced at once. Doubles each time."""
+"""Back-off after the second failure in a row, in seconds; doubles with each further one. The first
+failed pod is replaced at once."""
 
 
 def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
-    """The pods that failed at their launch since the current round is final, oldest first."""
+    """Return the pods that failed at launch since the current round became final, oldest first."""
     since = view.since if view.state is RendezvousState.FINAL else None
     found = [
         pod for pod in failed if pod.launch_failed and (since is None or _ended_at(pod) > since)
@@ -29,7 +30,7 @@ def launch_failures(failed: Iterable[Pod], view: RendezvousView) -> list[Pod]:
 
 
 def held_until(failures: list[Pod]) -> datetime | None:
-    """Until when no pod is created, after these launch failures; None when at once."""
+    """Return the end of the back-off after these launch failures; None if there is none."""
     if len(failures) < 2:
         return None
     delay = FIRST_DELAY_SECONDS * 2 ** (len(failures) - 2)
@@ -37,7 +38,8 @@ def held_until(failures: list[Pod]) -> datetime | None:
 
 
 def hopeless(failures: list[Pod], view: RendezvousView, able: int, min_nodes: int) -> str | None:
-    """Why the job is to be failed: nobody trains, and too few of its pods can be started."""
+    """Return the reason to fail the job, or None. It fails after `MOST_LAUNCH_FAILURES` in a row,
+    if no round is final and fewer than `min_nodes` pods run a launcher."""
     sealed = view.state is RendezvousState.FINAL
     if len(failures) < MOST_LAUNCH_FAILURES or sealed or able >= min_nodes:
         return None

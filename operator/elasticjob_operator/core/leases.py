@@ -1,8 +1,8 @@
-"""When a Lease is free, until when it is held, and what is written into it.
+"""Leader election with a Lease object: validity of the lease and bodies of its writes.
 
-Two rules keep two replicas from being active at once, whatever their wall clocks say. A holder
-counts from the moment at which it *sent* the renewal that was confirmed. Anybody else counts from
-the moment at which it first *saw* the Lease as it is now, which is later.
+Two rules keep two replicas from being active at once, independent of their wall clocks. A holder
+counts from the time at which it *sent* the renewal that was confirmed. Other replicas count from
+the time at which they first *saw* the Lease in its present form, which is later.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Which Lease, for whom, and how it is kept.
+    """Name, identity and timing of a Lease.
 
     Args:
-        identity: who holds it; no two processes may share one.
-        duration_seconds: others may take the Lease when it was not renewed for this long.
-        renew_seconds: time between two renewals, and between two looks at another's Lease.
+        identity: holder identity, unique to the process.
+        duration_seconds: time without a renewal after which others may take the Lease.
+        renew_seconds: interval of renewals, and of reads of another holder's Lease.
     """
 
     namespace: str
@@ -39,17 +39,18 @@ class LeaseSettings:
             )
 
     def cancels_at(self, sent_at: float) -> float:
-        """When the activity is told to end, if no renewal after that sent then is confirmed."""
+        """Return the time at which the activity is cancelled, if no renewal after the one sent at
+        `sent_at` is confirmed."""
         return sent_at + 0.75 * self.duration_seconds
 
     def ends_at(self, sent_at: float) -> float:
-        """When the activity has to have ended."""
+        """Return the time by which the activity must have ended."""
         return sent_at + self.duration_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A Lease object. `holder` is "" when nobody holds it; `renewed` is only compared."""
+    """A Lease object. `holder` is "" if it is free; `renewed` is only compared for equality."""
 
     version: str
     holder: str = ""
@@ -60,19 +61,20 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Another's Lease, and since when, on a monotonic clock, it has looked like this."""
+    """A Lease held by another replica, and the monotonic time at which its present form was first
+    seen."""
 
     lease: Lease
     since: float
 
     @property
     def free_at(self) -> float:
-        """When it may be taken, if it is not renewed before."""
+        """Monotonic time at which the Lease may be taken if it is not renewed before."""
         return self.since + self.lease.duration_seconds if self.lease.holder else self.since
 
 
 def lease_of(raw: Mapping[str, Any]) -> Lease:
-    """What a Lease object says."""
+    """Parse a Lease object."""
     spec = raw.get("spec") or {}
     return Lease(
         version=raw["metadata"]["resourceVersion"],
@@ -84,7 +86,8 @@ def lease_of(raw: Mapping[str, Any]) -> Lease:
 
 
 def sighting(before: Sighting | None, lease: Lease, now: float) -> Sighting:
-    """The Lease as seen now. What others write besides the holder's words starts no new term."""
+    """Return the sighting of the Lease at `now`. Only a change of holder, renewTime or
+    leaseTransitions restarts its term; other writes do not."""
 
     def term(one: Lease) -> tuple[str, str, int]:
         return one.holder, one.renewed, one.transitions
@@ -94,7 +97,7 @@ def sighting(before: Sighting | None, lease: Lease, now: float) -> Sighting:
 
 
 def claim(settings: LeaseSettings, lease: Lease | None, now: datetime) -> Json:
-    """The body that takes or renews the Lease as it was read; None: that creates it."""
+    """Return the body that acquires or renews the Lease as read, or creates it for None."""
     spec: Json = {
         "holderIdentity": settings.identity,
         "leaseDurationSeconds": settings.duration_seconds,
@@ -109,7 +112,7 @@ def claim(settings: LeaseSettings, lease: Lease | None, now: datetime) -> Json:
 
 
 def release(lease: Lease) -> Json:
-    """The body that lets go of the Lease as it was last written."""
+    """Return the body that releases the Lease as last written."""
     return {"metadata": {"resourceVersion": lease.version}, "spec": {"holderIdentity": None}}
 
 

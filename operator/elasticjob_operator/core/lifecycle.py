@@ -1,4 +1,4 @@
-"""The phases of a job and what leads from one to the next."""
+"""Phases of a job and their transitions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.FAILED: frozenset(),
     Phase.INTERRUPTED: frozenset(set(Phase) - {Phase.INTERRUPTED}),
 }
-"""Legal changes of phase. A pass may miss what lay between, so some skip a phase."""
+"""Legal phase transitions. Some skip a phase, because a pass may miss intermediate states."""
 
 
 def next_phase(job: ElasticJob, view: RendezvousView, now: datetime) -> Phase:
-    """The phase the job is in; always the one in its status or a legal successor of it."""
+    """Return the phase of the job: the one in its status or a legal successor."""
     current = job.status.phase or Phase.PENDING
     if current is Phase.INTERRUPTED:  # started again
         current = Phase.PENDING
@@ -50,13 +50,13 @@ def _forming_or_running(current: Phase, view: RendezvousView) -> Phase:
         return Phase.RUNNING
     if current in (Phase.RUNNING, Phase.RESTARTING):
         return Phase.RESTARTING
-    # What was trained before a suspension does not make its resumption a restart.
+    # Training before a suspension does not turn the resumption into a restart.
     ran = any(found.nodes for found in view.rounds) and not view.suspended
     return Phase.RESTARTING if ran else Phase.PENDING
 
 
 def deadline(job: ElasticJob) -> datetime | None:
-    """When the job has been active for too long; None without a deadline or before its start."""
+    """Return the time of activeDeadlineSeconds; None without a deadline or before the start."""
     seconds, start = job.spec.run_policy.active_deadline_seconds, job.status.start_time
     if seconds is None or start is None:
         return None
@@ -64,13 +64,13 @@ def deadline(job: ElasticJob) -> datetime | None:
 
 
 def deadline_exceeded(job: ElasticJob, now: datetime) -> bool:
-    """Whether the job, not suspended, is past its deadline."""
+    """Return True if the job is past its deadline and not suspended."""
     due = deadline(job)
     return due is not None and due <= now and not job.spec.run_policy.suspend
 
 
 def failed_by_deadline(job: ElasticJob) -> bool:
-    """Whether the status says that the job ended by its deadline."""
+    """Return True if the status shows that the job failed by its deadline."""
     return any(
         condition.type is ConditionType.FAILED
         and condition.status is ConditionStatus.TRUE
@@ -80,7 +80,7 @@ def failed_by_deadline(job: ElasticJob) -> bool:
 
 
 def suspended_at(job: ElasticJob) -> datetime | None:
-    """Since when the status says that the job is suspended; None where it does not."""
+    """Return the time since which the status shows the job as suspended; None if it does not."""
     return next(
         (
             condition.last_transition_time
@@ -93,9 +93,10 @@ def suspended_at(job: ElasticJob) -> datetime | None:
 
 
 def cleanup_at(job: ElasticJob) -> datetime | None:
-    """When the pods of a finished job may be deleted; None before its status says it ended.
+    """Return the time from which pods of a finished job may be deleted; None before its
+    completionTime is set.
 
-    Their agents need the time to stop the workers, and their logs go with them.
+    Until then the agents stop the workers; deleting a pod also deletes its logs.
     """
     ended = job.status.completion_time
     if ended is None:
@@ -104,6 +105,6 @@ def cleanup_at(job: ElasticJob) -> datetime | None:
 
 
 def expires_at(job: ElasticJob) -> datetime | None:
-    """When a finished job is to be deleted; None when never or not yet finished."""
+    """Return the time of deletion of a finished job; None without a TTL or before its end."""
     ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, job.status.completion_time
     return None if ttl is None or ended is None else ended + timedelta(seconds=ttl)

@@ -1,4 +1,4 @@
-"""What to send to change one JSON object into another (RFC 7386). Pure."""
+"""JSON merge patch between two objects (RFC 7386)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elasticjob_operator.core.json import Json
 
 
 def merge_patch(before: Json, after: Json) -> Json:
-    """The patch that turns `before` into `after`; empty when they are equal.
+    """Return the patch that turns `before` into `after`; empty if they are equal.
 
     null deletes a field; a list is replaced as a whole.
     """

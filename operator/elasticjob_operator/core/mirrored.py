@@ -1,4 +1,4 @@
-"""What etcd holds of one job, as values. Pure: bytes in, records out."""
+"""Records of one job in etcd, decoded from bytes and mapped to the rendezvous view. No I/O."""
 
 from __future__ import annotations
 
@@ -42,18 +42,19 @@ from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.served import Served
 
 _OF_MACHINES = frozenset({FailureClass.SIGNAL, FailureClass.HANG, FailureClass.HOST_OUT_OF_MEMORY})
-"""Failures that may well be the machine's: a script's own errors are the same everywhere."""
+"""Failure classes that a machine may have caused. A script's errors do not depend on the
+machine."""
 _MOST_DIGITS = 9
-"""Of an incarnation's number."""
+"""Maximum number of digits of an incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """One job's rendezvous at one revision of etcd.
+    """Rendezvous records of one job at one revision of etcd.
 
-    `members` holds one session of each member, the newest, in the order in which they came.
-    `malformed` names what could not be read: another program may write below this prefix.
-    `setting_up`: agents say of a rendezvous that they keep themselves that there is none yet.
+    `members` holds the newest session of each member, in order of creation. `malformed` describes
+    records that could not be decoded: another program may write below this prefix. `setting_up` is
+    set if the agents of a torch backend report that their rendezvous does not exist yet.
     """
 
     prefix: str
@@ -69,12 +70,12 @@ class Records:
 
     @property
     def roster(self) -> Roster | None:
-        """The roster of the current round; None before it is sealed."""
+        """Roster of the current round; None before it is final."""
         return None if self.round is None else self.rosters.get(self.round.number)
 
 
 def prefix_of(key: str) -> str:
-    """The prefix of the job that a key belongs to; empty for a key of nobody."""
+    """Return the prefix of the job that a key belongs to; empty if it belongs to none."""
     parts = key.removeprefix(ROOT).split("/", 3)
     if not key.startswith(ROOT) or len(parts) < 4:
         return ""
@@ -82,18 +83,18 @@ def prefix_of(key: str) -> str:
 
 
 def job_of(prefix: str) -> tuple[str, str, int] | None:
-    """Namespace, uid and incarnation of a prefix; None for one that is no job's."""
+    """Return namespace, uid and incarnation of a prefix; None if it is not a job's."""
     parts = prefix.removeprefix(ROOT).split("/")
     if not prefix.startswith(ROOT) or len(parts) != 4:
         return None
     number = parts[2]
-    # A job's own user may write any key there, also one that no `int` could hold.
+    # A job's etcd user may write any key there, even a number too long for `int`.
     known = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
     return (parts[0], parts[1], int(number)) if known else None
 
 
 def records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
-    """Read what is stored below `prefix`; what is malformed is named and left out."""
+    """Decode the records below `prefix`; malformed ones are listed and left out."""
     keys = Keys(prefix)
     reading = _Reading()
     for kv in sorted(kvs, key=lambda kv: kv.create_revision):
@@ -117,7 +118,7 @@ def records(prefix: str, kvs: Iterable[KeyValue]) -> Records:
 def records_of_agents(
     prefix: str, answers: Collection[Served], present: Collection[str]
 ) -> Records:
-    """What the agents of a job say together; `present`: those (by id) that still are."""
+    """Merge the reports of a job's agents; `present` are the ids of the agents that still run."""
     found = records(prefix, served.merged(prefix, answers, present))
     return replace(found, setting_up=served.setting_up(answers))
 
@@ -140,7 +141,7 @@ class _Reading:
             case ("round",):
                 self.round = decode(Round, kv.key, kv.value)
             case ("members", member, _):
-                # Of two sessions the later creation wins; it comes later here.
+                # The session created last wins; records come in order of creation.
                 self.members.pop(member, None)
                 self.members[member] = decode(Member, kv.key, kv.value)
             case ("roster", _):
@@ -156,9 +157,9 @@ class _Reading:
 
 
 def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | None:
-    """The round's record closed with `outcome`; None when it is closed already.
+    """Return the encoded round record, closed with `outcome`; None if it is closed already.
 
-    One that nobody can read is written anew: it must not keep a job from ending.
+    A malformed record is replaced: it must not keep a job from ending.
     """
     found = Round(number=1, state=RoundState.JOINABLE, cause=Cause(CauseKind.START))
     if before is not None:
@@ -170,7 +171,7 @@ def closed(before: KeyValue | None, outcome: Outcome, utc_ms: int) -> bytes | No
 
 
 def rendezvous_view(found: Records) -> RendezvousView:
-    """The records as the plan and the status see them."""
+    """Map the records to the view that plan and status use."""
     current = found.round
     members = tuple(_member_view(member, found.roster) for member in found.members)
     waiting = sum(member.state is MemberState.WAITING for member in found.members)
@@ -204,7 +205,7 @@ def _state(found: Records, current: Round) -> RendezvousState:
 
 
 def _waiting_reason(found: Records, waiting: int) -> str:
-    """Why those who wait beside a final round are not in it."""
+    """Return the reason why waiting members are not in the final round; empty otherwise."""
     current, bounds = found.round, found.bounds
     if current is None or bounds is None or current.state is not RoundState.FINAL:
         return ""
@@ -212,14 +213,14 @@ def _waiting_reason(found: Records, waiting: int) -> str:
 
 
 def _moment(utc_ms: int) -> datetime | None:
-    """None also for what is no time."""
+    """Return the UTC time; None for 0 and for a value out of range."""
     with suppress(ValueError, ArithmeticError, OSError):
         return datetime.fromtimestamp(utc_ms / 1000, UTC) if utc_ms else None
     return None
 
 
 def _offences(found: Records) -> Iterator[OffenceView]:
-    """What machines did to this job: nodes that were lost, workers that no script ended."""
+    """Yield the offences of machines: lost nodes, and worker failures not caused by the script."""
     for number, history in sorted(found.histories.items()):
         before = max((n for n in found.rosters if n < number), default=None)
         at = _moment(history.final_ms)
@@ -264,7 +265,7 @@ def _member_view(member: Member, roster: Roster | None) -> MemberView:
 
 
 def is_mere_progress(before: KeyValue | None, after: KeyValue) -> bool:
-    """Whether a member says nothing new but how far its training is: no reason to hurry."""
+    """Return True if only the training progress of a member changed, which is not urgent."""
     if (
         before is None
         or b'"step":' not in after.value
@@ -300,9 +301,9 @@ def _round_view(item: History) -> RoundView:
 
 
 def _first_failure(found: Records, current: Round) -> FailureView | None:
-    """The culprit of the latest failure, or that which ended the job.
+    """Return the culprit of the latest failure, or of the failure that ended the job.
 
-    What only follows from a node's loss or leave is no failure: it is never charged.
+    An effect of a node's loss or leave is not a failure: it is never charged.
     """
     by_round: dict[int, list[Failure]] = {}
     for failure in found.failures:

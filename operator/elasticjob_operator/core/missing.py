@@ -1,4 +1,4 @@
-"""Why nodes that a job wants are not in its round: which pods are held up, and by what."""
+"""Reasons why wanted nodes are missing from a round: blocked pods and their obstacles."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from elasticjob_operator.model.status import Status
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """One reason for which nodes are missing; `remedy` is empty where time alone helps."""
+    """One reason for missing nodes; `remedy` is empty if no user action is needed."""
 
     clause: str
     remedy: str = ""
 
 
 def missing(status: Status, pods: Iterable[Pod], present: frozenset[str]) -> list[Missing]:
-    """The reasons, from what somebody has to mend to what only takes time.
+    """Return the reasons: first those that need a user's action, then those that resolve alone.
 
-    `present` are the pods that the round has, or that have come for it.
+    `present` names the pods that are in the round or have joined.
     """
     found: list[Missing] = []
     if refusal := refusal_of(status):
@@ -42,7 +42,7 @@ def missing(status: Status, pods: Iterable[Pod], present: frozenset[str]) -> lis
 
 
 def _held_up(pods: list[Pod]) -> Iterator[Missing]:
-    """Pods with the same obstacle and the same words for it are told together."""
+    """Yield one reason for each group of pods with the same obstacle and message."""
     groups: dict[tuple[Obstacle, str], list[str]] = {}
     for pod in pods:
         assert pod.obstacle is not None

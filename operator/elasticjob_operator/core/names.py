@@ -1,4 +1,4 @@
-"""The names, labels and paths of a job's children, each spelled here alone."""
+"""Names, labels and paths of a job's pods and other objects, each defined once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UID_LABEL = f"{GROUP}/job-uid"
 INDEX_LABEL = f"{GROUP}/index"
 INCARNATION_LABEL = f"{GROUP}/incarnation"
 COMMAND_ANNOTATION = f"{GROUP}/command"
-"""What was taken out of the trainer's command, for people."""
+"""Annotation with a note on the launcher that was removed from the trainer's command."""
 
 AGENT_CONTAINER, LAUNCHER_CONTAINER = RESERVED_NAMES
 
@@ -30,46 +30,46 @@ RESERVED_VOLUMES = (
 )
 
 SHARED_PATH = "/elasticjob"
-"""Where the launcher and its socket are, in the trainer and in the agent."""
+"""Directory of the launcher and its socket, in trainer and agent."""
 LAUNCHER_PATH = f"{SHARED_PATH}/launcher.pyz"
 SOCKET_PATH = f"{SHARED_PATH}/launcher.sock"
 LOGS_PATH = "/elasticjob-logs"
-"""Where the workers' logs are, in both."""
+"""Directory of the workers' logs, in trainer and agent."""
 CONTROL_PATH = "/run/elasticjob"
 CONTROL_SOCKET_PATH = f"{CONTROL_PATH}/control.sock"
 ACCESS_PATH = "/run/elasticjob-access"
 SHM_PATH = "/dev/shm"
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where Kubernetes puts the token of the pod's service account."""
+"""Directory of the pod's service account token."""
 
 
 def pod_name(job: str, index: int) -> str:
-    """Name of the job's pod with this index."""
+    """Return the name of the job's pod with this index."""
     return f"{job}-{index}"
 
 
 def service_name(job: ElasticJob) -> str:
-    """Name of the job's headless Service: the domain of its pods' names."""
+    """Return the name of the job's headless Service, the DNS subdomain of its pods."""
     return job.metadata.name
 
 
 def budget_name(job: ElasticJob) -> str:
-    """Name of the job's PodDisruptionBudget."""
+    """Return the name of the job's PodDisruptionBudget."""
     return job.metadata.name
 
 
 def secret_name(job: ElasticJob) -> str:
-    """Name of the Secret with the job's access to etcd."""
+    """Return the name of the Secret with the job's access to etcd."""
     return f"{job.metadata.name}-elasticjob"
 
 
 def job_labels(job: ElasticJob) -> dict[str, str]:
-    """Labels of everything that belongs to the job, and what its pods are selected by."""
+    """Return the labels of all objects of the job, which also select its pods."""
     return {JOB_LABEL: job.metadata.name, UID_LABEL: job.metadata.uid}
 
 
 def pod_labels(job: ElasticJob, index: int, incarnation: int) -> dict[str, str]:
-    """Labels of the job's pod with this index."""
+    """Return the labels of the job's pod with this index."""
     return {
         **job_labels(job),
         INDEX_LABEL: str(index),
@@ -78,10 +78,10 @@ def pod_labels(job: ElasticJob, index: int, incarnation: int) -> dict[str, str]:
 
 
 def selector(job: ElasticJob) -> str:
-    """Label selector of all pods of the job."""
+    """Return the label selector of all pods of the job."""
     return f"{JOB_LABEL}={job.metadata.name}"
 
 
 def uid_selector(uid: str) -> str:
-    """Label selector of all that belongs to the job with this uid."""
+    """Return the label selector of all objects of the job with this uid."""
     return f"{UID_LABEL}={uid}"

@@ -1,8 +1,8 @@
-"""Launchers inside the trainer's command: what they would start, without them.
+"""Removal of launchers (torchrun, accelerate launch) from the trainer's command.
 
-The job starts the workers itself, once for each local rank. A torchrun in there would start them
-anew in each of them, with ranks of its own. So it is taken out; of its options only those that say
-what is run are kept. One whose meaning would be lost is refused.
+The job starts one worker for each local rank. A torchrun in the command would start further
+workers in each of them, with its own ranks. It is therefore removed, and only the options that
+select the program are kept. An option whose effect would be lost is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MODULES = {
 
 
 class Unsafe(Exception):
-    """It cannot be taken out; the text says why, and what to write instead."""
+    """Launcher that cannot be removed. The text names the cause and the alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The options of one launcher, in their spelling with dashes.
+    """Options of one launcher, spelled with dashes.
 
     Args:
-        valued, flags: what it knows, with and without a value.
-        env: of those, the ones that a variable says to the worker as well. The others only say
-            how many, where, or how logged: that is the job's.
-        refused: those that change what a worker sees, and what to do instead.
-        note: what else people should know.
+        valued, flags: known options, with and without a value.
+        env: options that an environment variable of the worker replaces. All other options set
+            numbers, addresses or logging, which the job sets itself.
+        refused: options that change the worker's environment, with the alternative.
+        note: further advice to the user.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What is left of a launcher's command.
+    """Command that remains without the launcher.
 
     Args:
         env: variables for the workers.
-        python: whether the interpreter runs `words`, or they are a program themselves.
-        dropped: the options that count no more, as they were written.
+        python: True if the interpreter runs `words`, False if they are a program.
+        dropped: ignored options, as they were written.
     """
 
     words: tuple[str, ...]
@@ -107,7 +107,7 @@ LAUNCHERS = {launcher.name: launcher for launcher in (TORCHRUN, LAUNCH, ACCELERA
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """`text` is how it was written; `value` is "true" for a flag."""
+    """One option. `text` is its original spelling; `value` is "true" for a flag."""
 
     name: str
     value: str
@@ -115,14 +115,14 @@ class _Option:
 
 
 def taken_out(launcher: Launcher, words: Sequence[str], workers: int) -> Taken:
-    """What the launcher would start for each worker.
+    """Return the command that the launcher would start for each worker.
 
     Args:
         words: the launcher's options, the script and its arguments.
-        workers: how many the job starts on a node.
+        workers: number of workers the job starts on a node.
 
     Raises:
-        Unsafe: an option would be lost that changes what is run.
+        Unsafe: an option cannot be dropped without changing the program that runs.
     """
     options, script = _parsed(launcher, words)
     names = {option.name for option in options}
@@ -146,7 +146,7 @@ def taken_out(launcher: Launcher, words: Sequence[str], workers: int) -> Taken:
 
 
 def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tuple[str, ...]]:
-    """The options, and what follows them."""
+    """Split words into options and the rest."""
     left = list(words)
     options: list[_Option] = []
     while left and left[0].startswith("-"):
@@ -164,7 +164,8 @@ def _parsed(launcher: Launcher, words: Sequence[str]) -> tuple[list[_Option], tu
 
 
 def _split(word: str) -> tuple[str, str, bool]:
-    """An option's name, spelled with dashes, its value, and whether it came in the same word."""
+    """Split an option into its name, spelled with dashes, its value, and True if the value is in
+    the same word."""
     if word.startswith("--"):
         name, equals, value = word.partition("=")
         return name.replace("_", "-"), value if equals else "true", bool(equals)
@@ -183,7 +184,7 @@ def _check(launcher: Launcher, option: _Option, workers: int) -> None:
             f"{launcher.name} {option.text} is not understood, so it cannot be taken out: start "
             "the script itself, and set in it what this option sets"
         )
-    # A script written for two workers a node must not quietly get one.
+    # A script written for two workers per node must not silently get one.
     if name == _WORKERS and value.isdigit() and int(value) != workers:
         raise Unsafe(
             f"{launcher.name} {option.text} contradicts the job, which starts {workers} on each "

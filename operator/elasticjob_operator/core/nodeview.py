@@ -1,4 +1,4 @@
-"""What a Node object says of the machine: whether the pods on it can be counted on."""
+"""State of a Node object as it affects the pods on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, without the pods on it. `taints` are those that repel, a cordon's left out."""
+    """A node, without its pods. `taints` are those with effect NoSchedule or NoExecute, except the
+    taint of a cordon."""
 
     ready: bool = True
     cordoned: bool = False
@@ -29,7 +30,7 @@ class Node:
 
 
 def node_of(raw: Mapping[str, Any]) -> Node:
-    """What a Node object says; one that has not reported yet is taken for ready."""
+    """Parse a Node object; assume a node without a Ready condition to be ready."""
     spec = raw.get("spec") or {}
     conditions = (raw.get("status") or {}).get("conditions") or ()
     ready = next((found["status"] for found in conditions if found["type"] == "Ready"), "True")
@@ -47,9 +48,9 @@ def node_of(raw: Mapping[str, Any]) -> Node:
 
 
 def state_under(node: Node, tolerations: Sequence[Mapping[str, Any]]) -> NodeState:
-    """The node's state for a pod with these tolerations, the gravest that holds.
+    """Return the most severe state of the node for a pod with these tolerations.
 
-    A taint that the pod tolerates for good, such as that of a GPU pool, means nothing.
+    A taint that the pod tolerates without a time limit, such as a GPU pool's, is ignored.
     """
     if not node.ready:
         return NodeState.NOT_READY
@@ -61,7 +62,7 @@ def state_under(node: Node, tolerations: Sequence[Mapping[str, Any]]) -> NodeSta
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
-    """Whether the toleration holds against the taint, and for ever."""
+    """Return True if the toleration matches the taint without a time limit."""
     if toleration.get("tolerationSeconds") is not None and taint.effect == "NoExecute":
         return False
     if toleration.get("effect") not in (None, "", taint.effect):

@@ -1,4 +1,4 @@
-"""What exists of a job at one moment, free of where it runs: the input of the plan."""
+"""Observed state of a job at one moment, independent of its platform: the input of the plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class PodPhase(StrEnum):
 
 
 GIVEN_UP = frozenset({1, 3})
-"""Exit codes that an agent has its launcher end with: the job failed; the rendezvous is over."""
+"""Exit codes of a launcher ended by its agent: 1, the job failed; 3, the rendezvous refused the
+agent, was closed, or its join timed out."""
 
 
 class NodeState(StrEnum):
-    """What the machine under a pod is fit for."""
+    """State of the machine under a pod."""
 
     READY = "Ready"
     CORDONED = "Cordoned"
@@ -32,13 +33,13 @@ class NodeState(StrEnum):
 
 
 class PodEnd(StrEnum):
-    """What took a pod, or is about to; absent where its trainer just ended, or it was deleted."""
+    """Cause of a pod's removal, past or imminent; absent if its trainer ended or it was deleted."""
 
     DRAINED = "Drained"  # through the eviction API
     PREEMPTED = "Preempted"  # by the scheduler, for a pod of higher priority
     EVICTED = "Evicted"  # by its node, which ran short of something or shuts down
     NODE_TAINTED = "NodeTainted"
-    NODE_LOST = "NodeLost"  # its node is not ready, or no more
+    NODE_LOST = "NodeLost"  # its node is not ready or no longer exists
     OUT_OF_MEMORY = "OutOfMemory"  # the kernel killed the trainer's container
 
 
@@ -49,11 +50,11 @@ DISRUPTIONS = {
     "DeletionByPodGC": PodEnd.NODE_LOST,
     "TerminationByKubelet": PodEnd.EVICTED,
 }
-"""What takes a pod, by the word of who disrupts it."""
+"""PodEnd by the reason of a pod's DisruptionTarget condition."""
 
 
 class Obstacle(StrEnum):
-    """Why a pod's launcher cannot run."""
+    """Obstacle that keeps a pod's launcher from running."""
 
     UNSCHEDULABLE = "Unschedulable"
     IMAGE = "ImageUnavailable"
@@ -70,25 +71,25 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, or on one machine the process group that plays one.
+    """A pod, or in a local job the process group that stands for one.
 
     Args:
-        index: its place in the job; held until the object is gone.
-        uid: also the id of its member in the rendezvous.
-        created_at: UTC; how long it has been pending counts from here.
-        terminating: it was told to go (a deletion timestamp is set).
-        disruption: why the cluster wants it gone (evicted, preempted, a taint), in its own word.
-        ready: its launcher runs and its lease is there.
-        node: name of the machine, None before it has one.
+        index: index in the job; held until the object is gone.
+        uid: uid, also the id of its member in the rendezvous.
+        created_at: creation time, UTC; start of pendingTimeoutSeconds.
+        terminating: True if the pod is being deleted (a deletion timestamp is set).
+        disruption: the cluster's reason to remove it (evicted, preempted, a taint), as reported.
+        ready: True if its launcher runs and its lease exists.
+        node: name of the machine, None before it is scheduled.
         launcher_since: UTC time from which its launcher runs, None while it does not.
-        obstacle, obstacle_message: why the launcher cannot run, when that is known.
-        over: all of its containers have ended, so nobody speaks for its member any more.
-        lingering: its trainer has ended, and another of its containers has not.
-        launch_failed: its trainer could not be started, or ended in failure right after that.
-        ended_at, end_message: when and how its trainer ended; UTC.
-        exit_code: of its trainer; None while it runs, or where nobody knows.
-        end: what took it, or is about to, when that is known.
-        lost_labels: of ours, `key=value`, that somebody took off or changed.
+        obstacle, obstacle_message: obstacle to running the launcher, if known.
+        over: True if all of its containers have ended, so that its member no longer exists.
+        lingering: True if its trainer has ended and another container has not.
+        launch_failed: True if its trainer could not be started or failed right after its start.
+        ended_at, end_message: end of its trainer, UTC, and its description.
+        exit_code: exit code of its trainer; None while it runs or if unknown.
+        end: cause of its removal, past or imminent, if known.
+        lost_labels: the operator's labels, as `key=value`, that were removed or changed.
     """
 
     index: int
@@ -115,18 +116,18 @@ class Pod:
 
     @property
     def ended(self) -> bool:
-        """Its trainer has exited, in whichever way."""
+        """True if its trainer has exited, with success or not."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @property
     def active(self) -> bool:
-        """Neither ended nor told to go."""
+        """True if it is neither ended nor terminating."""
         return not self.terminating and not self.ended
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why pods cannot be created, e.g. because of a quota, since a UTC time."""
+    """Obstacle to creating pods, such as a quota, and the UTC time since which it exists."""
 
     obstacle: Obstacle
     message: str
@@ -135,8 +136,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class SeenTrouble:
-    """Why what keeps a rendezvous cannot be used. `members` are the uids of the pods whose agents
-    tell it; none where it was seen from here."""
+    """Trouble with the store of a rendezvous. `members` are the uids of the pods whose agents
+    report it; empty if the operator observed it."""
 
     trouble: StoreTrouble
     members: tuple[str, ...] = ()
@@ -144,16 +145,16 @@ class SeenTrouble:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything the plan looks at besides the job itself.
+    """Input of the plan besides the job itself.
 
     Args:
-        pods: every pod of the job that exists, in any order, terminating ones too.
-        rendezvous: one look at the rendezvous of the newest incarnation.
-        bounds: what `bounds` of that incarnation holds, None when it is not there.
+        pods: all existing pods of the job, in any order, terminating ones included.
+        rendezvous: view of the rendezvous of the newest incarnation.
+        bounds: `bounds` record of that incarnation, None if it is absent.
         incarnation: number of that incarnation, from 1.
         refusal: set while pods cannot be created.
-        foreign: indices whose name is held by a pod that is not this job's.
-        store: why what keeps the rendezvous cannot be used, if it cannot.
+        foreign: indices whose pod name is held by a pod of another owner.
+        store: trouble with the store of the rendezvous, if there is any.
     """
 
     pods: tuple[Pod, ...] = ()

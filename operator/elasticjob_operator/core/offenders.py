@@ -1,8 +1,8 @@
-"""Machines that a job does better without for a while, and nodes that hold up their peers. Pure.
+"""Machines to avoid after repeated failures, and stragglers that slow down their peers. No I/O.
 
-A machine that took two rounds from the job within an hour is avoided for an hour: new pods prefer
-others, and surplus goes there first. It stays a preference, so that nothing waits for a machine
-that is not there.
+A machine that ended two rounds of the job within an hour is avoided for an hour: new pods prefer
+other machines, and surplus pods on it are deleted first. It is only a preference, so that no pod
+waits for a machine that does not exist.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from elasticjob_operator.model.status import MAX_AVOIDED, AvoidedNode, Status, S
 WINDOW = timedelta(hours=1)
 OFFENCES = 2
 SLOWER = 1.5
-"""How many times the median of its peers a straggler's own work takes."""
+"""Minimum ratio of a straggler's own work per step to the median of its peers."""
 LEAST_PEERS = 2
 FLAGGED_AFTER = timedelta(seconds=30)
 
 
 def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[AvoidedNode]:
-    """The machines to avoid, the worst first; those that were known stay until their time."""
+    """Return the machines to avoid, latest end first; known ones stay until they expire."""
     recent = [each for each in view.offences if now - each.at < WINDOW]
     found = {node.node: node for node in before.avoided_nodes if node.until > now}
     for name, count in Counter(each.node for each in recent).items():
@@ -41,12 +41,12 @@ def avoided_nodes(view: RendezvousView, before: Status, now: datetime) -> list[A
 
 
 def avoided(status: Status, now: datetime) -> tuple[str, ...]:
-    """Names of the machines that are avoided now."""
+    """Return the names of the machines that are avoided at `now`."""
     return tuple(node.node for node in status.avoided_nodes if node.until > now)
 
 
 def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Straggler]:
-    """The nodes of this round whose own work in a step takes them longer than their peers."""
+    """Return the nodes of this round whose own work per step takes longer than their peers'."""
     told = [each for each in view.members if each.round == view.round and each.busy_ms > 0]
     known = {each.pod: each for each in before.stragglers if each.round == view.round}
     found = []
@@ -61,5 +61,5 @@ def stragglers(view: RendezvousView, before: Status, now: datetime) -> list[Stra
 
 
 def flagged(members: Iterable[Straggler], now: datetime) -> frozenset[str]:
-    """Pods that were slower for so long that it is no moment's matter."""
+    """Return the pods that have been stragglers for at least `FLAGGED_AFTER`."""
     return frozenset(each.pod for each in members if now - each.since >= FLAGGED_AFTER)

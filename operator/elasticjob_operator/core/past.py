@@ -1,4 +1,4 @@
-"""What has interrupted a job and what has failed in it, in plain words."""
+"""Sentences on a job's latest interruption and its latest failure."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ from elasticjob_operator.model.status import FirstFailure, RoundStatus, Status
 from elasticjob_rendezvous.core.records import CauseKind
 
 ENDED = (Phase.SUCCEEDED, Phase.FAILED, Phase.SUSPENDED)
-_VERBS = {
-    "detect": "noticing",
-    "stop": "stopping",
-    "backoff": "waiting after failures",
-    "join": "coming together",
-    "confirm": "confirming",
-    "start": "starting",
-}
 
 
 def interruptions(status: Status) -> Iterator[str]:
-    """The latest interruption and where its time went; then who has joined since."""
+    """Yield the latest interruption with its phases, then the nodes that joined since."""
     if status.phase in (*ENDED, None):
         return
     later = [found for found in status.rounds if found.cause != CauseKind.START]
@@ -58,21 +50,19 @@ def _told(begin: str, found: RoundStatus, status: Status) -> Iterator[str]:
     lasted = "with a pause of" if found.cause in WISHED else "recovered in"
     yield f"{text}, {lasted} {seconds_text(spent)}" + (f" ({parts})" if parts else "")
     if found.first_step_ms is not None:
-        yield f"The first step came {seconds_text(found.first_step_ms)} after that"
+        yield f"The first step followed {seconds_text(found.first_step_ms)} after the start"
     if cold := cold_text(found):
         yield cold[:1].upper() + cold[1:]
 
 
 def _parts(found: RoundStatus) -> str:
-    """What took a time that can be felt, or at least be measured."""
+    """Return the phases that took at least a millisecond, with their durations."""
     known = recovery_parts_ms(found)
-    return ", ".join(
-        f"{verb} {seconds_text(known[part])}" for part, verb in _VERBS.items() if known.get(part)
-    )
+    return ", ".join(f"{part} {seconds_text(ms)}" for part, ms in known.items() if ms)
 
 
 def latest_failure(job: ElasticJob) -> Iterator[str]:
-    """The latest failure, what its class means, and what to do."""
+    """Yield the latest failure, the meaning of its class, and the remedy."""
     failure = job.status.first_failure
     if failure is None or job.status.phase is Phase.SUCCEEDED:
         return
@@ -91,5 +81,5 @@ def _message(failure: FirstFailure) -> str:
 def _culprit(failure: FirstFailure) -> str:
     where = f"{failure.pod} ({failure.node})" if failure.node else failure.pod
     if failure.rank is None or failure.rank < 0:
-        return f"The latest failure, in round {failure.round}, was of {where}"
-    return f"The latest failure, in round {failure.round}, was of rank {failure.rank} on {where}"
+        return f"Latest failure, in round {failure.round}: {where}"
+    return f"Latest failure, in round {failure.round}: rank {failure.rank} on {where}"

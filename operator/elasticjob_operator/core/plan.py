@@ -1,7 +1,7 @@
-"""The plan: from a job and what exists of it to what is to be done now.
+"""Plan of an active job: the actions that turn its observed state into the wanted one.
 
-Level-triggered: it looks only at the present, so applying a plan and planning again yields
-nothing new, and a pass that broke off half-way is completed by the next.
+Level-triggered: it depends only on the present state. Planning again after a plan was applied
+yields no further actions, and the next pass completes one that failed half-way.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ from elasticjob_operator.model.enums import Phase
 from elasticjob_operator.model.job import ElasticJob
 
 KEPT_FAILED_PODS = MOST_LAUNCH_FAILURES
-"""Failed pods kept for their logs; each holds an index. Older ones are deleted."""
+"""Maximum number of failed pods kept for their logs; each holds an index. Older ones are
+deleted."""
 
 
 def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
-    """What is to be done with the job, given what exists of it at `now` (UTC)."""
+    """Return the plan of the job for its observed state at `now` (UTC)."""
     phase = next_phase(job, observed.rendezvous, now)
     if job.metadata.deletion_timestamp is not None:
         return ending(job, observed, phase, StopReason.DELETED)
@@ -69,10 +70,11 @@ def plan(job: ElasticJob, observed: Observed, now: datetime) -> Plan:
 
 
 def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) -> Plan:
-    """A new incarnation, once nobody of the old one can still write a checkpoint.
+    """Return the plan that starts a new incarnation, once no pod of the old one can still write a
+    checkpoint.
 
-    Pods on a machine that is cut off are not waited for: their lease is gone, so is their work.
-    Nor are those of which a finalizer keeps the object alone.
+    Pods on an unreachable machine do not count: their leases have expired, and their workers have
+    stopped. Neither do ended pods whose object only a finalizer keeps.
     """
     old = [pod for pod in in_order(observed) if not _is_fresh(job, pod)]
     there = (pod for pod in old if pod.node_state is not NodeState.NOT_READY)
@@ -85,16 +87,18 @@ def _resuming(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) 
         ]
         return Plan(tuple(actions), phase, wanted_size(job.spec))
     if not is_steered(job) and (not observed.pods or len(old) < len(observed.pods)):
-        # Its incarnation is that of the pods; where there are none, one that never was.
+        # The incarnation is that of the pods; without pods, an unused one.
         return _active(job, observed, phase, now)
     fresh = Observed(observed.pods, incarnation=observed.incarnation + 1, refusal=observed.refusal)
     return _active(job, fresh, phase, now)
 
 
 def _is_fresh(job: ElasticJob, pod: Pod) -> bool:
-    """Whether a pod was made since the suspension, by a pass whose status was not written.
+    """Return True if the pod was created since the suspension by a pass that failed to write its
+    status.
 
-    Where the rendezvous itself says that it was suspended, a new incarnation has its own.
+    Only torch backends need this: with etcd the suspension is recorded in the rendezvous, and a
+    new incarnation has its own.
     """
     since = suspended_at(job)
     if is_steered(job) or since is None or pod.terminating:
@@ -125,7 +129,7 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
         poor = Poor(frozenset(avoided(job.status, now)), slower)
         victims = surplus(able_to_go, view, -missing, given_up, poor)
     elif view.finishing:
-        # A newcomer could not enter; only a job that cannot go on below its minimum needs one.
+        # New members cannot join; only a job below its minimum needs pods to go on.
         missing = min(missing, job.spec.min_nodes - len(census.counted))
     bounds = bounds_of(
         job,
@@ -156,7 +160,7 @@ def _active(job: ElasticJob, observed: Observed, phase: Phase, now: datetime) ->
 
 
 def _failing(observed: Observed, phase: Phase, size: WantedSize, reason: str) -> Plan:
-    """Close what can never form a round; the next pass sees a finished job."""
+    """Return the plan that closes a job that cannot form a round; the next pass finishes it."""
     if not observed.rendezvous.readable:
         return Plan((), phase, size)
     close = CloseRendezvous(
@@ -166,7 +170,8 @@ def _failing(observed: Observed, phase: Phase, size: WantedSize, reason: str) ->
 
 
 def _gone_members(observed: Observed) -> list[Action]:
-    """Members whose pod is gone for good. One on a machine that is only silent keeps its lease."""
+    """Return the removal of members whose pods have ended or no longer exist. A member on a silent
+    machine stays until its lease expires."""
     alive = {pod.uid for pod in observed.pods if not pod.over}
     gone = [
         member.id
@@ -177,7 +182,7 @@ def _gone_members(observed: Observed) -> list[Action]:
 
 
 def _leftovers(census: Census, readable: bool) -> list[DeletePod]:
-    """Pods that an earlier plan chose, and failed ones that are no longer needed as witnesses."""
+    """Return deletions of pods that an earlier plan marked, and of the oldest failed pods."""
     chosen = [pod for pod in census.marked if not pod.terminating] if readable else []
     newest = sorted(census.failed, key=lambda pod: (pod.created_at, pod.index), reverse=True)
     old = [pod for pod in newest[KEPT_FAILED_PODS:] if pod not in chosen]
@@ -195,7 +200,8 @@ def _expected(
     now: datetime,
     held: bool,
 ) -> int:
-    """How many members can come: those that stay and are not given up, and those being created."""
+    """Return the number of members that can join: remaining pods that are not given up, and pods
+    being created."""
     wanted = wanted_size(job.spec).nodes
     going = {pod.uid for pod, _ in victims}
     given_up = {pod.uid for pod in census.given_up}

@@ -1,6 +1,6 @@
-"""A job's pod: the user's template, with a launcher in front of the trainer and an agent beside it.
+"""Pod of a job: the user's template, plus the launcher in the trainer's command and the agent.
 
-Pure, and the same for the same arguments. See docs/pod.md.
+No I/O, and deterministic. See docs/pod.md.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from elasticjob_operator.model.job import ElasticJob
 __all__ = ["PodSettings", "TemplateRefused", "pod"]
 
 _SECRET_MODE = 0o444
-"""Readable for whatever user the agent runs as: nobody else has the volume."""
+"""Mode that lets the agent read the Secret as any user; only the agent mounts the volume."""
 _MESHES = {
     "sidecar.istio.io/inject": "false",
     "kuma.io/sidecar-injection": "disabled",
     "linkerd.io/inject": "disabled",
     "consul.hashicorp.com/connect-inject": "false",
 }
-"""A mesh's proxy breaks collectives, and outlives the trainer. Two of them read labels."""
+"""Labels and annotations that switch off service meshes: a mesh's proxy breaks collectives and
+outlives the trainer."""
 _MESH_LABELS = ("sidecar.istio.io/inject", "kuma.io/sidecar-injection")
+"""Keys of `_MESHES` that are labels; the others are annotations."""
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _LOSABLE_VOLUMES = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
-"""Without it the autoscaler would keep every machine on which one of our folders lies."""
+"""Annotation that lets the autoscaler remove machines that hold emptyDir volumes of the pod."""
 _PREFERRED, _MOST_WEIGHT = "preferredDuringSchedulingIgnoredDuringExecution", 100
 _SCRATCH = (names.SHARED_VOLUME, names.LOGS_VOLUME, names.CONTROL_VOLUME, names.SHM_VOLUME)
 
@@ -47,12 +49,12 @@ def pod(
     access: Access,
     avoid: Sequence[str] = (),
 ) -> Json:
-    """The job's pod with this index, as it is sent to the API server.
+    """Return the manifest of the job's pod with this index.
 
-    It had better run on none of the machines in `avoid`, and does if there are no others.
+    The pod prefers machines that are not in `avoid`.
 
     Raises:
-        TemplateRefused: the template cannot be made a pod; names the field and the fix.
+        TemplateRefused: no pod can be made from the template; names the field and the fix.
     """
     template = job.spec.template.model_dump(mode="json", by_alias=True, exclude_none=True)
     spec: Json = template["spec"]
@@ -117,7 +119,7 @@ def _marks(
     template: Mapping[str, Any],
     note: str,
 ) -> Json:
-    """Labels and annotations: the user's, what they left open, and ours."""
+    """Return labels and annotations: the user's, defaults for absent ones, and the operator's."""
     metadata = template.get("metadata") or {}
     labels, annotations = (
         dict(metadata.get("labels") or {}),
@@ -150,7 +152,7 @@ def _priority(job: ElasticJob, spec: Json) -> Json:
 
 
 def _elsewhere(spec: Json, avoid: Sequence[str]) -> Json:
-    """The user's affinity, with a preference for other machines than these."""
+    """Return the user's affinity, with a preference for machines that are not in `avoid`."""
     if not avoid:
         return {}
     affinity = mapping(spec, "affinity", ())

@@ -1,7 +1,7 @@
-"""What a Pod object says of a job's pod.
+"""Mapping of Pod objects to the observed state of a job's pods.
 
-The outcome is the trainer container's: another container may keep the pod Running long after it,
-and the pod's own phase may be Failed when it was not the trainer that failed.
+The outcome of a pod is that of its trainer container: another container may keep the pod Running
+long after the trainer's end, and the pod's phase may be Failed although the trainer did not fail.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from elasticjob_operator.model.job import ElasticJob
 
 _OVER = ("Succeeded", "Failed")
 DISRUPTED = "DisruptionTarget"
-"""The condition of a pod that is preempted, evicted or driven away by a taint."""
+"""Condition of a pod that is preempted, evicted or removed because of a taint."""
 
 
 def pod_of(job: ElasticJob, raw: Json, nodes: Mapping[str, Node] | None) -> Pod | None:
-    """A pod of the job; see `observed_pod`."""
+    """Return the observed state of a pod of the job; see `observed_pod`."""
     found = observed_pod(raw, job.trainer().name, nodes)
     return replace(found, lost_labels=lost_labels(job, raw)) if found else None
 
 
 def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Pod | None:
-    """The pod, as far as its job is concerned; None when its name has no index.
+    """Return the observed state of a pod; None if its name has no index.
 
     Args:
-        raw: the Pod object.
-        trainer: name of the container that trains.
-        nodes: every node of the cluster by name; None when nodes cannot be read.
+        raw: Pod object.
+        trainer: name of the trainer container.
+        nodes: all nodes of the cluster by name; None if nodes cannot be read.
     """
     metadata, status = raw["metadata"], raw.get("status") or {}
     index = index_in(metadata["name"])
@@ -65,7 +65,7 @@ def observed_pod(raw: Raw, trainer: str, nodes: Mapping[str, Node] | None) -> Po
     has_ended = phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
     disrupted = _condition(status, DISRUPTED)
     is_disrupted = disrupted.get("status") == "True"
-    # The condition comes with, or a moment before, the deletion of a pod that runs.
+    # The condition is set with, or shortly before, the deletion of a running pod.
     terminating = "deletionTimestamp" in metadata or (is_disrupted and not has_ended)
     started = running(found)
     trouble = None if has_ended or started else _trouble(raw, found)
@@ -104,11 +104,12 @@ _VERDICTS = {
     "Shutdown": PodEnd.EVICTED,
     "Terminated": PodEnd.EVICTED,
 }
-"""What the kubelet says of a whole pod, in `status.reason`."""
+"""PodEnd by the kubelet's `status.reason` of the whole pod."""
 
 
 def _end(status: Raw, trainer: Raw | None, disrupted: Raw) -> PodEnd | None:
-    """What took the pod: the container's own end says most, then who disrupted it."""
+    """Return the cause of the pod's removal: the container's own end takes precedence, then the
+    DisruptionTarget condition, then the kubelet's reason."""
     if (ended(trainer) or {}).get("reason") == "OOMKilled":
         return PodEnd.OUT_OF_MEMORY
     if disrupted.get("status") == "True":
@@ -119,7 +120,7 @@ def _end(status: Raw, trainer: Raw | None, disrupted: Raw) -> PodEnd | None:
 def _phase(status: Raw, trainer: Raw | None) -> PodPhase:
     if end := ended(trainer):
         return PodPhase.SUCCEEDED if end["exitCode"] == 0 else PodPhase.FAILED
-    if status.get("phase") in _OVER:  # without a word of the trainer: evicted, its node is gone
+    if status.get("phase") in _OVER:  # without a trainer status: evicted, or its node is gone
         return PodPhase(status["phase"])
     return PodPhase.RUNNING if running(trainer) else PodPhase.PENDING
 
@@ -138,13 +139,13 @@ def _node_state(raw: Raw, trainer: Raw | None, nodes: Mapping[str, Node] | None)
         return NodeState.READY
     node = nodes.get(name)
     if node is None:
-        # Deleted, if the trainer has run there; else perhaps too new to have been heard of.
+        # Deleted if the trainer has run there; otherwise perhaps too new for the informer cache.
         return NodeState.NOT_READY if running(trainer) or ended(trainer) else NodeState.READY
     return state_under(node, raw["spec"].get("tolerations") or ())
 
 
 def _trouble(raw: Raw, trainer: Raw | None) -> Trouble | None:
-    """Why the trainer does not run, when something is wrong."""
+    """Return the obstacle that keeps the trainer from running, if there is one."""
     status = raw.get("status") or {}
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -157,10 +158,10 @@ def _trouble(raw: Raw, trainer: Raw | None) -> Trouble | None:
 
 
 def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
-    """Whether the trainer never ran, or the pod was never Ready while it did.
+    """Return True if the trainer never ran, or the pod was never Ready while it did.
 
-    Ready means that the launcher and its member were there. The condition's time moves only when
-    it changes, so that of a pod that never was Ready is from before its trainer started.
+    Ready means that the launcher and its member existed. lastTransitionTime moves only when the
+    status changes; for a pod that was never Ready it precedes the trainer's start.
     """
     end = ended(trainer)
     if end is None:
@@ -174,7 +175,8 @@ def _failed_at_launch(status: Raw, trainer: Raw | None) -> bool:
 
 
 def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
-    """When the trainer ended, as well as is known: a pod rejected by its node says no time."""
+    """Return the end time of the trainer; if it has none, as in a pod rejected by its node, the
+    latest time in the pod's conditions."""
     end = ended(trainer) or {}
     if finished := end.get("finishedAt"):
         return _time(finished)
@@ -183,7 +185,7 @@ def _ended_at(metadata: Raw, status: Raw, trainer: Raw | None) -> datetime:
 
 
 def _end_message(raw: Raw, trainer: Raw | None, disrupted: Raw) -> str:
-    """How the trainer ended, or what ended the pod."""
+    """Return a description of the trainer's end, or of the pod's."""
     status = raw.get("status") or {}
     if disrupted.get("status") == "True":
         return _joined(disrupted.get("reason"), disrupted.get("message"))
@@ -216,5 +218,5 @@ def _memory_limit(raw: Raw, name: str) -> str | None:
 
 
 def _time(said: str) -> datetime:
-    """A time of the API server's, always UTC."""
+    """Parse a time from the API server, which is always UTC."""
     return datetime.fromisoformat(said)

@@ -1,4 +1,4 @@
-"""Reading what a template holds beyond its declared fields: nobody has checked its types yet."""
+"""Access to undeclared fields of a template, whose types are unchecked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_operator.model.problems import Location
 
 
 def mapping(holder: Json, name: str, location: Location) -> Json:
-    """A field that must be a mapping; empty when absent. `location` is the holder's."""
+    """Return a field that must be a mapping; empty if absent. `location` is the holder's."""
     value = holder.get(name)
     if value is None:
         return {}
@@ -20,7 +20,7 @@ def mapping(holder: Json, name: str, location: Location) -> Json:
 
 
 def mappings(holder: Json, name: str, location: Location) -> list[Json]:
-    """A field that must be a list of mappings; empty when absent."""
+    """Return a field that must be a list of mappings; empty if absent."""
     value: Any = holder.get(name)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""A template that cannot be made a pod."""
+"""Error for a template from which no pod can be made."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ POD_SPEC: Location = ("spec", "template", "spec")
 
 
 class TemplateRefused(ValueError):
-    """Names the field, says what it must be, and how to put it right."""
+    """Template from which no pod can be made; the text names the field and the fix."""
 
     @classmethod
     def at(cls, location: Location, message: str) -> TemplateRefused:
-        """`location` counts from the pod's spec."""
+        """Return the error for a field; `location` is relative to the pod's spec."""
         return cls(str(Problem.at((*POD_SPEC, *location), message)))

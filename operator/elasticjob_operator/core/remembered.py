@@ -1,6 +1,6 @@
-"""The rendezvous as a job's status tells it: the way back from what `status` wrote.
+"""Rendezvous view read back from a job's status: the inverse of `status`.
 
-Field by field and by name, so that what is shown of a rendezvous is also read back.
+Fields are copied by name, so that every field that is shown is also read back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SHOWN_AS = {(RoundView, "final_at"): "final_time", (FailureView, "kind"): "clas
 
 
 def remembered(status: Status) -> RendezvousView:
-    """What was known when the status was written; its outcome is in the conditions alone."""
+    """Return the view that was written to the status, without the outcome, which only the
+    conditions hold."""
     found: dict[str, Any] = _of(RendezvousView, status.rendezvous) if status.rendezvous else {}
     if status.rendezvous is not None and status.rendezvous.cause is not None:
         found["cause"] = _made(CauseView, status.rendezvous.cause)
@@ -44,7 +45,7 @@ def _made(kind: type[View], shown: Any) -> View:
 
 
 def _of(kind: type[Any], shown: Any) -> dict[str, Any]:
-    """The fields of a view that are shown and set, lists as tuples."""
+    """Return the fields of a view that the status shows and sets, with lists as tuples."""
     names = {one.name: _SHOWN_AS.get((kind, one.name), one.name) for one in fields(kind)}
     values = {name: getattr(shown, there, None) for name, there in names.items()}
     return {

@@ -1,6 +1,6 @@
-"""The rendezvous of a job as the plan and the status see it, free of how it is stored.
+"""Storage-independent view of a job's rendezvous, for the plan and the status.
 
-Whoever reads the rendezvous (etcd's records, an agent's own view) maps it into this.
+Every source (etcd records, agents' reports, the job's status) is mapped to this view.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from elasticjob_operator.model.enums import RendezvousState
 
 
 class OutcomeKind(StrEnum):
-    """How the rendezvous was closed."""
+    """Kind of a closed rendezvous' outcome."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     TIMED_OUT = "timedOut"
-    STOPPED = "stopped"  # from outside; the detail is a StopReason when the plan did it
+    STOPPED = "stopped"  # from outside; the detail is a StopReason if the plan closed it
 
 
 class StopReason(StrEnum):
-    """Why the plan closes a rendezvous. Written as the detail of the outcome."""
+    """Reason for which the plan closes a rendezvous. Written as the detail of the outcome."""
 
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -32,7 +32,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """The end of the rendezvous."""
+    """Outcome of the rendezvous."""
 
     kind: OutcomeKind
     detail: str = ""
@@ -40,7 +40,7 @@ class OutcomeView:
 
 @dataclass(frozen=True, slots=True)
 class CauseView:
-    """Why a round began. `kind` is the rendezvous' own word (start, join, loss, …)."""
+    """Cause of a round. `kind` is a `CauseKind` of the rendezvous (start, join, loss, …)."""
 
     kind: str
     members: tuple[str, ...] = ()
@@ -49,12 +49,13 @@ class CauseView:
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """One member. `rank` is its place in the current round, None while it has none; `id` is the
-    uid of its pod.
+    """One member of the rendezvous.
 
-    `state` is what its agent says: waiting, running, stopping, leaving or done. `step` and
-    `checkpoint_step` are what its script told, if it does, some seconds ago; `busy_ms` what a step
-    takes it without its waiting for others, 0 where it does not tell.
+    `rank` is its group rank in the current round, None if it has none; `id` is the uid of its pod.
+    `state` is reported by its agent: waiting, running, stopping, leaving or done. `step` and
+    `checkpoint_step` are reported by its script and some seconds old; None if the script does not
+    report them. `busy_ms` is the duration of a step without waiting for other nodes; 0 if not
+    reported.
     """
 
     pod: str
@@ -72,7 +73,7 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """One round, when it became final, and what it cost in milliseconds; None is unknown."""
+    """One round, the time it became final, and its phases in milliseconds; None is unknown."""
 
     round: int
     cause: str
@@ -93,7 +94,7 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class FailureView:
-    """The culprit of the latest failure: the first worker that failed."""
+    """Culprit of the latest failure: the first worker that failed."""
 
     round: int
     pod: str
@@ -108,7 +109,7 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class OffenceView:
-    """A machine did something to the job at a UTC time: a class of failure, or `NodeLost`."""
+    """Failure caused by a machine at a UTC time. `what` is a failure class, such as `NodeLost`."""
 
     node: str
     at: datetime
@@ -117,7 +118,7 @@ class OffenceView:
 
 @dataclass(frozen=True, slots=True)
 class InterruptionsView:
-    """How many rounds ended for each reason that costs no restart."""
+    """Number of rounds that ended for each reason that is not charged as a restart."""
 
     losses: int = 0
     leaves: int = 0
@@ -128,20 +129,20 @@ class InterruptionsView:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousView:
-    """One look at the rendezvous. The default is one that nobody has entered yet.
+    """Snapshot of the rendezvous. The default is a rendezvous without members.
 
     Args:
-        state: UNKNOWN when it cannot be read; the plan then writes nothing to it.
+        state: UNKNOWN if the rendezvous cannot be read; the plan then writes nothing to it.
         round: number of the round; 0 before the first.
-        nodes, world_size, master: of the round; master is the pod of rank 0.
-        waiting: members that wait for the next round; `waiting_reason` says why they must.
+        nodes, world_size, master: properties of the round; master is the pod of rank 0.
+        waiting: number of members that wait for the next round, for `waiting_reason`.
         since: UTC time of the last transition.
-        members: in any order.
-        rounds: oldest first; any number.
-        failures_charged: failures charged to the budget.
-        interruptions: what else ended rounds.
-        offences: what machines did, of the rounds that are remembered, oldest first.
-        outcome: set when the state is closed.
+        members: members, in any order.
+        rounds: any number of rounds, oldest first.
+        failures_charged: number of failures charged to the budget.
+        interruptions: number of rounds ended for uncharged reasons.
+        offences: failures caused by machines in the rounds still on record, oldest first.
+        outcome: set if the state is closed.
     """
 
     state: RendezvousState = RendezvousState.JOINABLE
@@ -167,27 +168,27 @@ class RendezvousView:
 
     @property
     def suspended(self) -> bool:
-        """Closed by a suspension: a later incarnation may go on."""
+        """True if it was closed by a suspension: a later incarnation may continue."""
         return self.outcome is not None and self.outcome == OutcomeView(
             OutcomeKind.STOPPED, StopReason.SUSPENDED
         )
 
     @property
     def ended(self) -> bool:
-        """Closed for good."""
+        """True if it was closed for any other reason: the job has ended."""
         return self.outcome is not None and not self.suspended
 
     @property
     def finishing(self) -> bool:
-        """A member is done: newcomers could not enter a round any more."""
+        """True if a member is done: new members can no longer join a round."""
         return any(member.state == "done" for member in self.members)
 
     def rank_of(self, pod: str) -> int | None:
-        """The pod's place in the current round, or None."""
+        """Return the pod's group rank in the current round, or None."""
         return next((member.rank for member in self.members if member.pod == pod), None)
 
 
 NOBODY_YET = RendezvousView()
-"""The view before the first member came."""
+"""View before the first member joins."""
 UNREADABLE = RendezvousView(state=RendezvousState.UNKNOWN)
-"""The view while the rendezvous cannot be read."""
+"""View while the rendezvous cannot be read."""

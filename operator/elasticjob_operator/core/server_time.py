@@ -1,8 +1,9 @@
-"""What time it is where the times of objects are made: by the API server's clock, not by ours.
+"""Estimate of the API server's clock, which sets the times of objects.
 
-A pod's age is its `creationTimestamp`, of the API server's clock, beside the time now. Where the
-two are of clocks that differ by more than `pendingTimeoutSeconds`, a new pod is given up at once,
-or one that never starts is waited for for ever. So now is by the API server's clock too.
+A pod's age is the present time minus its `creationTimestamp`, which the API server sets. If the
+operator's clock differed from the API server's by more than `pendingTimeoutSeconds`, a new pod
+would be given up at once, or a pod that never starts would be waited for forever. The present time
+therefore follows the API server's clock too.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 TELLING_SECONDS = 5.0
-"""A difference that is worth a word in the log."""
+"""Minimum clock difference that is logged, in seconds."""
 
 
 def ahead_seconds(known: float, headers: Mapping[str, str], sent: float, received: float) -> float:
-    """By how much the API server's clock is ahead of ours; negative where it is behind.
+    """Return the seconds by which the API server's clock is ahead; negative if it is behind.
 
-    `known` changes by no more than it takes to explain this answer, so that it stays 0 between
-    clocks that are alike. The answer's `Date` is the time at which it was made, cut to a second;
-    that was between `sent` and `received` of our clock.
+    `known`, the previous estimate, changes only as far as this response requires, so that it stays
+    0 for synchronized clocks. The response's `Date` is its time of creation, truncated to a second,
+    which lies between `sent` and `received` by the operator's clock.
     """
     date = _date(headers.get("Date", ""))
     if date is None:
@@ -30,7 +31,7 @@ def ahead_seconds(known: float, headers: Mapping[str, str], sent: float, receive
 
 
 def _date(said: str) -> float | None:
-    """Seconds since 1970; None for what is no time."""
+    """Parse a date into seconds since 1970; None if it is malformed."""
     try:
         found = parsedate_to_datetime(said)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The two containers that are added to a pod, and what they are told.
+"""The two containers added to each pod, launcher installer and agent, and their environment.
 
-The variables are those of the agent's settings; the paths are the same in the trainer where both
-use them.
+The variables are those of the agent's settings. Paths that agent and trainer share are the same in
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elasticjob_rendezvous.core.keys import job_prefix
 
 AGENT = ("python", "-m", "elasticjob_agent")
 HEALTH_PORT = 17946
-"""Below the range that the kernel gives to connections, and no trainer's custom."""
+"""Port of the health endpoint: below the kernel's ephemeral range, and unusual for trainers."""
 HEALTH_PORT_NAME = "elasticjob"
 STORE_PORT_NAME = "elasticjob-c10d"
 IMAGE_USER = 65532
@@ -35,20 +35,20 @@ IMAGE_USER = 65532
 KEEP_ROUNDS = 10
 LOGS_MIB = 512
 _SPARE_MIB = 64
-"""For what workers write beside their logs: error files, progress."""
+"""Space for error files and progress files of workers, in MiB."""
 _MOST_LOG_BYTES = 16 * 1024 * 1024
 _LEAST_LOG_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PodSettings:
-    """What the operator was told of every job's pods.
+    """Operator settings for the pods of all jobs.
 
     Args:
         pull_secrets: names of Secrets in the job's namespace.
-        endpoints: of etcd, with their scheme, as pods reach it.
-        cpu, memory: requests and limits of each container that is added.
-        server_name: what etcd's certificate must name, when it is not the endpoint's host.
+        endpoints: etcd endpoints with their scheme, as reachable from pods.
+        cpu, memory: requests and limits of each added container.
+        server_name: name in etcd's certificate, if it differs from the endpoint's host.
     """
 
     sidecar_image: str
@@ -62,14 +62,15 @@ class PodSettings:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What the user's part of the pod means for ours.
+    """Properties of the user's pod spec that affect the added containers.
 
     Args:
-        host_network: other pods may hold any fixed port.
-        root: the whole pod is to run as root; ours does not.
-        token: the containers get the token of the service account; ours do not.
-        bounded_disk: the trainer has a limit of local storage, which the kubelet adds up for the
-            whole pod: the logs need their share.
+        host_network: True if the pod uses the host's network, where other pods may hold any fixed
+            port.
+        root: True if the pod runs as root; the added containers do not.
+        token: True if the pod mounts the service account token; the added containers do not.
+        bounded_disk: True if the trainer has a limit of ephemeral storage. The kubelet sums the
+            limits of the whole pod, so the logs need a share.
     """
 
     host_network: bool = False
@@ -79,7 +80,7 @@ class Around:
 
 
 def launcher(settings: PodSettings, around: Around) -> Json:
-    """The init container that puts the launcher where the trainer finds it."""
+    """Return the init container that copies the launcher into the shared volume."""
     return {
         "name": names.LAUNCHER_CONTAINER,
         **_image(settings),
@@ -97,7 +98,7 @@ def agent(
     access: Access,
     around: Around,
 ) -> Json:
-    """The native sidecar: it starts before the trainer and ends after it."""
+    """Return the agent's native sidecar, which starts before the trainer and ends after it."""
     return {
         "name": names.AGENT_CONTAINER,
         **_image(settings),
@@ -110,7 +111,7 @@ def agent(
             *_tuning(job, around),
         ],
         **_probed(around, keeps_store(job, index)),
-        # Runs at once when the pod is deleted; SIGTERM comes only after the trainer's end.
+        # Runs as soon as the pod is deleted; SIGTERM follows only after the trainer's end.
         "lifecycle": {"preStop": {"exec": {"command": [*AGENT, "leave", "its pod is to end"]}}},
         **_confined(settings, around),
         "volumeMounts": [
@@ -124,7 +125,7 @@ def agent(
 
 
 def max_log_bytes(workers: int) -> int:
-    """What each stream of each worker may keep a round, so that all fit into the volume."""
+    """Return the maximum bytes per stream, worker and round, so that all logs fit the volume."""
     room = (LOGS_MIB - _SPARE_MIB) * 1024 * 1024 // (2 * workers * KEEP_ROUNDS)
     return max(_LEAST_LOG_BYTES, min(_MOST_LOG_BYTES, room))
 
@@ -140,7 +141,7 @@ def _identity(job: ElasticJob, name: str, incarnation: int) -> list[Json]:
         _field("MEMBER_ID", "metadata.uid"),
         variable("NAME", name),
         _field("ADDRESS", "status.podIP"),
-        # The very address, not 0.0.0.0: that would be deaf where pods have IPv6 alone.
+        # The pod's own address: 0.0.0.0 would not accept connections in IPv6-only clusters.
         _field("BIND_ADDRESS", "status.podIP"),
         _field("NODE", "spec.nodeName"),
         variable("SLOTS", workers_per_node(job)),
@@ -171,7 +172,7 @@ def _rendezvous(job: ElasticJob, settings: PodSettings, access: Access) -> list[
 
 
 def _backend(job: ElasticJob, index: int) -> list[Json]:
-    """What agents cannot read in a rendezvous that takes no word of the operator's."""
+    """Return the settings of agents of torch backends, which cannot read them from etcd."""
     if is_steered(job):
         return []
     backend = job.spec.rendezvous.backend
@@ -196,17 +197,17 @@ def _tuning(job: ElasticJob, around: Around) -> list[Json]:
         variable("WARM_START", job.spec.recovery.warm_start.value),
         variable("WARM_START_MODULES", ",".join(job.spec.recovery.warm_start_modules)),
         variable("HANG_TIMEOUT_SECONDS", job.spec.recovery.hang_timeout_seconds),
-        # Always said, though none is opened where it is empty: a Service called
-        # elasticjob-health would make the kubelet say something else.
+        # Always set, even to an empty value, which opens no port: for a Service called
+        # elasticjob-health the kubelet would inject a variable of this name.
         variable("HEALTH_PORT", "" if around.host_network else HEALTH_PORT),
     ]
 
 
 def _probed(around: Around, keeps_store: bool) -> Json:
-    """Ready: launcher and lease are there.
+    """Return ports and readiness probe: Ready means that launcher and lease exist.
 
-    There is no liveness probe: to restart a container the kubelet runs its preStop first, and a
-    node that is merely slow would leave the job.
+    There is no liveness probe: before restarting a container the kubelet runs its preStop hook, so
+    that a node that is merely slow would leave the job.
     """
     if around.host_network:
         ready = {"exec": {"command": [*AGENT, "ready"]}, "periodSeconds": 5, "timeoutSeconds": 5}
@@ -225,7 +226,8 @@ def _probed(around: Around, keeps_store: bool) -> Json:
 
 
 def _confined(settings: PodSettings, around: Around) -> Json:
-    """Nothing more than they need, so that the strictest namespace lets them in."""
+    """Return minimal resources and security context, which the restricted Pod Security Standard
+    admits."""
     security: Json = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -233,9 +235,9 @@ def _confined(settings: PodSettings, around: Around) -> Json:
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    if around.root:  # else the pod's user, which may be the only one allowed, or the image's
+    if around.root:  # otherwise the pod's user, perhaps the only one allowed, or the image's
         security |= {"runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER}
-    # Requests equal limits: what the user chose for the pod's class of service stays so.
+    # Requests equal limits, to preserve the pod's quality-of-service class.
     amounts = {"cpu": settings.cpu, "memory": settings.memory}
     if around.bounded_disk:
         amounts["ephemeral-storage"] = f"{LOGS_MIB + _SPARE_MIB}Mi"
@@ -247,19 +249,19 @@ def _confined(settings: PodSettings, around: Around) -> Json:
 
 
 def _shield(around: Around) -> list[Json]:
-    """An empty folder where the token would be: a mount there keeps it out."""
+    """Return the mount of an empty volume over the token's path, which hides the token."""
     if not around.token:
         return []
     return [mount(names.NO_TOKEN_VOLUME, names.TOKEN_PATH) | {"readOnly": True}]
 
 
 def mount(volume: str, path: str) -> Json:
-    """A volume of ours in a container."""
+    """Return the mount of a volume."""
     return {"name": volume, "mountPath": path}
 
 
 def variable(name: str, value: object) -> Json:
-    """How the agent and the launcher are told something."""
+    """Return an environment variable for the agent or the launcher."""
     return {"name": own_variable(name), "value": str(value)}
 
 

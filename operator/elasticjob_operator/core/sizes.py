@@ -1,4 +1,4 @@
-"""Which sizes a job may have, and which one is wanted."""
+"""Legal sizes of a job, and the wanted one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticjob_operator.model.spec import ElasticJobSpec
 
 
 class Clamp(StrEnum):
-    """Why the wanted size is not the one asked for. Printed as a condition's reason."""
+    """Reason for which the wanted size differs from spec.nodes. Printed as a condition's reason."""
 
     BELOW_MIN_NODES = "BelowMinNodes"
     ABOVE_MAX_NODES = "AboveMaxNodes"
@@ -18,7 +18,7 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedSize:
-    """The size to have: `asked` is spec.nodes (maxNodes when absent), `nodes` the legal one."""
+    """Wanted size: `asked` is spec.nodes (maxNodes if absent), `nodes` the legal size."""
 
     nodes: int
     asked: int
@@ -26,12 +26,12 @@ class WantedSize:
 
 
 def legal_sizes(spec: ElasticJobSpec) -> range:
-    """minNodes + k * nodeIncrement, up to maxNodes."""
+    """Return the sizes minNodes + k * nodeIncrement, up to maxNodes."""
     return range(spec.min_nodes, spec.max_nodes + 1, spec.node_increment)
 
 
 def wanted_size(spec: ElasticJobSpec) -> WantedSize:
-    """The largest legal size that is at most spec.nodes, and at least minNodes."""
+    """Return the largest legal size that does not exceed spec.nodes, but at least minNodes."""
     sizes = legal_sizes(spec)
     asked = spec.max_nodes if spec.nodes is None else spec.nodes
     if asked < spec.min_nodes:

@@ -1,4 +1,4 @@
-"""The next status of a job, computed in memory; whoever applies the plan writes it once."""
+"""Next status of a job, computed in memory and written once after the plan is applied."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from elasticjob_rendezvous.core.roster import natural_order
 def next_status(
     job: ElasticJob, observed: Observed, rendezvous_view: RendezvousView, now: datetime
 ) -> Status:
-    """The status to write at `now` (UTC). Equal to the job's own when nothing has changed.
+    """Return the status to write at `now` (UTC); equal to the job's own if nothing has changed.
 
-    `rendezvous_view` is `observed.rendezvous`, or a newer look taken after the plan was applied.
-    While it cannot be read, what was known of members, rounds and failures stays; of a job that
-    has finished all does.
+    `rendezvous_view` is `observed.rendezvous`, or a newer view taken after the plan was applied.
+    While it is unreadable, the known members, rounds and failures stay; for a finished job
+    everything stays.
     """
     view, before = rendezvous_view, job.status
     if _is_lost(job, view, observed):
@@ -58,7 +58,7 @@ def next_status(
     phase = next_phase(job, view, now)
     census, size = take_census(job, observed, now), wanted_size(job.spec)
     suspended, finished = phase is Phase.SUSPENDED, phase in FINISHED
-    # Of an earlier incarnation nothing is known of this one's rounds.
+    # The status of an earlier incarnation says nothing about the rounds of this one.
     past = Status() if began_anew(view, before) else before
     reason = reason_of(view, observed.pods, past) if view.readable else ""
     status = Status(
@@ -79,7 +79,7 @@ def next_status(
         rounds=_rounds(view, reasons(view, reason, past), past) if view.readable else before.rounds,
         first_failure=first_failure(view, reason, observed.pods, past),
         conditions=(
-            # The end is told once: what happens to the pods afterwards does not change it.
+            # The conditions of a finished job are final: later changes of pods do not matter.
             before.conditions
             if before.phase in FINISHED
             else conditions(job, observed, view, census, size, phase, now)
@@ -93,7 +93,8 @@ def next_status(
 
 
 def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
-    """Nodes whose workers run in the final round; of a finished job those of its last round."""
+    """Return the number of nodes whose workers run in the final round; for a finished job that of
+    its last round."""
     if phase is Phase.SUSPENDED:
         return 0
     if phase in FINISHED:
@@ -107,10 +108,10 @@ def _training_nodes(view: RendezvousView, phase: Phase, before: Status) -> int:
 
 
 def _is_lost(job: ElasticJob, view: RendezvousView, observed: Observed) -> bool:
-    """Whether etcd lost the job's records: what it does not say any more is no news.
+    """Return True if etcd lost the job's records, so that their absence carries no information.
 
-    It changes nothing of an end. Of a job that goes on, those of its agents that are there tell it
-    all they know, within seconds.
+    The outcome of a finished job stays as it is. The records of an active job are restored by its
+    agents within seconds.
     """
     before = job.status
     if before.phase in FINISHED:
@@ -175,7 +176,8 @@ def _member(member: MemberView) -> MemberStatus:
 
 
 def _rounds(view: RendezvousView, reasons: Mapping[int, str], past: Status) -> list[RoundStatus]:
-    """Those that can be read, after earlier ones: etcd may lose them, agents take theirs along."""
+    """Return the rounds in the view, preceded by earlier ones from the status: etcd may lose
+    rounds, and the records of torch backends disappear with their agents."""
     first = min((found.round for found in view.rounds), default=view.round + 1)
     earlier = [found for found in past.rounds if found.round < first]
     found = [_round(found, reasons.get(found.round, "")) for found in view.rounds]

@@ -1,7 +1,7 @@
-"""The pod that keeps the store of a c10d job: there is one at a time, and always the same name.
+"""Pod that hosts the store of a c10d job: one at a time, and always with the same name.
 
-Others find it by that name. While its predecessor's object is there it cannot be made, so one place
-is kept free for it.
+Other pods find it by that name. It cannot be created while its predecessor's object exists, so one
+place in the job is reserved for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from elasticjob_operator.model.job import ElasticJob
 
 
 def with_store(job: ElasticJob, census: Census, missing: int) -> int:
-    """How many pods to make so that the store's pod is among them, or can be later.
+    """Return the number of pods to create so that the store's pod is, or can later be, among them.
 
-    Where all places are taken it is made on top; another is then one too many.
+    If all places are taken, it is created in addition, which makes another pod surplus.
     """
     if not keeps_store(job, STORE_INDEX) or _keeper(census) is not None:
         return missing
@@ -26,7 +26,7 @@ def with_store(job: ElasticJob, census: Census, missing: int) -> int:
 
 
 def stale_store(job: ElasticJob, census: Census) -> list[DeletePod]:
-    """The store's pod that has failed, to be deleted at once: its name is needed."""
+    """Return the deletion of a failed store pod, whose name is needed at once."""
     if not keeps_store(job, STORE_INDEX):
         return []
     return [
@@ -37,17 +37,19 @@ def stale_store(job: ElasticJob, census: Census) -> list[DeletePod]:
 
 
 def without_store(job: ElasticJob, observed: Observed, counted: tuple[Pod, ...]) -> str:
-    """Why there is no store at present, for people; empty when nothing stands in the way."""
+    """Return the reason why no store exists at present; empty if there is no obstacle."""
     if not keeps_store(job, STORE_INDEX) or any(pod.index == STORE_INDEX for pod in counted):
         return ""
     name = pod_name(job.metadata.name, STORE_INDEX)
     if STORE_INDEX in observed.foreign:
-        return f"{name}, which is to keep the store, cannot be made: another's pod has its name"
+        reason = "a pod of another owner has its name"
+        return f"{name}, which hosts the store, cannot be created: {reason}"
     for pod in observed.pods:
         if pod.index == STORE_INDEX:
             lost = pod.node_state is NodeState.NOT_READY
             where = f"; its machine {pod.node} is not ready" if lost else ""
-            return f"a new {name}, which keeps the store, is made once the old one is gone{where}"
+            new = f"a new {name}, which hosts the store, is created once the old one is gone"
+            return f"{new}{where}"
     return ""
 
 

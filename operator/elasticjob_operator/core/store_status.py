@@ -1,7 +1,6 @@
-"""Condition `RendezvousUnavailable`, its events and sentences: the store cannot be used.
+"""Texts for an unusable rendezvous store: condition `RendezvousUnavailable`, events, sentences.
 
-What is known of it comes from the operator's own probes and from the agents; here it gets its
-words.
+The trouble itself is reported by the operator's own probes and by the agents.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _REMEDIES = (
         "`etcdctl alarm disarm`",
     ),
     ("corrupt", "Replace the corrupt member of etcd, then run `etcdctl alarm disarm`"),
-    ("permission denied", "Grant etcd's user of the job its keys again"),
-    ("authentication failed", "See to etcd's user of the job and its password"),
-    ("invalid auth token", "See to etcd's user of the job and its password"),
-    ("user name is empty", "Give the job etcd's user and password"),
+    ("permission denied", "Grant the job's etcd user access to its keys again"),
+    ("authentication failed", "Check the job's etcd user and its password"),
+    ("invalid auth token", "Check the job's etcd user and its password"),
+    ("user name is empty", "Give the job an etcd user and password"),
     ("no leader", "Start etcd's missing members again: it needs more than half of them"),
 )
 """Remedies, by a part of etcd's own text."""
@@ -43,7 +42,7 @@ _REMEDIES = (
 def state(
     observed: Observed, backend: Backend, phase: Phase, before: Status, now: datetime
 ) -> tuple[ConditionStatus, str, str]:
-    """Status, reason and message of the condition."""
+    """Return status, reason and message of the condition."""
     was, seen = found(before), observed.store
     if phase in FINISHED:
         return ConditionStatus.FALSE, f"Job{phase.value}", ""
@@ -77,24 +76,24 @@ def _same(was: Condition, reason: str, sentence: str, refuses: bool) -> bool:
 
 
 def found(status: Status) -> Condition | None:
-    """The condition as a status has it."""
+    """Return the condition in a status, or None."""
     return next((one for one in status.conditions if one.type is KIND), None)
 
 
 def trouble_text(status: Status) -> str:
-    """Store, endpoint and cause while it cannot be used; empty otherwise."""
+    """Return store, endpoint and cause while the store cannot be used; empty otherwise."""
     one = found(status)
     return one.message if one is not None and one.status is ConditionStatus.TRUE else ""
 
 
 def over_text(status: Status) -> str:
-    """That it can be used again, where it could not before; else empty."""
+    """Return the message that the store can be used again; empty if it had no trouble."""
     one = found(status)
     return one.message if one is not None and one.reason == AVAILABLE else ""
 
 
 def sentences(job: ElasticJob) -> Iterator[str]:
-    """Sentences that come first in an explanation while the store cannot be used."""
+    """Yield the first sentences of an explanation while the store cannot be used."""
     one = found(job.status)
     if one is None or one.status is not ConditionStatus.TRUE or job.status.phase in FINISHED:
         return
@@ -117,8 +116,8 @@ def _remedy(one: Condition) -> Iterable[str]:
     if one.reason == ETCD_REFUSES_WRITES:
         return [remedy for part, remedy in _REMEDIES if part in one.message][:1]
     if one.reason == ETCD_UNREACHABLE:
-        return ["See that etcd runs at its endpoints and can be reached from the pods"]
-    return ["It comes back with the pod that hosts it"]
+        return ["Check that etcd runs at its endpoints and can be reached from the pods"]
+    return ["The store returns with the pod that hosts it"]
 
 
 def _reason(trouble: StoreTrouble, backend: Backend) -> str:

@@ -1,4 +1,4 @@
-"""The container that trains, as it is in the pod: the user's, with the launcher in front."""
+"""Trainer container of a pod: the user's container, with the launcher in its command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from elasticjob_operator.model.job import ElasticJob
 
 
 def command_of(job: ElasticJob) -> Wrapped:
-    """What the trainer container runs. Raises `TemplateRefused`."""
+    """Return the command of the trainer container.
+
+    Raises:
+        TemplateRefused: a nested launcher cannot be removed from the command.
+    """
     container = job.trainer()
     try:
         return wrapped(container.command or (), container.args or (), workers_per_node(job))
@@ -24,12 +28,13 @@ def command_of(job: ElasticJob) -> Wrapped:
 
 
 def trainer(job: ElasticJob, own: Json, command: Wrapped) -> Json:
-    """The container `own` of the template with its new command, the launcher's variables and
-    mounts; everything else stays as it was written."""
+    """Return the template's container `own` with its new command and the launcher's variables and
+    mounts; all other fields are unchanged."""
     rest = {key: value for key, value in own.items() if key != "args"}
     variables = [
         variable("SOCKET", names.SOCKET_PATH),
-        # Its default, said because a Service called elasticjob-probe would say something else.
+        # The default, set explicitly: for a Service called elasticjob-probe the kubelet would
+        # inject a variable of this name.
         variable("PROBE_PORT", 0),
         variable("STOP_GRACE_SECONDS", job.spec.recovery.stop_grace_seconds),
     ]
@@ -51,6 +56,7 @@ def trainer(job: ElasticJob, own: Json, command: Wrapped) -> Json:
 
 
 def needs_shm(own: Json) -> bool:
-    """Data loaders want more than a runtime's 64 MiB; who mounts something there knows better."""
+    """Return True if /dev/shm needs a volume: data loaders need more than the runtime's 64 MiB.
+    A mount of the user's takes precedence."""
     mounts = own.get("volumeMounts") or ()
     return not any(is_inside(one.get("mountPath"), names.SHM_PATH) for one in mounts)

@@ -1,4 +1,4 @@
-"""Which pods go when there are more than wanted, and why each of them."""
+"""Choice of surplus pods to delete, and reasons of deletions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_operator.core.rendezvous_view import RendezvousView
 
 
 class DeleteReason(StrEnum):
-    """Why a pod is deleted. The surplus reasons stand in the order in which pods are chosen."""
+    """Reason for deleting a pod. Surplus reasons are in the order in which pods are chosen."""
 
     SURPLUS_PENDING = "SurplusPending"
     SURPLUS_NODE_CORDONED = "SurplusNodeCordoned"
@@ -20,8 +20,8 @@ class DeleteReason(StrEnum):
     SURPLUS_NODE_AVOIDED = "SurplusNodeAvoided"
     SURPLUS_STRAGGLER = "SurplusStraggler"
     SURPLUS_HIGHEST_RANK = "SurplusHighestRank"
-    MARKED = "Marked"  # chosen by an earlier plan that could not finish
-    REPLACED = "Replaced"  # failed long enough ago that others show what went wrong
+    MARKED = "Marked"  # chosen by an earlier plan that was not completed
+    REPLACED = "Replaced"  # failed; newer failed pods are kept for their logs
     SUSPENDED = "Suspended"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     JOB_DELETED = "JobDeleted"
@@ -41,14 +41,14 @@ _ORDER = {
 
 @dataclass(frozen=True, slots=True)
 class Poor:
-    """What the job would do better without: names of machines, and of pods that are slower."""
+    """Names of machines to avoid and of pods that are stragglers."""
 
     nodes: frozenset[str] = frozenset()
     pods: frozenset[str] = frozenset()
 
 
 def surplus_reason(pod: Pod, view: RendezvousView, poor: Poor) -> DeleteReason:
-    """Why this pod would be the one to go."""
+    """Return the reason for which this pod would be deleted as surplus."""
     if pod.launcher_since is None:
         return DeleteReason.SURPLUS_PENDING
     if pod.node_state is NodeState.CORDONED:
@@ -74,10 +74,10 @@ def surplus(
     given_up: frozenset[str] = frozenset(),
     poor: Poor = NONE_POOR,
 ) -> list[tuple[Pod, DeleteReason]]:
-    """The `number` pods to let go, cheapest first.
+    """Return the `number` pods to delete, cheapest first.
 
-    Of pending ones those that are no longer waited for (uids in `given_up`) go before those
-    that may still start; of equals the highest rank, then the highest index.
+    Pending pods that are given up (uids in `given_up`) precede those that may still start. Ties are
+    broken by the highest rank, then by the highest index.
     """
 
     def cost(choice: tuple[Pod, DeleteReason]) -> tuple[int, bool, int, int]:

@@ -1,6 +1,6 @@
-"""How deletions, causes, what machines did and obstacles are called, and what to do: tables alone.
+"""Phrases for deletions, causes, offences of machines and obstacles, with remedies. Tables only.
 
-`core.words` makes sentences of them; classes of failures: `core.classes`.
+`core.words` builds sentences from them; `core.classes` has the failure classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DETAILS = {reason.value: text for reason, text in DELETED.items()} | {
     "DeletionByTaintManager": "its node was tainted",
     "DeletionByPodGC": "its node is gone",
 }
-"""What the agents say of a cause, of one member."""
+"""Phrases for the agents' details of a cause with one member."""
 DETAILS_OF_MANY = {
     "SIGTERM": "they were told to end",
     "Terminating": "their pods are deleted",
@@ -48,7 +48,7 @@ DETAILS_OF_MANY = {
     "DeletionByPodGC": "their nodes are gone",
     ABORTED: "their peers' collectives broke",
 }
-"""The same, where it is said of several."""
+"""Phrases for the agents' details of a cause with several members."""
 
 OFFENDED: Mapping[str, str] = {
     FailureClass.NODE_LOST: "it was lost",
@@ -56,11 +56,11 @@ OFFENDED: Mapping[str, str] = {
     FailureClass.HANG: "a worker hung",
     FailureClass.HOST_OUT_OF_MEMORY: "its memory ran out",
 }
-"""What a machine did to the job."""
+"""Phrases for offences of machines."""
 
 
 class Words(NamedTuple):
-    """What a thing means, and what to do about it; neither ends with a full stop."""
+    """Meaning and remedy, both without a full stop."""
 
     meaning: str
     remedy: str
@@ -68,21 +68,21 @@ class Words(NamedTuple):
 
 OBSTACLES: Mapping[Obstacle, Words] = {
     Obstacle.UNSCHEDULABLE: Words(
-        "Pending", "Free or add machines that fit, or let the template ask for less"
+        "Pending", "Free or add machines that fit, or reduce the template's requests"
     ),
     Obstacle.IMAGE: Words(
-        "without its image", "Correct the image's name, or give it the pull secret that it needs"
+        "without its image", "Correct the image's name, or add the pull secret it needs"
     ),
     Obstacle.CONFIG: Words(
         "not startable", "Correct what the template names: a ConfigMap, a Secret or a volume"
     ),
-    Obstacle.INIT: Words("held up by an init container", "Look at that init container's log"),
-    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or let the template ask for less"),
-    Obstacle.REFUSED: Words("", "Change what the cluster refuses, or ask who set that rule"),
-    Obstacle.NAME_CONFLICT: Words("", "Delete what has the name, or give the job another one"),
+    Obstacle.INIT: Words("blocked by an init container", "See that init container's log"),
+    Obstacle.QUOTA: Words("", "Raise the namespace's quota, or reduce the template's requests"),
+    Obstacle.REFUSED: Words("", "Change the rejected field, or ask the owner of the policy"),
+    Obstacle.NAME_CONFLICT: Words("", "Delete the object of that name, or rename the job"),
     Obstacle.TEMPLATE_INVALID: Words("", "Suspend the job, correct spec.template and resume it"),
     Obstacle.ENDPOINT: Words(
-        "", "Have the endpoint allowed in the operator's chart, or leave rendezvous.endpoints empty"
+        "", "Allow the endpoint in the operator's chart, or leave rendezvous.endpoints empty"
     ),
     Obstacle.BACKEND: Words("", "Use another rendezvous.backend"),
     Obstacle.ANOTHERS_ETCD: Words(

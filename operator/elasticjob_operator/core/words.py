@@ -1,7 +1,7 @@
-"""How causes, obstacles and times are said to people, each in one place.
+"""Phrases for causes, obstacles and times, each defined once.
 
-Events, the status and `elasticjob explain` take their words from here and from `core.vocabulary`,
-so that all of them tell the same story.
+Events, status and `elasticjob explain` take their phrases from here and from `core.vocabulary`, so
+that they agree.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from elasticjob_rendezvous.core.roster import natural_order
 from elasticjob_rendezvous.core.typed import first_line
 
 NAMED = 5
-"""Pods named in a sentence: it has to stay readable for a job of a thousand."""
+"""Maximum number of pods named in a sentence, which must stay readable for a thousand pods."""
 LONGEST_QUOTE = 240
-"""Characters of what somebody else said."""
+"""Maximum length of quoted text of other programs, in characters."""
 LONGEST_CAUSE = 480
-"""Of what our own agents said, with what they quote in it."""
+"""Maximum length of an agent's detail, including its quotations, in characters."""
 
 GOING = (CauseKind.LEAVE, CauseKind.PREEMPTION, CauseKind.LOSS, CauseKind.FAILURE)
-"""Causes whose members went, or may have: what took them says more."""
+"""Causes whose members departed, or may have; the ends of their pods are more precise."""
 
 
 def why(found: RoundStatus, status: Status) -> str:
-    """Why one of the status's rounds began. Only of the current one all members are known."""
+    """Return the cause of a round in the status, as text. All members are known only for the
+    current round."""
     now = status.rendezvous
     detail = quoted(found.detail, LONGEST_CAUSE)
     cause = CauseStatus(kind=found.cause, members=found.members, reason=found.reason, detail=detail)
@@ -46,7 +47,7 @@ def why(found: RoundStatus, status: Status) -> str:
 
 
 def because(cause: CauseStatus, cut: bool = False) -> str:
-    """Why a round began. `cut`: there may be more members than these."""
+    """Return the cause of a round, as text. `cut`: True if the list of members may be cut off."""
     many = len(cause.members) > 1
     who = named(cause.members, cut) or "a node"
     detail = _detail(cause.detail, many)
@@ -79,13 +80,14 @@ def because(cause: CauseStatus, cut: bool = False) -> str:
 
 
 def _differ(cause: CauseStatus) -> bool:
-    """Whether members went in other ways than the one whose pod was heard: it speaks for itself."""
+    """Return True if other members departed for other causes than `cause.reason`, which then does
+    not speak for all."""
     ends = {DISRUPTIONS[part] for part in cause.detail.split("; ") if part in DISRUPTIONS}
     return bool(ends - {cause.reason})
 
 
 def _took(reason: str, who: str, many: bool) -> str:
-    """What happened to members whose pods said it."""
+    """Return the text for a departure whose cause is known from pods."""
     nodes = f"the nodes of {who}" if many else f"{who}'s node"
     match reason:
         case PodEnd.DRAINED:
@@ -102,11 +104,11 @@ def _took(reason: str, who: str, many: bool) -> str:
         case PodEnd.OUT_OF_MEMORY:
             return f"{who} ran out of memory"
         case other:
-            return f"{who} went ({other})"
+            return f"{who} left ({other})"
 
 
 def _detail(said: str, many: bool) -> str:
-    """What agents said, in words; of several members each may have said another thing."""
+    """Return the agents' detail as text; several members may each have their own detail."""
     parts = said.split("; ") if said else []
     if not many:
         return "; ".join(DETAILS.get(part, part) for part in parts)
@@ -117,9 +119,9 @@ def _detail(said: str, many: bool) -> str:
 
 
 def named(names: Iterable[str], cut: bool = False) -> str:
-    """`job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`.
+    """Join names: `job-0, job-1 and job-2`, or `job-0, …, job-4 and 3 more`.
 
-    `cut`: there may have been others, which are not among these.
+    `cut`: True if the list may be cut off.
     """
     ordered = sorted(names, key=natural_order)
     more = f"{'at least ' if cut else ''}{len(ordered) - NAMED} more"
@@ -127,12 +129,12 @@ def named(names: Iterable[str], cut: bool = False) -> str:
 
 
 def listed(items: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join items: `a`, `a and b`, `a, b and c`."""
     return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])
 
 
 def quoted(said: str, longest: int = LONGEST_QUOTE) -> str:
-    """The first line of what somebody else said."""
+    """Return the first line of quoted text, shortened to `longest` characters."""
     return first_line(said, longest)
 
 
@@ -140,7 +142,7 @@ _COUNTED = re.compile(r"^\d+ ")
 
 
 def unschedulable(said: str) -> str:
-    """What is short or does not fit, of the scheduler's long sentence."""
+    """Extract the missing resources and constraints from the scheduler's message."""
     listing = said.partition("nodes are available: ")[2].partition(". ")[0] or said
     parts = [_COUNTED.sub("", part.strip(" .")) for part in listing.split(", ")]
     return quoted(", ".join(dict.fromkeys(parts)))
@@ -155,13 +157,13 @@ def clock(when: datetime) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital unless it begins with a name, and with its full stop."""
+    """Return the text with a full stop at its end."""
     text = text.strip()
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Return a count with its noun: `1 node`, `2 nodes`."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 

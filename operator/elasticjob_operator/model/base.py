@@ -1,4 +1,4 @@
-"""What all models of the API share: camelCase names, strictness, and constrained types."""
+"""Base models of the API (camelCase names, strictness) and constrained types."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 from pydantic.alias_generators import to_camel
 
 INT32_MAX = 2**31 - 1
-"""Kubernetes' own fields of this kind (replicas, seconds) are int32."""
+"""Maximum of integer fields: Kubernetes' own fields of this kind (replicas, seconds) are int32."""
 
 
 class ApiModel(BaseModel):
-    """A part of the API object: camelCase outside, snake_case inside, immutable."""
+    """Part of the API object: camelCase in documents, snake_case in Python, immutable."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -27,26 +27,26 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, document: Any) -> Any:
-        """Kubernetes drops a null where a field is optional, so that its default applies."""
+        """Drop nulls, as Kubernetes does for optional fields, so that defaults apply."""
         if isinstance(document, Mapping):
             return {key: value for key, value in document.items() if value is not None}
         return document
 
 
 class SpecModel(ApiModel):
-    """Written by users: an unknown field is a typo."""
+    """Model written by users: an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class StatusModel(ApiModel):
-    """Written by the operator, perhaps a newer one: unknown fields are passed over."""
+    """Model written by the operator, perhaps a newer one: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class OpenModel(ApiModel):
-    """Kubernetes' own types, of which only some fields are declared: the rest is kept."""
+    """Kubernetes type of which only some fields are declared: all others are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -65,20 +65,20 @@ Timestamp = Annotated[
     AfterValidator(_whole_seconds),
     PlainSerializer(_rfc3339, return_type=str, when_used="always"),
 ]
-"""UTC with whole seconds, as Kubernetes writes times."""
+"""Time in UTC with whole seconds, as Kubernetes writes it."""
 
 Generation = Annotated[int, Field(json_schema_extra={"format": "int64"})]
-"""A revision of the spec, counted by the API server."""
+"""Revision of the spec, counted by the API server."""
 Step = Annotated[int, Field(json_schema_extra={"format": "int64"})]
-"""A step as a training script counts: samples or tokens, where it likes."""
+"""Step as counted by a training script, perhaps in samples or tokens: exceeds int32."""
 Milliseconds = Annotated[int, Field(json_schema_extra={"format": "int64"})]
-"""A time that something took: a job may wait for its nodes for more than the 24 days of int32."""
+"""Duration in milliseconds: a job may wait for its nodes longer than the 24 days of int32."""
 Count = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
 NaturalNumber = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 PositiveSeconds = Annotated[int, Field(strict=True, ge=1, le=INT32_MAX)]
 Seconds = Annotated[int, Field(strict=True, ge=0, le=INT32_MAX)]
 Flag = Annotated[bool, Field(strict=True)]
 LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS label as Kubernetes names containers."""
+"""Pattern of a DNS label, such as a container's name."""
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
-"""A DNS subdomain as Kubernetes names most objects."""
+"""Pattern of a DNS subdomain, such as the name of most objects."""

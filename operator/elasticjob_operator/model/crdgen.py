@@ -1,6 +1,7 @@
-"""Makes the CustomResourceDefinition from the models.
+"""Generator of the CustomResourceDefinition from the models.
 
-`python -m elasticjob_operator.model.crdgen` writes it, `--check` tells whether it is current.
+`python -m elasticjob_operator.model.crdgen` writes it; with `--check` it fails if the file is out
+of date.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Preemptions", "integer", ".status.interruptions.preemptions", 1),
     ("Recovery ms", "integer", ".status.rounds[-1:].recoveryMs", 1),
 )
-"""Name, type, path and priority: those with priority 1 are shown by `-o wide`."""
+"""Name, type, path and priority of printer columns; `-o wide` shows those with priority 1."""
 
 
 def definition() -> dict[str, Any]:
-    """The CustomResourceDefinition as a document."""
+    """Return the CustomResourceDefinition as a document."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -88,20 +89,20 @@ def _version(schema: Schema) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Without anchors, which would tie equal parts of the schema together."""
+    """YAML dumper without anchors, which would tie equal parts of the schema together."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def render() -> str:
-    """The CustomResourceDefinition as the text of its file."""
+    """Return the CustomResourceDefinition as the text of its file."""
     text = yaml.dump(definition(), Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
     return HEADER + text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the file, or with `--check` show how it differs; returns the exit status."""
+    """Write the file, or with `--check` print its differences; return the exit status."""
     parser = argparse.ArgumentParser(prog="crdgen", description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail when the file is not current")
     parser.add_argument("--output", type=Path, default=DEFAULT_FILE, help="the file to write")

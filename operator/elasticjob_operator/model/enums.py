@@ -1,4 +1,4 @@
-"""The words of the API. Their values are what manifests hold and what kubectl prints."""
+"""Enumerations of the API. Their values appear in manifests and in kubectl's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Backend(StrEnum):
-    """Who keeps the rendezvous."""
+    """Store of the rendezvous."""
 
     ETCD = "etcd"
     ETCD_V2 = "etcd-v2"
@@ -14,21 +14,21 @@ class Backend(StrEnum):
 
 
 class ScaleUp(StrEnum):
-    """When newcomers may interrupt a running round."""
+    """Time at which new nodes may interrupt a running round."""
 
     IMMEDIATE = "Immediate"
     AFTER_CHECKPOINT = "AfterCheckpoint"
 
 
 class WarmStart(StrEnum):
-    """Whether workers are forked from a preloaded interpreter."""
+    """Start of workers: forked from a preloaded interpreter if possible, or always afresh."""
 
     AUTO = "Auto"
     OFF = "Off"
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job has finished."""
+    """Pods to delete when the job has finished."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -36,13 +36,13 @@ class CleanPodPolicy(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """What a pod template may say: restarts are the job's, never the kubelet's."""
+    """Values a pod template may have: the job restarts workers, the kubelet must not."""
 
     NEVER = "Never"
 
 
 class Phase(StrEnum):
-    """Where the job is, in one word."""
+    """State of the job in one word."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -51,11 +51,11 @@ class Phase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     INTERRUPTED = "Interrupted"
-    """Only without a cluster: the process that ran the job ended before the job did."""
+    """Only for local jobs: the process that ran the job ended before the job did."""
 
 
 class RendezvousState(StrEnum):
-    """The state of the rendezvous in the words of the reference; Unknown when unreadable."""
+    """State of the rendezvous, in the terms of torch's etcd rendezvous; Unknown if unreadable."""
 
     SETUP = "setup"
     JOINABLE = "joinable"

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into problems: one sentence each, saying what must be instead."""
+"""Translation of pydantic's errors into problems, each one sentence with the expected value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMED_PATTERNS = {
 
 
 def problems(error: ValidationError, document: Any) -> list[Problem]:
-    """Every error, at its location in the document."""
+    """Return the problem for every error, at its location in the document."""
     return [_problem(found, document) for found in error.errors()]
 
 
@@ -49,12 +49,12 @@ def _unknown(location: Location) -> str:
         folded = {name.lower().replace("_", ""): name for name in known}
         name = folded.get(str(location[-1]).lower().replace("_", ""))
         close = [name] if name else []
-    hint = f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"
+    hint = f"did you mean {close[0]}?" if close else f"known fields are {', '.join(known)}"
     return f"must not be set: there is no such field; {hint}"
 
 
 def field_names(location: Location) -> list[str]:
-    """The fields that a manifest may set at a location; [] where any may be set."""
+    """Return the fields that a manifest may set at a location; [] if any field may be set."""
     model: Any = ElasticJob
     for step in location:
         if isinstance(step, str) and isinstance(model, type) and issubclass(model, BaseModel):
@@ -69,7 +69,7 @@ def field_names(location: Location) -> list[str]:
 
 
 def _inner(annotation: Any) -> Any:
-    """The model inside `X | None`, `list[X]` and `Annotated[X, …]`."""
+    """Return the model inside `X | None`, `list[X]` and `Annotated[X, …]`."""
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType, list, typing.Annotated):
         return _inner(next(arg for arg in typing.get_args(annotation) if arg is not type(None)))
@@ -172,5 +172,5 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any], Any], str]] = {
 
 
 def first_of_each(found: Iterable[Problem]) -> list[Problem]:
-    """The problems in order, one for each path and message."""
+    """Return the problems in order, without duplicates of path and message."""
     return list({(problem.path, problem.message): problem for problem in found}.values())

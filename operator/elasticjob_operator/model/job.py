@@ -1,4 +1,4 @@
-"""The ElasticJob object itself."""
+"""ElasticJob object."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ API_VERSION: Literal["elasticjob.dev/v1alpha1"] = "elasticjob.dev/v1alpha1"
 KIND: Literal["ElasticJob"] = "ElasticJob"
 PLURAL = "elasticjobs"
 MAX_NAME = 55
-"""Pods are called <job>-<index> and must stay within the 63 characters of a DNS label."""
+"""Maximum length of a job's name: pod names, <job>-<index>, must fit the 63 characters of a DNS
+label."""
 JOB_NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""A DNS label that begins with a letter: the job's Service bears its name."""
+"""Pattern of a job's name: a DNS label with a letter first, because the job's Service has the same
+name."""
 
 
 class Metadata(OpenModel):
-    """The part of an object's metadata that is read here; the rest is kept."""
+    """Object metadata. Fields not declared here are kept."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=JOB_NAME)]
     namespace: str = "default"
@@ -45,12 +47,12 @@ class ElasticJob(SpecModel):
     status: Status = Field(default_factory=Status)
 
     def trainer(self) -> Container:
-        """The container that trains: the one named by `spec.trainer`, or the only one."""
+        """Return the trainer container: the one named by `spec.trainer`, or the only one."""
         containers = self.spec.template.spec.containers
         if self.spec.trainer is None:
             return containers[0]
         return next(found for found in containers if found.name == self.spec.trainer)
 
     def manifest(self) -> dict[str, Any]:
-        """The object as it is written in YAML or sent to the API server."""
+        """Return the object as a document, for YAML or the API server."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

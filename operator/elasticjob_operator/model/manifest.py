@@ -1,4 +1,4 @@
-"""Manifests in files or on standard input: their jobs, or every problem with line and column."""
+"""Reader of manifests from files or standard input: jobs, or all problems with line and column."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from elasticjob_operator.model.yaml_nodes import Place, YamlDocument, documents
 from elasticjob_rendezvous.core.typed import bounded
 
 STANDARD_INPUT = "-"
-"""As the name of a file it means standard input; a file of that name is `./-`."""
+"""File name that stands for standard input; a file of this name is `./-`."""
 MOST_BYTES = 16 << 20
-"""What is longer is no manifest: a device, or the wrong file."""
+"""Maximum size of a manifest; a longer file is a device or the wrong file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """One fault of a file. `line` and `column` count from 1 and are 0 when it cannot be read."""
+    """Problem in a file. `line` and `column` count from 1 and are 0 if the file is unreadable."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class FileProblem:
 
 
 class InvalidFile(ValueError):
-    """A file that is not all valid ElasticJobs; holds every problem."""
+    """Error for a file with anything but valid ElasticJobs; holds all problems."""
 
     def __init__(self, problems: list[FileProblem]) -> None:
         self.problems = tuple(problems)
@@ -43,12 +43,16 @@ class InvalidFile(ValueError):
 
 
 def shown(file: Path | str) -> str:
-    """What messages call it."""
+    """Return the name of a file for messages."""
     return "standard input" if file == STANDARD_INPUT else bounded(str(Path(file)))
 
 
 def read_text(file: Path | str) -> str:
-    """All that is in a file, or comes from standard input; raises `InvalidFile`."""
+    """Return the text of a file or of standard input.
+
+    Raises:
+        InvalidFile: the file is unreadable, too long, or not UTF-8.
+    """
     try:
         content = _content(file)
     except OSError as error:
@@ -65,7 +69,7 @@ def read_text(file: Path | str) -> str:
 
 
 def _content(file: Path | str) -> bytes:
-    """A byte more than there may be shows that there is too much."""
+    """Read at most one byte more than `MOST_BYTES`, which suffices to detect an excess."""
     if file != STANDARD_INPUT:
         with Path(file).open("rb") as opened:
             return opened.read(MOST_BYTES + 1)
@@ -75,10 +79,10 @@ def _content(file: Path | str) -> bytes:
 
 
 def load_file(file: Path | str) -> list[ElasticJob]:
-    """The jobs in a file, in order, at least one.
+    """Return the jobs in a file, in order, at least one.
 
     Raises:
-        InvalidFile: with every problem of every document in it.
+        InvalidFile: the file has problems; lists those of all its documents.
     """
     jobs, problems = _read(file)
     if problems:
@@ -87,7 +91,7 @@ def load_file(file: Path | str) -> list[ElasticJob]:
 
 
 def check_file(file: Path | str) -> list[FileProblem]:
-    """All that is wrong with a file, in the order of its lines; [] when it is valid."""
+    """Return all problems of a file, in order of lines; [] if it is valid."""
     return _read(file)[1]
 
 
@@ -119,7 +123,7 @@ def _unreadable(file: Path | str, message: str) -> InvalidFile:
 
 
 def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Place, Location, str]]:
-    """The problems of one document; without any, its job is added to `jobs`."""
+    """Yield the problems of one document; if there are none, add its job to `jobs`."""
     for fault in document.faults:
         yield fault.place, fault.location, fault.message
     value = document.value
@@ -144,7 +148,7 @@ def _judge(document: YamlDocument, jobs: list[ElasticJob]) -> Iterator[tuple[Pla
 
 
 def _is_foreign(value: Mapping[str, object]) -> bool:
-    """Another kind of object altogether, whose fields are not worth judging."""
+    """Return True for an object of another kind, whose fields are not checked."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if kind == KIND:
         return isinstance(version, str) and version.split("/")[0] != GROUP

@@ -1,4 +1,4 @@
-"""From a document to an ElasticJob, or to the list of all that is wrong with it."""
+"""Parser from a document to an ElasticJob, or to the list of all its problems."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from elasticjob_operator.model.problems import InvalidManifest, Location, Proble
 from elasticjob_operator.model.rules import RULES
 
 _PASSES = 4
-"""How often faulty fields are put aside to reach the rules: a fault may hide another."""
+"""Maximum number of attempts to replace faulty fields before the rules are checked: one fault may
+hide another."""
 
 
 def parse_manifest(document: Mapping[str, Any]) -> ElasticJob:
-    """The job that a document describes.
+    """Return the job that a document describes.
 
     Raises:
-        InvalidManifest: with every problem, the rules between fields included.
+        InvalidManifest: the document has problems; lists all, including broken rules between
+            fields.
     """
     if not isinstance(document, Mapping):
         raise InvalidManifest([Problem.at((), "must be a mapping with apiVersion, kind and spec")])
@@ -44,7 +46,7 @@ def _validate(document: Mapping[str, Any]) -> ElasticJob:
 
 
 def _broken_rules(document: Mapping[str, Any] | None) -> list[Problem]:
-    """What the rules say; nothing for a document whose fields could not be made sound."""
+    """Return the broken rules; none for a document whose faults could not be replaced."""
     if document is None:
         return []
     return [
@@ -55,7 +57,7 @@ def _broken_rules(document: Mapping[str, Any] | None) -> list[Problem]:
 
 
 def _apart(broken: Iterable[Problem], faults: Iterable[Problem]) -> list[Problem]:
-    """The broken rules that are not merely the echo of a faulty field."""
+    """Return the broken rules that are not an effect of a faulty field."""
     faulty = [fault.location for fault in faults]
     return [rule for rule in broken if not any(_nested(rule.location, at) for at in faulty)]
 
@@ -66,7 +68,8 @@ def _nested(one: Location, other: Location) -> bool:
 
 
 def _without(document: Mapping[str, Any], faults: list[Problem]) -> dict[str, Any] | None:
-    """A copy with stand-ins for what is faulty, so that the rules can judge the rest."""
+    """Return a copy with stand-ins for faulty fields, so that the rules can check the rest; None
+    if faults remain."""
     sound = copy.deepcopy(dict(document))
     for _ in range(_PASSES):
         for fault in reversed(faults):
@@ -94,7 +97,7 @@ def _put_aside(document: Any, location: Location) -> None:
         if stand_in is not None:
             holder[last] = stand_in
     elif isinstance(holder, list) and isinstance(last, int) and last < len(holder):
-        # In a list the places of the others must stay, or their problems would be misplaced.
+        # In a list the indices of the other items must stay, or their problems would be misplaced.
         if stand_in is None:
             del holder[last]
         else:

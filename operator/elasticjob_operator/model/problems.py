@@ -1,4 +1,4 @@
-"""What is wrong with a manifest: where, and what must be instead."""
+"""Problems of a manifest: location and expected value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Location = tuple[str | int, ...]
 
 
 def field_path(location: Location) -> str:
-    """How a location is written for people: `spec.template.spec.containers[0].command`."""
+    """Return a location as text: `spec.template.spec.containers[0].command`."""
     path = ""
     for step in location:
         if isinstance(step, int):
@@ -26,7 +26,7 @@ def field_path(location: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of a manifest. `message` says what the field at `path` must be."""
+    """Problem of a manifest. `message` states the requirement on the field at `path`."""
 
     path: str
     message: str
@@ -41,7 +41,7 @@ class Problem:
 
 
 class InvalidManifest(ValueError):
-    """A manifest that is no ElasticJob; holds every problem, not only the first."""
+    """Error for a document that is not a valid ElasticJob; holds all problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

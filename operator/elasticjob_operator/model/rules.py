@@ -1,7 +1,7 @@
-"""The rules between fields, each once in Python and once in the API server's CEL.
+"""Rules between fields, each in Python and in CEL for the API server.
 
-`check` gets a `spec` whose fields each have the right type, some of them perhaps absent, and
-returns the locations (below `spec`) that break the rule. CEL sees the spec with its defaults.
+`check` gets a `spec` whose fields have the right types, though some may be absent, and returns the
+locations (below `spec`) that break the rule. CEL sees the spec with its defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ RESERVED_NAMES = ("elasticjob-agent", "elasticjob-launcher")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `field` is what the message is about, below `spec`; CEL's self is the spec."""
+    """Rule between fields. `field` is the subject of the message, below `spec`; CEL's self is the
+    spec."""
 
     field: Location
     message: str
@@ -40,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Immutable:
-    """A field that changes only while the job is suspended; known to the API server alone."""
+    """Field that may change only while the job is suspended; enforced by the API server alone."""
 
     field: Location
     message: str
@@ -48,7 +49,7 @@ class Immutable:
 
 
 def _value(spec: Document, location: Location) -> Any:
-    """The value at a location, or its default, or None."""
+    """Return the value at a location, or its default, or None."""
     found: Any = spec
     for step in location:
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -70,7 +71,8 @@ _DEFAULTS: dict[Location, Any] = {
 def _ordered(
     smaller: Location, larger: Location, blamed: Location
 ) -> Callable[[Document], Iterable[Location]]:
-    """Holds when the value at `smaller` is at most that at `larger`, or one is absent."""
+    """Return a check that the value at `smaller` does not exceed that at `larger`; it passes if
+    one is absent."""
 
     def check(spec: Document) -> Iterable[Location]:
         least, most = _value(spec, smaller), _value(spec, larger)
@@ -81,7 +83,7 @@ def _ordered(
 
 
 def _named(spec: Document) -> list[tuple[Location, str]]:
-    """Location and name of every container, those of the pod before the init containers."""
+    """Return location and name of all containers, regular ones before init containers."""
     return [
         ((*location, index), container["name"])
         for location in (CONTAINERS, INIT_CONTAINERS)
@@ -200,7 +202,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         NODE_INCREMENT,
-        "must be 1 unless rendezvous.backend is etcd: the others know a least and a most alone",
+        "must be 1 unless rendezvous.backend is etcd: the others only know a minimum and a maximum",
         "self.rendezvous.backend == 'etcd' || self.nodeIncrement == 1",
         _sizes_are_known,
     ),
@@ -212,7 +214,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         SECRET_NAME,
-        "must be absent unless endpoints of etcd are given: for its own the operator makes one",
+        "must be absent unless endpoints of etcd are given: the operator makes one for its own",
         "!has(self.rendezvous.secretName) || "
         "(self.rendezvous.backend != 'c10d' && self.rendezvous.endpoints.size() > 0)",
         _secret_belongs_to_endpoints,
@@ -235,7 +237,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def _immutable(name: str, unchanged: str) -> Immutable:
-    # Either side counts: Kueue changes the template in the write that suspends or resumes.
+    # Suspension on either side counts: Kueue changes the template in the write that suspends or
+    # resumes.
     return Immutable(
         (name,),
         "must change only while the job is suspended (runPolicy.suspend)",
@@ -244,7 +247,8 @@ def _immutable(name: str, unchanged: str) -> Immutable:
 
 
 def _told_once(name: str) -> Immutable:
-    """Of torch's backends agents are told it when they start: later ones would not agree."""
+    """Return the rule for a field that agents of torch backends read only at their start: agents
+    started later would disagree."""
     return Immutable(
         (name,),
         "must change only while the job is suspended, unless rendezvous.backend is etcd",

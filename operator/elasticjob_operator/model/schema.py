@@ -1,6 +1,6 @@
-"""The structural schema of the API object, from the models.
+"""Structural schema of the API object, generated from the models.
 
-A structural schema gives every node one type and spells everything out: no `$ref`, no `anyOf`.
+A structural schema gives every node one type and has no references: no `$ref`, no `anyOf`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _KEPT = (
 
 
 def structural_schema() -> Schema:
-    """The whole `openAPIV3Schema`."""
+    """Return the whole `openAPIV3Schema`."""
     root = ElasticJob.model_json_schema(by_alias=True, mode="validation")
     schema = _structural(root, root.get("$defs", {}))
     fields = schema["properties"]
     for name in ("apiVersion", "kind"):
         fields[name] = {"type": "string"}
     name = fields["metadata"]["properties"]["name"]
-    # Of metadata a CRD may restrict the name alone, and says nothing else of it.
+    # A CRD may restrict only name and generateName in metadata.
     fields["metadata"] = {
         "type": "object",
         "properties": {"name": {key: name[key] for key in ("type", "maxLength", "pattern")}},
@@ -56,7 +56,7 @@ def structural_schema() -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The API server must not make up what the operator has not observed."""
+    """Remove defaults: the API server must not add values that the operator has not observed."""
     plain: Schema = {key: value for key, value in schema.items() if key != "default"}
     if "properties" in plain:
         fields = plain["properties"].items()
@@ -84,7 +84,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
     if schema.get("default") is None:
         schema.pop("default", None)
     elif schema.get("type") == "object":
-        # The fields' own defaults fill it in; repeating them here would let them drift apart.
+        # The defaults of its fields apply; repeating them here would let them drift apart.
         schema["default"] = {}
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
@@ -114,12 +114,12 @@ def _add_fields(schema: Schema, node: Mapping[str, Any], definitions: Mapping[st
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The node with `$ref` put in place and `X or null` taken as an optional X."""
+    """Return the node with `$ref` resolved and `X or null` reduced to an optional X."""
     resolved = dict(node)
     while True:
         if "$ref" in resolved:
             name = resolved.pop("$ref").removeprefix("#/$defs/")
-            # A field's own words win: a model's describe the type, the field's its use.
+            # A field's own description takes precedence over that of its type.
             resolved = {**definitions[name], **resolved}
         elif "anyOf" in resolved:
             choices = [one for one in resolved.pop("anyOf") if one.get("type") != "null"]

@@ -1,6 +1,6 @@
-"""`spec`: what a user wants of a job. Written by users, `nodes` also by scale and HPA.
+"""`spec` of a job: its desired state, written by users; `nodes` also by kubectl scale and HPA.
 
-Rules between fields are in `rules.py`, beside the CEL that says the same to the API server.
+Rules between fields are in `rules.py`, together with their CEL for the API server.
 """
 
 from __future__ import annotations
@@ -61,55 +61,56 @@ ContainerName = Annotated[str, Field(min_length=1, max_length=63)]
 
 
 class Rendezvous(SpecModel):
-    """How the nodes of a job find each other."""
+    """Rendezvous of the job's nodes."""
 
     backend: Backend = Backend.ETCD
-    """Who keeps the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
+    """Store of the rendezvous: etcd (v3), etcd-v2 or c10d (torch's own store)."""
     endpoints: Annotated[list[Endpoint], Field(max_length=16)] = Field(default=[])
-    """host:port of each server. Absent: the operator's etcd, and for c10d a store that the job's
-    first pod keeps. etcd-v2 needs them on a cluster, where the operator's etcd speaks v3 alone."""
+    """host:port of each server. Absent: the operator's etcd, or for c10d a store that the job's
+    first pod hosts. Required for etcd-v2 on a cluster, where the operator's etcd only serves v3."""
     secret_name: ObjectName | None = None
     """Secret with ca.crt, tls.crt, tls.key, username and password for the endpoints."""
     join_timeout_seconds: PositiveSeconds = 600
-    """The job fails when minNodes have not come together for this long."""
+    """Seconds after which the job fails if fewer than minNodes have joined."""
     last_call_seconds: Seconds = 30
-    """How long a round of at least minNodes waits for the wanted size. A recovery does not."""
+    """Maximum seconds a round of at least minNodes waits for the wanted size. A recovery does not
+    wait."""
     keep_alive_seconds: Annotated[PositiveSeconds, Field(ge=2)] = 5
-    """A node that is silent for this long is lost. At least 2: etcd grants no shorter lease."""
+    """Seconds of silence after which a node is lost. At least 2: etcd grants no shorter lease."""
     confirm_seconds: PositiveSeconds = 5
-    """A node that does not confirm a new round for this long is left out of it."""
+    """Seconds after which a node that has not confirmed a new round is left out of it."""
 
 
 class Elasticity(SpecModel):
-    """When and how the size changes while the job runs."""
+    """Changes of size while the job runs."""
 
     scale_up: ScaleUp = ScaleUp.IMMEDIATE
-    """When newcomers may interrupt a round: at once, or after the next checkpoint."""
+    """Time at which new nodes may interrupt a round: at once, or after the next checkpoint."""
     scale_up_max_wait_seconds: Seconds = 600
-    """Newcomers wait at most this long for a checkpoint."""
+    """Maximum seconds that new nodes wait for a checkpoint."""
     settle_seconds: Seconds = 3
-    """Newcomers within this time of each other share a round."""
+    """New nodes that arrive within this many seconds of each other share a round."""
     pending_timeout_seconds: PositiveSeconds = 60
-    """A pod whose launcher has not run for this long is no longer waited for."""
+    """Seconds after which the job stops waiting for a pod whose launcher has not started."""
     disruption_budget: Flag = True
-    """Whether the job gets a PodDisruptionBudget that keeps minNodes through drains."""
+    """True creates a PodDisruptionBudget that keeps minNodes during drains."""
 
 
 class Recovery(SpecModel):
-    """How workers are stopped and started when the membership changes."""
+    """Stop and start of workers when the membership changes."""
 
     warm_start: WarmStart = WarmStart.AUTO
-    """Fork workers from a preloaded interpreter (Auto), or always start afresh ("Off")."""
+    """Fork workers from a preloaded interpreter (Auto), or always start them afresh ("Off")."""
     warm_start_modules: Annotated[list[ModuleName], Field(max_length=64)] = Field(default=[])
-    """Modules to preload besides those that are found by themselves."""
+    """Modules to preload in addition to those detected automatically."""
     stop_grace_seconds: Seconds = 10
-    """Seconds from SIGTERM to SIGKILL when workers are stopped for a planned change."""
+    """Seconds from SIGTERM to SIGKILL when workers stop for a planned change."""
     hang_timeout_seconds: Seconds = 0
-    """Workers without progress for this long are restarted. 0 is off."""
+    """Seconds without progress after which workers are restarted. 0 is off."""
 
 
 class SchedulingPolicy(SpecModel):
-    """What a gang scheduler is told of the job."""
+    """Settings for a gang scheduler."""
 
     queue: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Queue of the gang scheduler."""
@@ -120,47 +121,48 @@ class SchedulingPolicy(SpecModel):
 
 
 class RunPolicy(SpecModel):
-    """The life of the job as a whole."""
+    """Lifetime and suspension of the job."""
 
     suspend: Flag = False
-    """True ends all pods and keeps the job; false starts it again."""
+    """True deletes all pods and keeps the job; false starts it again."""
     ttl_seconds_after_finished: Seconds | None = None
-    """Seconds after its end when the job is deleted. Absent: never."""
+    """Seconds from the job's end to its deletion. Absent: never."""
     active_deadline_seconds: PositiveSeconds | None = None
-    """The job fails when it has been active for this long. Absent: never."""
+    """Seconds of activity after which the job fails. Absent: never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods to delete when the job has finished: None, those still Running, or All."""
     scheduling_policy: SchedulingPolicy | None = None
-    """What a gang scheduler is told."""
+    """Settings for a gang scheduler."""
 
 
 class ElasticJobSpec(SpecModel):
-    """What a user wants of the job."""
+    """Desired state of the job."""
 
     min_nodes: Count = 1
-    """The job runs with no fewer nodes than this."""
+    """Minimum number of nodes."""
     max_nodes: Count
-    """The job runs with no more nodes than this."""
+    """Maximum number of nodes."""
     nodes: NaturalNumber | None = None
-    """Wanted size, as written by kubectl scale and HPA. It is clamped to a legal size and
-    status.wantedNodes says to which. Absent: maxNodes."""
+    """Wanted size, as written by kubectl scale and HPA. It is clamped to a legal size, shown in
+    status.wantedNodes. Absent: maxNodes."""
     node_increment: Count = 1
-    """Legal sizes are minNodes + k * nodeIncrement up to maxNodes. maxNodes need not be one:
-    from 2 to 9 by 4 are the sizes 2 and 6. An increment above maxNodes - minNodes leaves
-    minNodes as the only size."""
+    """Legal sizes are minNodes + k * nodeIncrement up to maxNodes. maxNodes need not be one: from
+    2 to 9 by 4 the sizes are 2 and 6. An increment above maxNodes - minNodes leaves minNodes as
+    the only size."""
     nproc_per_node: NprocPerNode = AUTO
-    """Workers of each node: an integer, or auto: the GPUs of the trainer container, else 1."""
+    """Workers per node: an integer, or auto for the number of GPUs of the trainer container (1 if
+    it has none)."""
     max_restarts: NaturalNumber = 3
-    """Failures of workers after which the job fails. Leaves, losses and resizes are free."""
+    """Failures of workers after which the job fails. Leaves, losses and resizes do not count."""
     trainer: ContainerName | None = None
-    """Name of the container that trains. May be absent when the template has just one."""
+    """Name of the trainer container. May be absent if the template has only one container."""
     rendezvous: Rendezvous = Rendezvous()
-    """How the nodes find each other."""
+    """Rendezvous of the nodes."""
     elasticity: Elasticity = Elasticity()
-    """When and how the size changes."""
+    """Changes of size while the job runs."""
     recovery: Recovery = Recovery()
-    """How workers are stopped and started."""
+    """Stop and start of workers."""
     run_policy: RunPolicy = RunPolicy()
-    """The life of the job as a whole."""
+    """Lifetime and suspension of the job."""
     template: PodTemplate
-    """The pod of each node: a PodTemplateSpec."""
+    """Template of each node's pod: a PodTemplateSpec."""

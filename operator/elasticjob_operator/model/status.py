@@ -1,4 +1,5 @@
-"""`status`: what is. Computed in memory and written once a pass, by the operator alone."""
+"""`status` of a job: its observed state. Computed in memory and written once per pass, only by the
+operator."""
 
 from __future__ import annotations
 
@@ -15,69 +16,69 @@ from elasticjob_operator.model.enums import (
 )
 
 MAX_MEMBERS = 100
-"""Members listed in the status: more would make the object too large to watch."""
+"""Maximum number of members listed; more would make the object too large to watch."""
 MAX_ROUNDS = 10
-"""Rounds kept in the status."""
+"""Maximum number of rounds kept."""
 MAX_SENTENCES = 32
-"""Sentences of the explanation; it has fewer by far."""
+"""Maximum number of sentences in the explanation, which usually has far fewer."""
 MAX_AVOIDED = 10
-"""Machines and nodes named as poor ones."""
+"""Maximum number of avoided nodes, and of stragglers."""
 MAX_ROUND_MEMBERS = 10
-"""Pods kept with each of them."""
+"""Maximum number of pods kept with each round."""
 
 
 class Condition(StatusModel):
-    """One observation, as Kubernetes' conditions are."""
+    """Condition of the job, in Kubernetes' format."""
 
     type: ConditionType
-    """What is observed."""
+    """Type of the condition."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: str = ""
-    """Why, in one CamelCase word."""
+    """Reason in one CamelCase word."""
     message: str = ""
-    """Why, for people."""
+    """Reason in a sentence."""
     observed_generation: Generation = 0
-    """The generation of the spec that it was observed on."""
+    """Generation of the spec at the observation."""
     last_transition_time: Timestamp
-    """When the status last changed."""
+    """Time of the last change of status."""
 
 
 class CauseStatus(StatusModel):
-    """Why a round began."""
+    """Cause of a round."""
 
     kind: str
-    """The kind of cause: start, join, leave, loss, failure, scaleDown and others."""
+    """Kind of the cause: start, join, leave, loss, failure, scaleDown and others."""
     members: list[str] = Field(default_factory=list)
-    """Pods behind it."""
+    """Pods that caused the round."""
     reason: str = ""
-    """What took them, where their pods say it: Drained, Preempted, Evicted, NodeTainted,
+    """Reason for the departure of the pods, if known: Drained, Preempted, Evicted, NodeTainted,
     NodeLost or OutOfMemory."""
     detail: str = ""
-    """More, for people."""
+    """Further details in a sentence."""
 
 
 class RendezvousStatus(StatusModel):
-    """The mirror of the rendezvous."""
+    """State of the rendezvous."""
 
     state: RendezvousState = RendezvousState.UNKNOWN
-    """joinable, frozen, final or closed; Unknown when it can't be read."""
+    """State of the rendezvous: setup, joinable, frozen, final or closed; Unknown if unreadable."""
     round: int = 0
     """Number of the round."""
     nodes: int = 0
-    """Nodes in the round."""
+    """Number of nodes in the round."""
     waiting: int = 0
-    """Nodes that wait for the next round."""
+    """Number of nodes that wait for the next round."""
     waiting_reason: str | None = None
-    """Why they wait, when it is not for a moment."""
+    """Reason for which nodes wait, if they wait for more than a moment."""
     world_size: int = 0
-    """Workers in the round."""
+    """Number of workers in the round."""
     master: str | None = None
     """Pod of rank 0."""
     cause: CauseStatus | None = None
-    """Why the round began."""
+    """Cause of the round."""
     since: Timestamp | None = None
-    """When this state began."""
+    """Start of this state."""
 
 
 class MemberStatus(StatusModel):
@@ -88,166 +89,168 @@ class MemberStatus(StatusModel):
     node: str | None = None
     """Name of the machine."""
     rank: int | None = None
-    """Its place in the round; absent while it has none."""
+    """Group rank in the round; absent if it has none."""
     state: str
-    """What its agent does: waiting, running, stopping, leaving or done."""
+    """State of its agent: waiting, running, stopping, leaving or done."""
     round: int = 0
-    """The round its workers belong to."""
+    """Round of its workers."""
     step: Step | None = None
-    """The last step that its workers told, up to a minute ago."""
+    """Last step reported by its workers, up to a minute old."""
     checkpoint_step: Step | None = None
-    """The last step of this round that a checkpoint contains."""
+    """Last step of this round that a checkpoint contains."""
     start: str | None = None
-    """How its workers were started: warm, forked from a preloaded interpreter, or cold; absent
-    where recovery.warmStart is Off, and after another agent took them over."""
+    """Start of its workers: warm (forked from a preloaded interpreter) or cold. Absent if
+    recovery.warmStart is Off, and after another agent took the workers over."""
     cold_reason: str | None = None
-    """Why they were started cold."""
+    """Reason for the cold start."""
 
 
 class RoundStatus(StatusModel):
-    """One round and what it cost."""
+    """One round and its cost."""
 
     round: int
     """Number of the round."""
     cause: str
-    """Kind of its cause."""
+    """Kind of the cause."""
     members: Annotated[list[str], Field(max_length=MAX_ROUND_MEMBERS)] = Field(default_factory=list)
-    """Pods behind its cause, at most ten."""
+    """Pods that caused the round, at most ten."""
     reason: str = ""
-    """What took them, where their pods say it, as in rendezvous.cause."""
+    """Reason for the departure of the pods, if known, as in rendezvous.cause."""
     detail: str = ""
-    """More about its cause, for people."""
+    """Further details of the cause in a sentence."""
     nodes: int
-    """Nodes in it."""
+    """Number of nodes in the round."""
     final_time: Timestamp | None = None
-    """When it was final."""
+    """Time at which the round became final."""
     detect_ms: Milliseconds | None = None
     """Milliseconds from the first symptom to the decision."""
     stop_ms: Milliseconds | None = None
     """Milliseconds until all old workers had stopped."""
     join_ms: Milliseconds | None = None
-    """Milliseconds until its nodes had come together."""
+    """Milliseconds until the nodes had joined."""
     backoff_ms: Milliseconds | None = None
-    """Milliseconds for which it was put off, after failures in a row; part of no other time."""
+    """Milliseconds of back-off after failures in a row; not part of any other phase."""
     confirm_ms: Milliseconds | None = None
-    """Milliseconds until all of them had confirmed, and the round was final."""
+    """Milliseconds until all nodes had confirmed and the round was final."""
     start_ms: Milliseconds | None = None
     """Milliseconds until all workers had started."""
     recovery_ms: Milliseconds | None = None
-    """The sum of these: milliseconds from the first symptom until all workers had started. Of a
-    join and a scale-down without detectMs: until then nothing was interrupted."""
+    """Milliseconds from the first symptom until all workers had started: the sum of the phases from
+    detectMs to startMs. For a join or scale-down detectMs is left out: until the decision nothing
+    was interrupted."""
     first_step_ms: Milliseconds | None = None
-    """Milliseconds from there until all workers had reported a step; absent if they do not."""
+    """Milliseconds from the start of all workers until each had reported a step; absent if they
+    report none."""
     cold_nodes: int | None = None
-    """On how many nodes workers were started cold, and had to import everything anew; absent where
+    """Number of nodes whose workers were started cold and had to import everything anew; absent if
     recovery.warmStart is Off."""
     cold_reason: str | None = None
-    """Why, on the node where it took longest."""
+    """Reason for the cold start on the slowest node."""
 
 
 class FirstFailure(StatusModel):
-    """The first failed worker of the latest failure: the culprit, not its victims."""
+    """First worker to fail in the latest failure: the culprit, not its victims."""
 
     round: int
-    """The round it failed in."""
+    """Round of the failure."""
     pod: str
-    """Its pod."""
+    """Name of the pod."""
     node: str | None = None
-    """Its machine."""
+    """Name of the machine."""
     rank: int | None = None
-    """Its global rank."""
+    """Global rank of the worker."""
     exit_code: int | None = None
-    """Its exit code, when it exited."""
+    """Exit code, if it exited."""
     signal: int | None = None
-    """The signal that ended it, when one did."""
+    """Signal that ended it, if one did."""
     class_: Annotated[str, Field(alias="class")] = ""
     """UserError, HostOutOfMemory, CudaOutOfMemory, CollectiveTimeout, Hang, PeerAbort, Signal,
     LaunchError, NodeLost, Preempted or another."""
     message: str = ""
-    """What went wrong."""
+    """Error message."""
     traceback: str = ""
-    """Python's traceback, when there was one."""
+    """Python traceback, if there was one."""
 
 
 class AvoidedNode(StatusModel):
-    """A machine that took rounds from the job again and again."""
+    """Machine that ended rounds of the job repeatedly."""
 
     node: str
     """Name of the machine."""
     until: Timestamp
-    """Until when new pods prefer others."""
+    """Time until which new pods prefer other machines."""
     reason: str = ""
-    """What it did."""
+    """Number and kinds of its failures."""
 
 
 class Straggler(StatusModel):
-    """A node whose own work in a step takes it half as long again as its peers, or more."""
+    """Node whose own work per step takes at least 1.5 times as long as its peers'."""
 
     pod: str
     """Name of the pod."""
     node: str | None = None
     """Name of the machine."""
     round: int
-    """The round in which it is slower."""
+    """Round in which it is slower."""
     since: Timestamp
-    """Since when."""
+    """Time of the first observation."""
 
 
 class Interruptions(StatusModel):
-    """How many rounds ended for reasons that cost no restart; each round is counted once."""
+    """Number of rounds that ended for reasons not charged as restarts; each round counts once."""
 
     losses: int = 0
-    """A node was lost: it died, fell silent or was cut off."""
+    """Rounds ended by the loss of a node: it died, was silent or was cut off."""
     leaves: int = 0
-    """A node left: its pod was deleted, or the job was scaled down."""
+    """Rounds ended by the leave of a node: its pod was deleted, or the job was scaled down."""
     preemptions: int = 0
-    """A node had to leave because the cluster wanted it gone: evicted, preempted or tainted."""
+    """Rounds ended because the cluster removed a node: evicted, preempted or tainted."""
     joins: int = 0
-    """Nodes joined."""
+    """Rounds ended because nodes joined."""
     others: int = 0
-    """Anything else: fewer nodes wanted, a taken master port, etcd's data lost."""
+    """Rounds ended for other reasons: fewer nodes wanted, master port in use, etcd's data lost."""
 
 
 class Status(StatusModel):
-    """What is."""
+    """Observed state of the job."""
 
     phase: Phase | None = None
-    """Where the job is, in one word."""
+    """State of the job in one word."""
     rendezvous: RendezvousStatus | None = None
-    """The mirror of the rendezvous."""
+    """State of the rendezvous."""
     nodes: int = 0
-    """Nodes that train: members of the final round whose workers run. Of a finished job those that
-    trained last."""
+    """Number of nodes that train: members of the final round whose workers run. For a finished job
+    the number that trained last."""
     pods: int = 0
-    """Pods that count towards the size."""
+    """Number of pods that count towards the size."""
     ready_nodes: int = 0
-    """Pods that are Ready."""
+    """Number of pods that are Ready."""
     wanted_nodes: int = 0
-    """The wanted size after clamping to a legal one."""
+    """Wanted size after clamping to a legal one."""
     selector: str | None = None
     """Label selector of the pods, for the scale subresource."""
     restarts: int = 0
-    """Charged failures."""
+    """Number of failures charged against maxRestarts."""
     interruptions: Interruptions | None = None
-    """What else ended rounds, apart from the charged failures."""
+    """Number of rounds ended for reasons other than charged failures."""
     avoided_nodes: Annotated[list[AvoidedNode], Field(max_length=MAX_AVOIDED)] = Field(
         default_factory=list
     )
-    """Machines that new pods avoid for a time."""
+    """Machines that new pods avoid for a while."""
     stragglers: Annotated[list[Straggler], Field(max_length=MAX_AVOIDED)] = Field(
         default_factory=list
     )
-    """Nodes that their peers wait for, where the script tells "busy_seconds"."""
+    """Nodes that their peers wait for, if the script reports "busy_seconds"."""
     members: Annotated[list[MemberStatus], Field(max_length=MAX_MEMBERS)] = Field(
         default_factory=list
     )
     """Nodes in the rendezvous, in natural order, at most 100."""
     rounds: Annotated[list[RoundStatus], Field(max_length=MAX_ROUNDS)] = Field(default_factory=list)
-    """The last ten rounds, oldest first."""
+    """Last ten rounds, oldest first."""
     explanation: Annotated[list[str], Field(max_length=MAX_SENTENCES)] = Field(default_factory=list)
-    """Where the job stands and why, in plain sentences: what "elasticjob explain" says."""
+    """State of the job and its causes in sentences, as printed by "elasticjob explain"."""
     first_failure: FirstFailure | None = None
-    """The culprit of the latest failure."""
+    """Culprit of the latest failure."""
     conditions: Annotated[
         list[Condition],
         Field(
@@ -257,10 +260,10 @@ class Status(StatusModel):
             }
         ),
     ] = Field(default_factory=list)
-    """Observations."""
+    """Conditions of the job."""
     observed_generation: Generation = 0
-    """The generation of the spec that this status was computed from."""
+    """Generation of the spec from which this status was computed."""
     start_time: Timestamp | None = None
-    """When the job began, or began again after a suspension."""
+    """Time at which the job started, or was resumed after a suspension."""
     completion_time: Timestamp | None = None
-    """When the job finished."""
+    """Time at which the job finished."""

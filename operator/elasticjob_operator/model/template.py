@@ -1,6 +1,6 @@
-"""The pod template: Kubernetes' PodTemplateSpec, of which only what we read is declared.
+"""Pod template: Kubernetes' PodTemplateSpec, with only the fields declared that are read here.
 
-Everything else is kept as it is; the API server validates it when the pods are made.
+All other fields are kept; the API server validates them when pods are created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from elasticjob_operator.model.base import LABEL, OpenModel, Seconds
 from elasticjob_operator.model.enums import RestartPolicy
 
 MAX_CONTAINERS = 16
-"""A bound that keeps the API server's cost estimate of our CEL rules within its limit."""
+"""Maximum number of containers, which keeps the API server's cost estimate of the CEL rules within
+its limit."""
 
 
 def _quantity(value: Any) -> Any:
@@ -34,16 +35,16 @@ class EnvVar(OpenModel):
     name: Annotated[str, Field(min_length=1)]
     """Name of the variable."""
     value: str | None = None
-    """Its value, a string."""
+    """Value of the variable, a string."""
 
 
 class Resources(OpenModel):
     """Compute resources of a container."""
 
     limits: dict[str, Quantity] | None = None
-    """The most it may use. GPUs are asked for here."""
+    """Maximum it may use. GPUs are requested here."""
     requests: dict[str, Quantity] | None = None
-    """What is reserved for it."""
+    """Amounts reserved for it."""
 
 
 class Container(OpenModel):
@@ -54,11 +55,11 @@ class Container(OpenModel):
     image: str | None = None
     """Image to run."""
     command: list[str] | None = None
-    """Entry point. The trainer container must set it: the image's own is not known here."""
+    """Entry point. Required in the trainer container: the image's own entry point is not known."""
     args: list[str] | None = None
     """Arguments of the command."""
     working_dir: str | None = None
-    """Directory the command starts in."""
+    """Working directory of the command."""
     env: list[EnvVar] | None = None
     """Environment variables."""
     resources: Resources | None = None
@@ -66,16 +67,16 @@ class Container(OpenModel):
 
 
 class PodSpec(OpenModel):
-    """The pod's spec. Fields not declared here are kept."""
+    """Spec of the pod. Fields not declared here are kept."""
 
     containers: Annotated[list[Container], Field(min_length=1, max_length=MAX_CONTAINERS)]
-    """The pod's containers, one of them the trainer."""
+    """Containers of the pod, one of them the trainer."""
     init_containers: Annotated[list[Container], Field(max_length=MAX_CONTAINERS)] | None = None
-    """Containers that run before them."""
+    """Containers that run before the others."""
     restart_policy: RestartPolicy | None = None
     """Must be absent or Never: the job restarts workers itself, the kubelet must not."""
     termination_grace_period_seconds: Seconds | None = None
-    """Seconds between a pod's deletion and its end."""
+    """Maximum seconds from a pod's deletion to its end."""
 
 
 class TemplateMetadata(OpenModel):
@@ -93,4 +94,4 @@ class PodTemplate(OpenModel):
     metadata: TemplateMetadata | None = None
     """Labels and annotations of every pod."""
     spec: PodSpec
-    """The pod's spec."""
+    """Spec of every pod."""

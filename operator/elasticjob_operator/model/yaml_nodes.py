@@ -1,8 +1,8 @@
-"""YAML with places: plain values, and the line and column of each.
+"""YAML reader that records line and column of each value.
 
-PyYAML's loader forgets where a value came from and takes the last of two equal keys; this
-reader walks the node graph instead. Scalars mean what they mean to kubectl, but for dates,
-which stay strings there.
+PyYAML's loader drops positions and silently takes the last of two equal keys; this reader walks
+the node graph instead. Scalars have the same meaning as in kubectl: PyYAML's, except that dates
+stay strings.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from elasticjob_operator.model.problems import Location
 from elasticjob_rendezvous.core.typed import echoed
 
 MAX_NODES = 200_000
-"""Values in one document, aliases counted each time: bounds what an alias bomb can cost."""
+"""Maximum number of values in one document, counting each use of an alias: bounds the cost of an
+alias bomb."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A position in a file, both counted from 1."""
+    """Position in a file; line and column count from 1."""
 
     line: int
     column: int
@@ -31,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class YamlFault:
-    """Something in the text that no document can hold."""
+    """Fault in the YAML text."""
 
     place: Place
     location: Location
@@ -40,7 +41,7 @@ class YamlFault:
 
 @dataclass(slots=True)
 class YamlDocument:
-    """One document: its value, where each part of it stands, and what is wrong with the text."""
+    """YAML document: its value, the place of each part, and the faults of the text."""
 
     start: Place
     value: Any = None
@@ -48,7 +49,7 @@ class YamlDocument:
     faults: list[YamlFault] = field(default_factory=list)
 
     def place_of(self, location: Location) -> Place:
-        """Where a location stands, or the nearest part around it that is there."""
+        """Return the place of a location, or of its nearest existing parent."""
         for length in range(len(location), -1, -1):
             if location[:length] in self.places:
                 return self.places[location[:length]]
@@ -66,7 +67,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def documents(text: str) -> Iterator[YamlDocument]:
-    """The documents of a text, up to the first one that is not YAML (its fault says why)."""
+    """Yield the documents of a text, up to the first that is not YAML; its fault has the reason."""
     try:
         loader = _Loader(text)
     except ReaderError as error:
@@ -99,7 +100,7 @@ def _unreadable(place: Place, said: str) -> YamlDocument:
 
 
 class _Reader:
-    """Reads one node graph. A value that refers to itself ends in a fault, not in a loop."""
+    """Reader of one node graph. A value that refers to itself yields a fault, not a loop."""
 
     def __init__(self, loader: _Loader, root: yaml.Node) -> None:
         self._loader = loader
@@ -139,7 +140,7 @@ class _Reader:
             if key is None:
                 continue
             if key in values:
-                text = f"must be given once: {echoed(key)} stands here a second time"
+                text = f"must be given once: {echoed(key)} is repeated here"
                 self._fault(key_node, (*location, key), text)
                 continue
             self.document.places[(*location, key)] = _place(key_node)
@@ -149,7 +150,7 @@ class _Reader:
         return {**merged, **values}
 
     def _merge(self, node: yaml.Node, location: Location) -> dict[str, Any]:
-        """What `<<:` brings: a mapping or a list of them, the first of which wins."""
+        """Return the mapping merged by `<<:`, from one mapping or a list; the first one wins."""
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, Any] = {}
         for part in nodes:

@@ -1,6 +1,6 @@
-"""torch's elastic agent API, without torch, over the agent that ElasticJob's pods run.
+"""torch's elastic agent API without torch, on top of the agent that ElasticJob's pods run.
 
-See docs/agent-api.md for how the two fit, and docs/reference.md for every name.
+docs/agent-api.md describes how the two fit together, docs/reference.md lists every name.
 """
 
 from elasticjob_agent.api.agent import ElasticAgent, SimpleElasticAgent

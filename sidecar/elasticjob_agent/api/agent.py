@@ -1,9 +1,9 @@
-"""The elastic agent as torch has it: `ElasticAgent`, and `SimpleElasticAgent` to build on.
+"""torch's elastic agent classes: `ElasticAgent`, and the base class `SimpleElasticAgent`.
 
-`run` is the agent that ElasticJob's pods run (`elasticjob_agent.agent.Agent` around
-`core.step`). The methods named as in torch are its steps: `run` calls those that stand for
-one thing (`_rendezvous`, `_assign_worker_ranks`, `_start_workers`, `_stop_workers`,
-`_monitor_workers`), and a loop of one's own may call all of them.
+`run` runs the agent of ElasticJob's pods (`elasticjob_agent.agent.Agent` around `core.step`). The
+methods named as in torch are its steps: `run` calls those that do a single thing (`_rendezvous`,
+`_assign_worker_ranks`, `_start_workers`, `_stop_workers`, `_monitor_workers`); a custom run loop
+may call all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EXIT_BARRIER_SECONDS = 300.0
 
 
 class ElasticAgent(ABC):
-    """Runs this node's workers of a job, round after round, until the job ends.
+    """Agent that runs this node's workers of a job, round after round, until the job ends.
 
     Usage::
 
@@ -69,27 +69,30 @@ class ElasticAgent(ABC):
 
     @abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run to the end of the job, beginning anew after failures.
+        """Run the workers until the job ends, restarting them after failures.
 
         Returns:
-            How the workers here ended, by global rank.
+            The result of this node's workers, by global rank.
 
         Raises:
-            Exception: anything that is not a worker's failure: no rendezvous came about,
-                a signal told this agent to end (`SignalException`), or a fault.
+            SignalException: a signal ended this agent.
+            Exception: any cause other than a worker's failure, such as a failed rendezvous or an
+                internal error.
         """
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The workers; the agent changes them as it goes."""
+        """Return the worker group; the agent modifies it while it runs."""
 
 
 class SimpleElasticAgent(Placing, ElasticAgent):
-    """An agent for one spec. A subclass says how workers are started, stopped and looked after.
+    """Agent for one `WorkerSpec`. A subclass starts, stops and monitors the workers.
 
     Args:
-        exit_barrier_timeout: seconds that workers of other nodes may take longer than ours.
-        shutdown_timeout: seconds that workers get between SIGTERM and SIGKILL.
+        spec: spec of this node's workers.
+        exit_barrier_timeout: maximum seconds to wait for the workers of other nodes after this
+            node's have succeeded.
+        shutdown_timeout: seconds between SIGTERM and SIGKILL of a worker.
     """
 
     def __init__(
@@ -107,28 +110,28 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         self._hands_now: Hands | None = None
         self._stepped: Callable[[Following, Following], None] | None = None
 
-    # -- for subclasses to say --------------------------------------------------------
+    # -- for subclasses ---------------------------------------------------------------
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the group's workers; their ids by local rank."""
+        """Start the group's workers and return their ids by local rank."""
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """End all workers, whatever state they are in: also none, also stuck ones."""
+        """End all workers in any state, including none at all and stuck ones."""
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Look at the workers: HEALTHY, SUCCEEDED, or FAILED with the failures."""
+        """Check the workers and return HEALTHY, SUCCEEDED, or FAILED with the failures."""
 
     @abstractmethod
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
     ) -> None:
-        """Free everything; workers that still run get this signal, then SIGKILL."""
+        """Free all resources; send running workers `death_sig`, then SIGKILL after `timeout`."""
 
     def _node(self) -> NodeSettings:
-        """What the agent is told of this node."""
+        """Return the settings of this node."""
         spec = self._worker_group.spec
         host, handler = socket.gethostname(), spec.rdzv_handler
         directed = self._directed()
@@ -144,14 +147,14 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         )
 
     def _hands(self) -> Hands:
-        """Where workers run: by default, wherever the four methods say."""
+        """Return the worker runtime; the default calls this class's abstract methods."""
         spec = self._worker_group.spec
         return MethodHands(self, self._worker_group, spec.monitor_interval)
 
     def _dressed(self, order: StartWorkers) -> StartWorkers:
-        """The last word on how workers are started, where hands start them.
+        """Adjust the order to start workers before the worker runtime gets it.
 
-        A handler may host torch's store at MASTER_*: then no worker must.
+        If the handler hosts torch's store at MASTER_ADDR and MASTER_PORT, no worker may host it.
         """
         if not getattr(self._worker_group.spec.rdzv_handler, "use_agent_store", False):
             return order
@@ -160,7 +163,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         return replace(order, workers=workers)
 
     def _return_values(self, number: int) -> dict[int, Any]:
-        """What the workers of a round that succeeded returned, by global rank."""
+        """Return the return values of a successful round's workers, by global rank."""
         if isinstance(self._hands_now, MethodHands) and self._hands_now.result is not None:
             return self._hands_now.result.return_values
         return {worker.global_rank: None for worker in self._worker_group.workers}
@@ -181,7 +184,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._record_worker_events(result)
             return result
         except Exception as error:
-            death_sig = getattr(error, "sigval", None)  # of a SignalException, ours or torch's
+            death_sig = getattr(error, "sigval", None)  # SignalException, also torch's
             if trouble_of(error) is not Trouble.LEFT:
                 raise
             log.info("[%s] left the rendezvous: %s", self._worker_group.spec.role, error)
@@ -193,7 +196,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._total_execution_time = int(time.monotonic() - began)
 
     def _end(self, death_sig: signal.Signals | None) -> None:
-        """Call `_shutdown` with what the subclass's takes: of old it had no timeout."""
+        """Call `_shutdown` with the arguments it accepts: older subclasses take no timeout."""
         takes = inspect.signature(self._shutdown).parameters.values()
         options: dict[str, Any] = {}
         if any(each.name == "timeout" or each.kind is each.VAR_KEYWORD for each in takes):
@@ -204,7 +207,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
             self._shutdown(death_sig, **options)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the agent to its end, in an event loop of its own."""
+        """Run the agent to its end in a new event loop."""
         spec = self._worker_group.spec
         log.info("[%s] starting workers of %s", spec.role, spec.get_entrypoint_name())
         self._shell = None
@@ -215,7 +218,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
     @property
     def shell(self) -> Agent:
-        """The agent itself: what it does, and how to tell it to leave."""
+        """Agent behind this API, created on first use."""
         if self._shell is None:
             self._ours = None
             self._hands_now = self._hands()
@@ -224,24 +227,24 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
     @property
     def alone(self) -> bool:
-        """Whether the workers here are done, and nobody knows of the others'."""
+        """True if this node's workers are done and the state of the others is unknown."""
         return self._ours is not None and self._ours.alone
 
     def leave(self, reason: str) -> None:
-        """Tell a running agent that its node is to go; from any thread."""
+        """Ask a running agent to leave the job with its node. Thread-safe."""
         if self._loop is None:
             self.shell.leave(reason)
         else:
             self._loop.call_soon_threadsafe(self.shell.leave, reason)
 
     async def lived(self) -> Ending:
-        """`run` for who has an event loop: the agent's end, which is no exception."""
+        """Run the agent in the caller's event loop; return its ending, also where `run` raises."""
         shell, self._loop = self.shell, asyncio.get_running_loop()
         async with Watching(self._record_progress, self._worker_group.spec.monitor_interval):
             return await shell.run()
 
     def _enter(self, launcher_port: int) -> Rendezvous:
-        """Our part in the rendezvous: the v3 member itself, or one made of a handler's answers."""
+        """Return this node's rendezvous: the v3 member itself, or an adapter of the handler."""
         spec = self._worker_group.spec
         directed = self._directed()
         if directed is not None:
@@ -262,7 +265,10 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         return self._ours
 
     def _directed(self) -> DirectedHandler | None:
-        """The handler if it can direct, and no subclass has its own way to a place or ranks."""
+        """Return the handler if it gives directives and no subclass overrides the rendezvous.
+
+        None if `_rendezvous` or `_assign_worker_ranks` is overridden.
+        """
         handler, ours, theirs = self._worker_group.spec.rdzv_handler, Placing, type(self)
         if (
             theirs._rendezvous is not ours._rendezvous
@@ -283,11 +289,11 @@ class SimpleElasticAgent(Placing, ElasticAgent):
         total, served = self._budget.total, self._master_served
         return Place(places.roster_of(group, member, total, served), group.store)
 
-    # -- steps, for a loop of one's own ---------------------------------------------------
+    # -- steps, for a custom run loop -----------------------------------------------------
 
     @prof
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """A place in the next round, then new workers in it. None may run any more."""
+        """Join the next round and start new workers in it. No earlier worker may still run."""
         self._rendezvous(worker_group)
         for local_rank, id_ in self._start_workers(worker_group).items():
             worker_group.workers[local_rank].id = id_
@@ -296,13 +302,13 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
     @prof
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """End the workers, and start new ones in the next round."""
+        """End the workers and start new ones in the next round."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Wait until the workers of all agents have ended; what goes wrong is only logged."""
+        """Wait until the workers of all agents have ended; log errors instead of raising them."""
         group, began = self._worker_group, time.monotonic()
         assert group.group_world_size is not None, "there was no rendezvous"
         try:
@@ -313,7 +319,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
                 self._exit_barrier_timeout,
             )
         except Exception as error:
-            if getattr(error, "sigval", None) is not None:  # a SignalException, ours or torch's
+            if getattr(error, "sigval", None) is not None:  # SignalException, also torch's
                 raise
             waited = time.monotonic() - began
             log.exception("gave up waiting for the other agents after %.1f s", waited)
@@ -324,7 +330,7 @@ class SimpleElasticAgent(Placing, ElasticAgent):
 
 
 class Attends(Attendant):
-    """Keeps the worker group of an agent in step with its shell."""
+    """Hooks that keep an agent's worker group in step with the state of its shell."""
 
     def __init__(self, agent: SimpleElasticAgent) -> None:
         self._agent = agent

@@ -1,4 +1,4 @@
-"""A handler by the name of its backend, for agents. Each imports only what it needs."""
+"""Factory of rendezvous handlers for agents, by backend name. Imports each backend lazily."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ BACKENDS = ("elasticjob", "etcd", "etcd-v2", "c10d")
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
-    """The handler that an agent should have: ours, for each of torch's names and for v3.
+    """Return ElasticJob's handler for `parameters.backend`: v3, or any of torch's backend names.
 
     Raises:
-        ValueError: there is no such backend, or a setting of it is malformed.
-        RendezvousConnectionError: it cannot be reached.
+        ValueError: unknown backend, or a malformed setting.
+        RendezvousConnectionError: the backend cannot be reached.
         ImportError: its extra (`etcd-v2`, `torch`) is not installed.
     """
     match parameters.backend:
@@ -33,4 +33,4 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
             return c10d.create_rdzv_handler(parameters)
     known = ", ".join(BACKENDS)
-    raise ValueError(f"no rendezvous backend {echoed(parameters.backend)}; there are {known}")
+    raise ValueError(f"unknown rendezvous backend {echoed(parameters.backend)}: known are {known}")

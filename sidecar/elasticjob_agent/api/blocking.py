@@ -1,6 +1,6 @@
-"""Hands for code that blocks: the same hands, driven by an event loop in a thread of its own.
+"""Blocking facade of a worker runtime, driven by an event loop in a thread of its own.
 
-What `LocalElasticAgent` is made of where its methods are called one by one.
+`LocalElasticAgent` uses it when its steps are called one by one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class BlockingHands:
-    """Entered when made; every method may be called from any thread.
+    """Blocking worker runtime. The constructor starts it; all methods are thread-safe.
 
     Raises:
-        HandsError: the hands are lost, or refused.
+        HandsError: the runtime is lost, or refused a command.
     """
 
     def __init__(self, make: Callable[[], Hands]) -> None:
@@ -58,7 +58,7 @@ class BlockingHands:
         return self._hello
 
     def start(self, command: StartWorkers) -> dict[int, int]:
-        """Start workers; their pids by local rank."""
+        """Start workers and return their pids by local rank."""
         with self._changed:
             self._round, self._pids, self._refused = command.round, None, ""
             self._exits, self._empty = {}, False
@@ -69,7 +69,7 @@ class BlockingHands:
         return self._pids
 
     def stop(self, grace_seconds: float) -> None:
-        """End the workers, if any run; on return nothing of theirs is left."""
+        """End the workers, if any run; on return all their processes have ended."""
         if self._empty:
             return
         self._call(self._hands.stop(self._round, grace_seconds), END_SECONDS)
@@ -81,14 +81,14 @@ class BlockingHands:
 
     @property
     def exits(self) -> dict[int, WorkerExited]:
-        """Of the workers that ended, by local rank."""
+        """Exits of the workers that ended, by local rank."""
         with self._changed:
             if self._lost:
                 raise HandsError(self._lost)
             return dict(self._exits)
 
     def close(self) -> None:
-        """Kill what still runs, and end."""
+        """Kill the remaining workers and stop the thread."""
         if not self._thread.is_alive():
             return
         self._call(self._hands.aclose(), 2 * END_SECONDS)
@@ -105,7 +105,7 @@ class BlockingHands:
                     self._changed.notify_all()
         except HandsError as error:
             self._lose(str(error))
-        self._lose("the hands ended")
+        self._lose("the worker runtime ended")
 
     def _heard(self, event: object) -> None:
         match event:
@@ -133,7 +133,7 @@ class BlockingHands:
             if self._lost:
                 raise HandsError(self._lost)
             if not came:
-                raise HandsError(f"the hands did not answer within {seconds:g} s")
+                raise HandsError(f"the worker runtime did not answer within {seconds:g} s")
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)

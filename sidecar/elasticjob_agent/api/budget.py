@@ -1,8 +1,8 @@
-"""One count of charged failures for the whole job, agreed on in the store of every round.
+"""Job-wide count of charged failures, agreed on through the store of every round.
 
-Whoever was in a round before writes what it knows, and whoever's worker failed adds to a
-counter, before it gives its role; all have done so once ranks are assigned. Agents that
-are not ours take no part, and where nobody waits for ranks each agent counts for itself.
+Before it publishes its role, an agent that took part in an earlier round writes its count, and an
+agent whose worker failed increments a counter. Both are complete once ranks are assigned. torch's
+agents do not take part; without rank assignment through the store each agent counts alone.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ CHARGED = "elasticjob/charged"
 
 
 class Budget:
-    """`total` failures were charged so far; `charge`: our last round ended by one more."""
+    """Restart budget: `total` failures charged so far, one more pending if `charge` is set."""
 
     def __init__(self, total: int = 0, charge: bool = False) -> None:
         self.total = total
         self._charge = charge
 
     def announce(self, store: Any) -> None:
-        """Before ranks are assigned."""
+        """Write this agent's count to the store; call before ranks are assigned."""
         if self.total:
             store.set(KNOWN, str(self.total).encode())
         if self._charge:
             store.add(CHARGED, 1)
 
     def agree(self, store: Any) -> None:
-        """After it: the same total for all."""
+        """Read the total, equal on all agents; call after ranks are assigned."""
         if store.check([KNOWN]):
             self.total = max(self.total, int(store.get(KNOWN)))
         if store.check([CHARGED]):
@@ -36,6 +36,6 @@ class Budget:
         self._charge = False
 
     def alone(self) -> None:
-        """Without the others."""
+        """Count without the other agents."""
         self.total += self._charge
         self._charge = False

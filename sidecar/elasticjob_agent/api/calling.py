@@ -1,4 +1,4 @@
-"""Blocking calls from an event loop."""
+"""Execution of blocking calls from an event loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CALL_SECONDS = 30.0
-"""What a call to a handler or a store may take."""
+"""Timeout of a call to a handler or a store."""
 
 
 async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
-    """The result of a blocking call. Raises what it raises, or TimeoutError; it may run on then.
+    """Run a blocking call in a thread and return its result.
 
-    A daemon thread for each: one that waits holds up neither other calls nor the end.
+    Raises the call's exception, or TimeoutError after `seconds`; the call may then continue. Each
+    call has its own daemon thread, so that a blocked one delays neither other calls nor the exit
+    of the process.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
@@ -37,7 +39,7 @@ async def in_thread(call: Callable[[], T], seconds: float | None = None) -> T:
             result = call()
         except BaseException as error:
             fault = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter
             loop.call_soon_threadsafe(settle, result, fault)
 
     threading.Thread(target=run, name="elasticjob-call", daemon=True).start()

@@ -1,8 +1,7 @@
-"""The v3 rendezvous as a handler: an agent takes its member, and lives by directives.
+"""v3 rendezvous as a handler: an agent runs the member itself and follows its directives.
 
-So a node's loss or failure reaches the agent at once, and the budget is the job's. Whoever
-calls the handler's blocking methods instead gets `EtcdV3RendezvousHandler`, made on the
-first call.
+The agent thus learns of a node's loss or failure at once, and the restart budget is job-wide. The
+blocking methods of torch's API delegate to an `EtcdV3RendezvousHandler`, created on the first call.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from elasticjob_rendezvous.etcd.parameters import BACKEND, member_settings, time
 
 
 class DirectedHandler(RendezvousHandler):
-    """A place in a v3 rendezvous. Connects to nothing when it is made."""
+    """Handler of a v3 rendezvous. The constructor opens no connection."""
 
     def __init__(
         self, settings: MemberSettings, run_id: str, timeout_seconds: float = 600.0
@@ -29,21 +28,21 @@ class DirectedHandler(RendezvousHandler):
 
     @staticmethod
     def of(handler: EtcdV3RendezvousHandler) -> DirectedHandler:
-        """The same place for an agent. The handler is shut down: two can't be one member."""
+        """Convert a handler, which is shut down: two handlers cannot be the same member."""
         handler.shutdown()
         return DirectedHandler(handler.settings, handler.get_run_id())
 
     @property
     def identity(self) -> Identity:
-        """Who this member is."""
+        """Identity of this member."""
         return self._settings.config.identity
 
     def member(
         self, slots: int, role: str, launcher_port: int, max_restarts: int
     ) -> RendezvousMember:
-        """The member, to be run by the caller.
+        """Create the member; the caller runs it.
 
-        `max_restarts` is the budget where no operator writes the bounds.
+        `max_restarts` is the restart budget if no operator writes the bounds.
         """
         config = self._settings.config
         identity = replace(config.identity, slots=slots, role=role, launcher_port=launcher_port)
@@ -82,10 +81,10 @@ class DirectedHandler(RendezvousHandler):
 
 
 def create_handler(parameters: RendezvousParameters) -> DirectedHandler:
-    """A v3 handler for an agent, from torch's parameters; see `etcd.parameters.member_settings`.
+    """Create a v3 handler for an agent from torch's parameters; see `etcd.parameters`.
 
     Raises:
-        ValueError: a setting is malformed; it names it.
+        ValueError: a setting is malformed; the message names it.
     """
     return DirectedHandler(
         member_settings(parameters), parameters.run_id, timeout_seconds(parameters)

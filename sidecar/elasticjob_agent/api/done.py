@@ -1,7 +1,7 @@
-"""From the end of our workers to the end of all: one round's exit barrier, as an event or two.
+"""Exit barrier of one round, from the success of this node's workers to that of all nodes.
 
-The looks at the round's store then see whether all have come: a store that waits is deaf to
-other questions.
+The agent polls the round's store for the barrier's key instead of waiting for it: a store that
+waits answers no other requests.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from elasticjob_agent.core.following import Seen, Waited
 log = logging.getLogger("elasticjob.agent")
 
 DEAF_LOOKS = 3
-"""So many looks in vain from the exit barrier: the store went with the agent that hosted it."""
+"""Failed polls in the exit barrier after which the store counts as gone, with its host."""
 
 
 class Done:
-    """Our part in a round in which all workers here are done.
+    """Participation of this node in the exit barrier of a round, after all its workers are done.
 
     Args:
-        handler: of the rendezvous.
-        place: in the round.
-        member: our id in its roster.
-        interval_seconds: between two looks at it.
-        barrier_seconds: what the exit barrier may take; infinity: as long as the others work.
-        meeting: whether we still want to come to the barrier.
+        handler: rendezvous handler.
+        place: this node's place in the round.
+        member: this node's id in the roster.
+        interval_seconds: polling interval.
+        barrier_seconds: maximum wait for the other nodes; infinity waits as long as they work.
+        meeting: returns False once this node no longer waits in the barrier.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Done:
         self._away_seconds = min(AWAY_SECONDS, barrier_seconds)
         self._meeting = meeting
         self.met_at = ""
-        """The key that stands once all have come; "" before we have."""
+        """Key that exists once all nodes have arrived; "" before this node has."""
 
     async def met(self) -> Seen | Waited | None:
-        """Come to the barrier; what came of it, None where the looks are to see that."""
+        """Enter the barrier and return the resulting event; None if polling will detect it."""
         if self._place.store is None:
             return await self._met_by_handler()
         barrier = self._barrier()
@@ -65,8 +65,8 @@ class Done:
         except Exception as error:
             if not self._meeting():
                 return None
-            # The store may have ended with the agent that hosted it, which was done then.
-            log.warning("the exit barrier cannot be reached: %r", error)
+            # The store may have ended with the agent that hosted it, which was then done.
+            log.warning("cannot reach the exit barrier: %r", error)
             return Waited(barrier.unknown(error))
         if not self._meeting():
             return None
@@ -81,10 +81,16 @@ class Done:
         return Waited()
 
     def deaf(self, looks: int, seconds: float, error: Exception) -> Seen | Waited | None:
-        """What a store means that is gone while we are done: its host was done too, and ended.
+        """Interpret a store that is unreachable while this node is done.
 
-        A host that stays until all have seen the end was lost: its round ends with it. An etcd
-        that is away comes back.
+        A store's host ends when it is done itself. A host that stays until all nodes have seen the
+        end (`host_stays`) was lost instead, and its round ends with it. An etcd outage is waited
+        out up to the limit.
+
+        Args:
+            looks: consecutive failed polls.
+            seconds: time since the first of them.
+            error: last error.
         """
         if kept_by_etcd(self._handler):
             away = seconds >= self._away_seconds
@@ -105,7 +111,7 @@ class Done:
         )
 
     async def _met_by_handler(self) -> Seen | Waited:
-        """Without a store, the handler may know of the others' end, as v3's does."""
+        """Wait for the end through the handler if it supports that, as v3's does."""
         handler = self._handler
         if not hasattr(handler, "report_done"):
             return Waited()

@@ -1,7 +1,7 @@
 """Structured events of an agent, for machines: one JSON line each.
 
-An event goes to a destination, which is a name: `null` drops it, `console` writes it to
-standard error, and `register_handler` adds others.
+A destination is a name: `null` drops an event, `console` writes it to standard error, and
+`register_handler` adds others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _loggers: dict[str, logging.Logger] = {}
 
 
 class EventSource(StrEnum):
-    """Who an event is about."""
+    """Subject of an event."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
@@ -35,9 +35,9 @@ class EventSource(StrEnum):
 
 @dataclass
 class Event:
-    """Something that happened. `timestamp` is Unix milliseconds; 0 becomes the time of recording.
+    """Event of an agent or a worker. `str` gives the JSON text that `deserialize` reads.
 
-    Its text form is what `deserialize` reads.
+    `timestamp` is Unix time in milliseconds; 0 is replaced by the time of recording.
     """
 
     name: str
@@ -60,22 +60,24 @@ class Event:
 
 
 def register_handler(destination: str, handler: Callable[[], logging.Handler]) -> None:
-    """Make a destination known; its handler is made when the first event goes there."""
+    """Register a destination; its handler is created for the first event."""
     _handlers[destination] = handler
     _loggers.pop(destination, None)
 
 
 def get_logging_handler(destination: str = NOWHERE) -> logging.Handler:
-    """A handler of that destination; raises ValueError for a name that nobody registered."""
+    """Create the handler of a destination. Raises ValueError if it is not registered."""
     try:
         return _handlers[destination]()
     except KeyError:
         known = ", ".join(sorted(_handlers))
-        raise ValueError(f"no event destination {echoed(destination)}; there are {known}") from None
+        raise ValueError(
+            f"unknown event destination {echoed(destination)}: known are {known}"
+        ) from None
 
 
 def record(event: Event, destination: str = NOWHERE) -> None:
-    """Send an event on its way."""
+    """Send an event to a destination. Raises ValueError if it is not registered."""
     event.timestamp = event.timestamp or int(time.time() * 1000)
     _logger(destination).info("%s", event.serialize())
 
@@ -86,6 +88,6 @@ def _logger(destination: str) -> logging.Logger:
         handler = get_logging_handler(destination)
         known = _loggers[destination] = logging.getLogger(f"elasticjob-events-{destination}")
         known.setLevel(logging.INFO)
-        known.propagate = False  # an event is for machines, and is processed once
+        known.propagate = False  # events are for machines; each is handled once
         known.handlers = [handler]
     return known

@@ -1,4 +1,4 @@
-"""How a worker's failure and a signal to the agent look to users of the API."""
+"""Failure of a worker and signal to the agent, in the types of torch's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_ERROR_FILE: Mapping[str, Any] = {"message": "<NONE>"}
 
 
 class SignalException(Exception):
-    """The agent was told to end by a signal, and has ended its workers."""
+    """A signal (`sigval`) asked the agent to end, and the agent has ended its workers."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
@@ -29,14 +29,16 @@ class SignalException(Exception):
 
 @dataclass
 class ProcessFailure:
-    """A worker's failure, with what it left in its error file.
+    """Failure of a worker, with the content of its error file.
 
     Args:
-        exitcode: as Python has it: a signal is negative.
-        error_file: its path; "<N/A>" when there is none that can be read.
-        error_file_data: its content.
-        message: what it says; else what the exit code says.
-        timestamp: Unix seconds of the failure; without an error file, of now.
+        local_rank: local rank of the worker.
+        pid: process id of the worker.
+        exitcode: exit code; negative signal number if a signal killed the worker.
+        error_file: path of the error file; "<N/A>" if there is no readable one.
+        error_file_data: content of the error file.
+        message: message of the error file; else a description of the exit code.
+        timestamp: time of the failure in Unix seconds; the current time without an error file.
     """
 
     local_rank: int
@@ -48,7 +50,7 @@ class ProcessFailure:
     timestamp: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """A file that cannot be read as a report counts as none: user code wrote it."""
+        """Read the error file. A malformed one counts as missing, since user code writes it."""
         raw = read_error_file(Path(self.error_file)) if self.error_file else None
         account = None if raw is None else from_error_file(raw)
         if raw is None or account is None:
@@ -64,7 +66,7 @@ class ProcessFailure:
 
     @property
     def has_report(self) -> bool:
-        """Whether the worker left an error file."""
+        """True if the worker left a valid error file."""
         return self.error_file != NOT_AVAILABLE
 
     def _from_exit_code(self) -> str:
@@ -73,9 +75,9 @@ class ProcessFailure:
         return f"process {self.pid} ended with exit code {self.exitcode} and left no error file"
 
     def signal_name(self) -> str:
-        """The signal that killed it, or "<N/A>"."""
+        """Return the name of the signal that killed the worker, or "<N/A>"."""
         return SIGNALS.get(-self.exitcode, NOT_AVAILABLE) if self.exitcode < 0 else NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """The local time of the failure, as YYYY-MM-DD_HH:MM:SS."""
+        """Return the local time of the failure, as YYYY-MM-DD_HH:MM:SS."""
         return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")

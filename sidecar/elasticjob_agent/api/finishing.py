@@ -1,7 +1,7 @@
-"""The exit barrier of a round as an agent comes to it, also where etcd is just away.
+"""Client of a round's exit barrier that survives an etcd outage.
 
-Who is done tells the others through the round's store. Untold, its node would look lost to them
-as soon as its key has run out, and they would begin anew without it.
+A finished node announces its success in the round's store. Otherwise the other nodes would consider
+it lost once its key expires, and start a new round without it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from elasticjob_agent.api.stores import TERMINAL_STATE_SYNC_ID, arrive, last_mem
 log = logging.getLogger("elasticjob.agent")
 
 AWAY_SECONDS = 300.0
-"""So long etcd may be away from who is done."""
+"""Maximum etcd outage that a finished node waits out."""
 SEEK_SECONDS = 0.5
 T = TypeVar("T")
 
 
 class ExitBarrier:
-    """The barrier of one round.
+    """Exit barrier of one round.
 
     Args:
-        handler: of the round's rendezvous.
-        store: of the round.
-        ours: for each rank of a node whether it is ours.
-        interval_seconds: between two looks at it.
-        away_seconds: how long etcd is waited for.
-        meeting: whether we still want to come to it.
+        handler: rendezvous handler.
+        store: store of the round.
+        ours: for each node's group rank, True if it is this node.
+        interval_seconds: polling interval.
+        away_seconds: maximum etcd outage.
+        meeting: returns False once this node no longer waits in the barrier.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class ExitBarrier:
         self._meeting = meeting
 
     async def arrived(self) -> str:
-        """Come to it; the key that stands once all have. Raises what the store raises.
+        """Enter the barrier; return the key that exists once all nodes have arrived.
 
-        Who was counted is missed by nobody any more, and lets the handler say so.
+        After the count this node's end is no loss to the others; `handler.stay` makes its key
+        permanent for that. Raises the store's errors.
         """
         last = await self._counted()
         stay = getattr(self._handler, "stay", None)
@@ -66,10 +67,11 @@ class ExitBarrier:
         return last
 
     async def _counted(self) -> str:
-        """Be counted.
+        """Count this node in the barrier.
 
-        Before that, who misses us is to know that we were done. A count whose answer was lost
-        may have been taken: it is not sent again, but all are there once each has left its note.
+        It first writes its done notes, so that nodes that miss it afterwards know that it was done.
+        A count whose answer was lost may have taken effect, so it is not repeated; all nodes have
+        arrived once each has written its note.
         """
         store, last = self._store, last_member(TERMINAL_STATE_SYNC_ID)
 
@@ -87,14 +89,15 @@ class ExitBarrier:
         except Exception as error:
             if not kept_by_etcd(self._handler):
                 raise
-            log.warning("done; whether that was counted is not known: %r", error)
+            log.warning("done, but the exit barrier may not have counted this node: %r", error)
         await self._all_noted()
         await self._insisted(lambda: store.set(last, b"1"))
         return last
 
     def unknown(self, error: Exception) -> str:
-        """What is not known of the others when the barrier cannot be reached; empty where just
-        that tells their end.
+        """Return a message about the other nodes if the barrier cannot be reached.
+
+        Empty for a store hosted by a node: its disappearance means that the others are done.
         """
         return unknown(error, self._away_seconds) if kept_by_etcd(self._handler) else ""
 
@@ -106,7 +109,7 @@ class ExitBarrier:
             await asyncio.sleep(self._interval_seconds)
 
     async def _insisted(self, call: Callable[[], T]) -> T:
-        """A call that may be repeated, and is while etcd is away: it comes back."""
+        """Run an idempotent call, and retry it during an etcd outage up to the limit."""
         began, said = time.monotonic(), False
         while True:
             try:
@@ -117,7 +120,7 @@ class ExitBarrier:
                     raise
                 if not said:
                     log.warning(
-                        "done, but the others cannot be told yet; trying on for up to %g s: %r",
+                        "done, but cannot notify the other nodes yet; retrying for up to %g s: %r",
                         self._away_seconds,
                         error,
                     )
@@ -126,7 +129,7 @@ class ExitBarrier:
 
 
 def unknown(error: Exception, seconds: float) -> str:
-    """What an agent that is done, and ends for want of etcd, does not know."""
+    """Return the message of an agent that is done and ends because etcd does not answer."""
     return (
         "all workers here did, but whether the other nodes are done is not known: "
         f"etcd did not answer for {seconds:.0f} s ({error})"

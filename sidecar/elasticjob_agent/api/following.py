@@ -1,7 +1,7 @@
-"""An agent's rendezvous over any `RendezvousHandler`: ours, torch's, or a user's own.
+"""Rendezvous of an agent over any `RendezvousHandler`: ElasticJob's, torch's or a user's own.
 
-`core.following` decides; here the handler's blocking calls are made, each in a thread of its
-own, since nothing else ends one that waits for minutes.
+`core.following` decides; this module makes the handler's blocking calls, each in a thread of its
+own, since a call that waits for minutes cannot be interrupted otherwise.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ CLOSE_SECONDS = 10.0
 
 
 class HandlerRendezvous:
-    """See `agent.Rendezvous`.
+    """Adapter of a handler to the agent's `Rendezvous` port.
 
     Args:
-        handler: asked for everything but places.
-        interval_seconds: between two looks at it.
-        barrier_seconds: what the exit barrier may take; infinity: as long as the others work.
-        stepped: is told of each step, the state before and after it.
+        terms: constants of this agent.
+        handler: rendezvous handler, polled for changes.
+        seeker: joins rounds.
+        interval_seconds: polling interval.
+        barrier_seconds: maximum wait in the exit barrier; infinity waits as long as others work.
+        stepped: called after each step with the state before and after it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class HandlerRendezvous:
         self._monitor = None if found is None else self._monitored(found)
         self._probing: asyncio.Future[Failed | None] | None = None
         self.error: Exception | None = None
-        """What the handler raised when it gave no place."""
+        """Exception that the handler raised instead of giving a place."""
 
     async def __aenter__(self) -> Self:
         self._go(self._look())
@@ -103,7 +105,7 @@ class HandlerRendezvous:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._closing is not None:  # the others wait for that word
+        if self._closing is not None:  # the other nodes wait for the job's end
             await asyncio.wait([self._closing], timeout=CLOSE_SECONDS)
         for task in self._tasks:
             task.cancel()
@@ -126,32 +128,32 @@ class HandlerRendezvous:
 
     @property
     def _directive(self) -> Directive:
-        """The state's; a node without workers says so where the store is what it waits for."""
+        """Current directive; while joining, an idle node reports trouble of the store instead."""
         directive, trouble = self._state.directive, self.trouble
         joining = self._state.phase is Phase.JOINING and isinstance(directive, Idle)
         return Idle(trouble.waiting) if joining and trouble is not None else directive
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Trouble with the rendezvous store; None while it can be used, or nothing is known."""
+        """Problem with the rendezvous store; None while it is usable or its state is unknown."""
         return None if self._monitor is None else self._monitor.trouble
 
     @property
     def live_until(self) -> float | None:
-        """No deadline: such a rendezvous has no lease that says when others may begin."""
+        """None, no deadline: no lease tells the others when they may start a new round."""
         return None
 
     def on_evidence(self, renewed: Callable[[], None]) -> None:
-        """There is none."""
+        """Do nothing: there is no deadline to extend."""
 
     @property
     def registered(self) -> bool:
-        """Whether we seek or have a place."""
+        """True if this node seeks or has a place in a round."""
         return self._state.phase not in (Phase.OUT, Phase.DEPARTING, Phase.OVER)
 
     @property
     def alone(self) -> bool:
-        """Whether we ended as done without knowing of the others."""
+        """True if this node ended as done and the state of the others is unknown."""
         return self._state.alone
 
     # -- steps ----------------------------------------------------------------------
@@ -205,14 +207,14 @@ class HandlerRendezvous:
 
     async def _seek(self, order: Join) -> None:
         least = self._state.number
-        if self._noting is not None:  # who sees that we wait should see why
+        if self._noting is not None:  # nodes that see this one wait should also find its note
             await asyncio.wait([self._noting], timeout=NOTE_SECONDS)
         try:
             place = await sought(self._handler, self._seeker, order, least)
         except Exception as error:
-            # A handler is a user's choice; whatever it raises is why there is no place.
+            # Handlers may be user code: any exception is the reason for having no place.
             self.error = error
-            log.info("no place in a round: %r", error)
+            log.info("cannot join a round: %r", error)
             trouble = trouble_of(error)
             ended = trouble is Trouble.CLOSED or trouble is Trouble.LEFT
             outcome = await how_ended(self._handler, self._place) if ended else None
@@ -240,7 +242,7 @@ class HandlerRendezvous:
         if event is not None and meeting():
             self._step(event)
 
-    # -- looking --------------------------------------------------------------------
+    # -- polling --------------------------------------------------------------------
 
     async def _look(self) -> None:
         deaf, deaf_since = 0, 0.0
@@ -265,7 +267,7 @@ class HandlerRendezvous:
                 self._step(seen)
 
     def _silent(self, error: Exception) -> None:
-        """Report a look that failed: once, unless the monitor does that."""
+        """Log a failed poll: once per outage, and at debug level if the monitor reports it."""
         first = self._silent_since is None
         self._silent_since = time.monotonic() if first else self._silent_since
         level = logging.WARNING if first and self._monitor is None else logging.DEBUG
@@ -280,7 +282,7 @@ class HandlerRendezvous:
 
     def _monitored(self, found: StoreProbe) -> StoreMonitor:
         async def probe(seconds: float) -> Failed | None:
-            """One call at a time: one that hangs is waited for again."""
+            """Probe the store, one call at a time; wait again for a call that hangs."""
             if self._probing is None:
                 self._probing = asyncio.ensure_future(in_thread(lambda: found.ask(seconds)))
             try:

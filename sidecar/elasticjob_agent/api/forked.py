@@ -1,7 +1,7 @@
-"""Hands whose workers are forked: they have all that the agent's process had when it began.
+"""Worker runtime that forks its workers, which inherit the memory of the agent's process.
 
-The launcher is a fork of this process too, so that workers are started, reaped and heard as
-ever, and die with the agent. Other threads do not come along: fork before there are any.
+The launcher is a fork of this process too. It starts and reaps workers and forwards their output as
+usual, and they die with the agent. Other threads do not exist in a fork: fork before any starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RESET = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.S
 
 
 class ForkedHands(LocalHands):
-    """See `LocalHands`. Forks when it is made."""
+    """`LocalHands` with forked workers. The constructor forks the launcher."""
 
     def __init__(self, call: Call, folder: CallFolder) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class ForkedHands(LocalHands):
         return self._child, self._ours
 
     async def aclose(self) -> None:
-        if self._process is None:  # nobody ever listened
+        if self._process is None:  # `events` was never iterated
             self._ours.close()
             self._process = self._child
         await super().aclose()
 
 
 class ForkedChild:
-    """A process of ours, as much of it as a launcher needs; also reaped by who started it."""
+    """Forked child process, with the interface that a launcher needs; its starter reaps it too."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -62,7 +62,7 @@ class ForkedChild:
         self._end: asyncio.Task[tuple[int, int]] | None = None
 
     async def wait(self) -> int:
-        """A signal is negative."""
+        """Wait for the process; return its exit code, or the negative signal number."""
         if self._end is None:
             self._end = asyncio.create_task(in_thread(partial(os.waitpid, self.pid, 0)))
         _, status = await asyncio.shield(self._end)
@@ -77,7 +77,7 @@ class ForkedChild:
 def _launch(
     ours: socket.socket, theirs: socket.socket, agent: int, start: partial[ForkedChild]
 ) -> NoReturn:
-    """The launcher's process."""
+    """Run the launcher in the forked process."""
     code = 1
     try:
         _own_session()
@@ -102,7 +102,7 @@ def _forked(
     stdout_fd: int,
     stderr_fd: int,
 ) -> ForkedChild:
-    """Start one worker; `argv` is its round and its local rank."""
+    """Fork one worker; `argv` holds its round and its local rank."""
     number, local_rank = (int(part) for part in argv)
     launcher = os.getpid()
     ready, tell = os.pipe()
@@ -128,7 +128,7 @@ def _forked(
                 sys.stderr.flush()
             os._exit(code)
     os.close(tell)
-    os.read(ready, 1)  # until it leads a process group, there is none to signal
+    os.read(ready, 1)  # wait until the worker leads a process group that can be signalled
     os.close(ready)
     return ForkedChild(pid)
 
@@ -143,7 +143,7 @@ def _own_session() -> None:
 
 
 def _streams(stdout_fd: int, stderr_fd: int) -> None:
-    """Python's streams too may have been led elsewhere before the fork."""
+    """Redirect both output streams, also Python's, which may have been replaced before the fork."""
     os.dup2(stdout_fd, 1)
     os.dup2(stderr_fd, 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -1,7 +1,7 @@
-"""Agents whose workers are in hands: below this process, or in the container beside it.
+"""Elastic agents over a worker runtime (`Hands`), local or in the container beside this process.
 
-`run` gives the hands to the agent itself. Where the steps are called one by one they work
-on the same hands, and where a subclass has steps of its own, `run` takes those.
+`run` passes the runtime to the agent. Steps that are called one by one use the same kind of
+runtime, and if a subclass overrides steps, `run` uses those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = ("_start_workers", "_stop_workers", "_monitor_workers")
 
 
 class HandsElasticAgent(SimpleElasticAgent):
-    """An agent over hands that a subclass makes."""
+    """Agent over a worker runtime that a subclass creates."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class HandsElasticAgent(SimpleElasticAgent):
 
     @abstractmethod
     def _make_hands(self) -> Hands:
-        """New hands."""
+        """Create a worker runtime."""
 
     def _is_stuck(self) -> bool:
-        """Return whether a worker can neither continue nor be started again here."""
+        """Return True if a worker can neither continue nor be restarted on this machine."""
         return False
 
     def _hands(self) -> Hands:
@@ -62,7 +62,7 @@ class HandsElasticAgent(SimpleElasticAgent):
         logs = RunLogs(node.logs)
         roster = places.roster_of(worker_group, node.member, self._restarts, self._master_served)
         seat = roster.seat(node.member)
-        assert seat is not None, "roster_of seats us"
+        assert seat is not None, "roster_of includes this node"
         logs.prepare(roster.number, seat.slots, seat.base_rank)
         order = start_workers(
             StartCrew(roster, seat, worker_group.spec.max_restarts),
@@ -104,7 +104,7 @@ class HandsElasticAgent(SimpleElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_SECONDS
     ) -> None:
-        """End what `_start_workers` started. What `run` started has ended with it."""
+        """End the workers that `_start_workers` started. Those of `run` have already ended."""
         blocking, self._blocking = self._blocking, None
         if blocking is not None:
             with contextlib.suppress(HandsError, TimeoutError):
@@ -114,9 +114,9 @@ class HandsElasticAgent(SimpleElasticAgent):
 
 
 class NodeElasticAgent(HandsElasticAgent):
-    """The agent of a pod, and of `elasticjob agent`: its node and its hands are given.
+    """Agent of a pod and of `elasticjob agent`, with a given node and worker runtime.
 
-    Who is done waits as long as the others work. An end of its own would be taken for the job's.
+    A finished member waits as long as the others work: its exit would count as the job's end.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From the start of an agent's loop to what `run` returns or raises."""
+"""Run loop of an agent, and conversion of its ending to a result or exception of `run`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Lives(Protocol):
 
 
 def live(agent: Lives) -> Ending:
-    """Run an agent to its end, in an event loop of its own."""
+    """Run an agent to its end in a new event loop."""
     return asyncio.run(agent.lived())
 
 
 class Watching:
-    """While it is entered, something is done every so many seconds, and once more at the end."""
+    """Context that calls `record` every `interval_seconds`, and once more on exit."""
 
     def __init__(self, record: Callable[[], None], interval_seconds: float) -> None:
         self._record = record
@@ -71,14 +71,18 @@ def result_of(
     return_values: Callable[[int], dict[int, Any]],
     error: Exception | None,
 ) -> RunResult:
-    """What became of the workers here.
+    """Return the result of this node's workers.
 
     Args:
-        error: what the handler raised in place of a place.
+        ending: ending of the agent.
+        shell: the agent.
+        group: worker group, whose state is set.
+        return_values: returns the workers' return values of a round, by global rank.
+        error: exception of the handler if it gave no place.
 
     Raises:
-        SignalException: a signal told the agent to end.
-        Exception: there was no rendezvous, or the agent itself failed.
+        SignalException: a signal ended the agent.
+        Exception: the rendezvous failed, or the agent itself did.
     """
     state = shell.progress.state
     directive, crew = state.directive, state.crew
@@ -88,17 +92,17 @@ def result_of(
     signalled = shell.signals.last
     if signalled is not None and not isinstance(directive, Finish):
         raise SignalException(f"the agent got {signalled.name}", signalled)
-    if crew is None and error is not None:  # however the others ended
+    if crew is None and error is not None:  # independent of the outcome of the others
         if trouble_of(error) is not Trouble.LEFT:
             raise error
         group.state = WorkerState.STOPPED
         return RunResult(WorkerState.STOPPED)
     match directive:
         case Finish(outcome) if outcome.kind is OutcomeKind.SUCCEEDED:
-            if crew is None:  # there was no rendezvous for this node
+            if crew is None:  # this node never had a place
                 raise RendezvousClosedError(
-                    "the run had ended with success before this node had a place in it: it is not "
-                    "taken up again, and a new run needs an id of its own"
+                    "the run had succeeded before this node joined it: it cannot continue, and a "
+                    "new run needs an id of its own"
                 )
             group.state = WorkerState.SUCCEEDED
             values = return_values(crew.round) if crew.done else {}
@@ -122,7 +126,11 @@ def result_of(
 def failures_of(
     shell: Agent, crew: Crew | None, first: Failure | None
 ) -> dict[int, ProcessFailure]:
-    """The failures by global rank: ours that nobody ended, and the job's first, wherever it was."""
+    """Return the failures by global rank.
+
+    They are those of this node's workers that the agent did not end itself, and the job's first
+    failure on any node.
+    """
     found: dict[int, ProcessFailure] = {}
     logs = RunLogs(shell.settings.logs)
     if crew is not None and crew.base_rank is not None and crew.failure is not None:
@@ -152,7 +160,7 @@ def _of_worker(logs: RunLogs, crew: Crew, ended: Ended, first: Failure) -> Proce
 
 
 def _elsewhere(failure: Failure) -> ProcessFailure:
-    """Of another node's worker, or of one that never ran: as it was told."""
+    """Convert the reported failure of another node's worker, or of one that never ran."""
     code = -failure.signal if failure.signal is not None else failure.exit_code
     told = ProcessFailure(failure.local_rank, 0, 1 if code is None else code, "")
     told.message = failure.traceback or failure.message

@@ -1,6 +1,6 @@
-"""`LocalElasticAgent`: workers on this machine, functions or programs, through the agent's hands.
+"""`LocalElasticAgent`: runs functions or programs as workers on this machine.
 
-A function runs as a program that calls it, or, with `fork`, in a fork of this process.
+A function runs in a program that calls it or, with `fork`, in a fork of this process.
 """
 
 from __future__ import annotations
@@ -49,20 +49,27 @@ START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class LocalElasticAgent(HandsElasticAgent):
-    """Runs the spec's workers as processes below this one, each in a process group of its own.
+    """Agent that runs the spec's workers as its child processes, each in its own process group.
 
     Args:
-        logs_specs: where their output goes; by default what the spec says.
-        start_method: how functions are started. With `fork` they have all that this
-            process has; otherwise (`spawn`, and `forkserver`, which is the same here) they
-            must be importable and their arguments picklable.
-        log_line_prefix_template: begins every line on the console; `${role_name}`,
-            `${local_rank}` and `${rank}` are filled in. By default `[<role><local rank>]:`
-            where output is teed, else nothing.
+        spec: spec of the workers.
+        logs_specs: destination of their output; the default is `redirects` and `tee` of the spec.
+        start_method: start method of functions. With `fork` they inherit this process's memory;
+            with `spawn`, and `forkserver`, which is the same here, they must be importable and
+            their arguments picklable.
+        exit_barrier_timeout: maximum seconds to wait for the workers of other nodes after this
+            node's have succeeded.
+        log_line_prefix_template: prefix of every line on the console, in which `${role_name}`,
+            `${local_rank}` and `${rank}` are replaced. The default is `[<role><local rank>]:` for
+            teed output, else nothing.
+        shutdown_timeout: seconds between SIGTERM and SIGKILL of a worker.
         health_check_server: must be None.
-        uninterruptible_state_timeout: seconds that a worker may be in uninterruptible sleep;
-            after it the run ends, UNHEALTHY and without a restart, as in torch. By default what
-            TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT says; 0 is for ever.
+        uninterruptible_state_timeout: maximum seconds of a worker in uninterruptible sleep, after
+            which the run ends UNHEALTHY and without a restart, as in torch; 0 is no limit. The
+            default is TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT.
+
+    Raises:
+        ValueError: an argument is not supported, or a worker has no device.
     """
 
     def __init__(
@@ -84,7 +91,7 @@ class LocalElasticAgent(HandsElasticAgent):
             known = ", ".join(START_METHODS)
             raise ValueError(f"start_method must be one of {known}, not {echoed(start_method)}")
         self._start_method = start_method
-        if logs_specs is None:  # torch's own spec has neither
+        if logs_specs is None:  # torch's own spec has neither attribute
             redirects, tee = (getattr(spec, name, Std.NONE) for name in ("redirects", "tee"))
             logs_specs = DefaultLogsSpecs(redirects=redirects, tee=tee)
         self._logs_specs = logs_specs_of(logs_specs)
@@ -92,7 +99,7 @@ class LocalElasticAgent(HandsElasticAgent):
         self._scratch: ScratchFolder | None = None
         self._call_folder: CallFolder | None = None
         self._settings: Node | None = None
-        self._devices(spec.local_world_size - 1)  # too few show here, not in the first round
+        self._devices(spec.local_world_size - 1)  # raise for too few devices before the first round
 
     # -- workers that are stuck in the kernel -------------------------------------------
 
@@ -113,7 +120,7 @@ class LocalElasticAgent(HandsElasticAgent):
             while not life.done():
                 await asyncio.wait([life], timeout=interval_seconds)
                 if not life.done() and self._is_stuck():
-                    raise StuckWorkers("a worker is stuck in the kernel: it is not started again")
+                    raise StuckWorkers("a worker is stuck in the kernel: not restarting it")
             return life.result()
         finally:
             life.cancel()
@@ -123,7 +130,7 @@ class LocalElasticAgent(HandsElasticAgent):
         pids = [worker.id for worker in self._worker_group.workers if isinstance(worker.id, int)]
         if not self._sleepers.stuck(pids, time.monotonic()):
             return False
-        self._remaining_restarts = 0  # it holds what a new one on this machine would need
+        self._remaining_restarts = 0  # it holds resources that a new worker here would need
         return True
 
     # -- for the agent ------------------------------------------------------------------
@@ -177,11 +184,11 @@ class LocalElasticAgent(HandsElasticAgent):
         which = (str(number), str(local_rank))
         if self._start_method == "fork":
             return which
-        assert self._call_folder is not None, "the hands came first"
+        assert self._call_folder is not None, "_make_hands sets it"
         return (*self._call_folder.command(), *which)
 
     def _devices(self, local_rank: int) -> dict[str, str]:
-        """With `virtual_local_rank`, the one device that a worker sees."""
+        """Return the variables that show a worker one device, with `virtual_local_rank`."""
         if not self._worker_group.spec.virtual_local_rank:
             return {}
         visible = visible_devices()
@@ -224,11 +231,11 @@ class LocalElasticAgent(HandsElasticAgent):
         logs = None if self._settings is None else self._settings.logs.folder
         succeeded = self._worker_group.state == WorkerState.SUCCEEDED
         if logs is not None and succeeded and self._logs_specs.log_dir is None:
-            shutil.rmtree(logs, ignore_errors=True)  # nobody asked for them
+            shutil.rmtree(logs, ignore_errors=True)  # the caller requested no logs
             self._settings = None
 
     def _made_log_folder(self, run_id: str) -> Path | None:
-        """A new folder; error files need one even where no output is kept."""
+        """Create the log folder. Error files need one even if no output is kept."""
         log_dir = self._logs_specs.log_dir
         if log_dir == os.devnull:
             return None
@@ -240,5 +247,5 @@ class LocalElasticAgent(HandsElasticAgent):
 
 
 def _numbers(streams: Std) -> tuple[int, ...]:
-    """The descriptors of these streams."""
+    """Return the descriptors of the streams."""
     return tuple(number for number, std in ((1, Std.OUT), (2, Std.ERR)) if std & streams)

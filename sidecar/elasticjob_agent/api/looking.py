@@ -1,4 +1,4 @@
-"""What a handler and a round's store say: the facts that `core.follow` decides on."""
+"""Poll of a handler and a round's store for the facts that `core.follow` decides on."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ FIRST_DONE = "elasticjob/done"
 
 
 def kept_by_etcd(handler: Any) -> bool:
-    """Whether what keeps the rendezvous is none of its nodes, and comes back when it was away."""
+    """Return True if etcd keeps the rendezvous: no node hosts it, and it survives an outage."""
     return handler.get_backend() in ("etcd", "etcd-v2")
 
 
 def done_note(rank: int) -> str:
-    """The key of the note that the workers of the node with this rank are done."""
+    """Return the key of the note that the workers of the node with this rank are done."""
     return f"elasticjob/done/{rank}"
 
 
 def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
-    """One look. Blocks; raises what they raise.
+    """Poll once. Blocks; raises the errors of the handler and the store.
 
     Args:
-        met_at: the key that stands once all have come to the exit barrier; "" before we have.
-        nodes: how many the round has.
+        handler: rendezvous handler.
+        store: store of the round; None if there is none.
+        met_at: key that exists once all nodes are in the exit barrier; "" before this node is.
+        nodes: number of nodes of the round.
     """
     waiting, closed = handler.num_nodes_waiting(), handler.is_closed()
     if store is None:
@@ -37,7 +39,8 @@ def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
         waiting = max(1, waiting)
     failed = noted(store, FAILED_NOTE) if waiting > 0 or closed else ""
     moved_on = waiting > 0 and not closed and _moved_on(handler, store)
-    # From the first that is done no round begins for newcomers, nor for who was done and ended.
+    # Once a node is done, no new round begins for joining nodes or for nodes that were done and
+    # ended.
     if waiting > 0 and not failed and not moved_on and _some_are_done(handler, store):
         waiting = 0
     return Seen(
@@ -53,27 +56,31 @@ def look(handler: Any, store: Any, met_at: str, nodes: int = 0) -> Seen:
 
 
 def _keeps_who_left(handler: Any) -> bool:
-    """Whether the place of who left looks alive until its time is over; none of torch's own."""
+    """Return True if a left node looks alive until its key expires; never for torch's handlers."""
     return kept_by_etcd(handler) and hasattr(handler, "gone")
 
 
 def _moved_on(handler: Any, store: Any) -> bool:
-    """Whether others went on to a newer round, or one is gone that was not done."""
+    """Return True if others moved to a newer round, or a node is gone that was not done."""
     return told(handler, "moved_on") or any(
         not store.check([done_note(rank)]) for rank in _gone(handler)
     )
 
 
 def _some_are_done(handler: Any, store: Any) -> bool:
-    """Whether a node of the round is done; only where we would learn that others want another."""
+    """Return True if a node of the round is done.
+
+    False for handlers that cannot report that others want a newer round.
+    """
     knows = hasattr(handler, "moved_on") and hasattr(handler, "gone")
     return knows and bool(store.check([FIRST_DONE]))
 
 
 def _met(handler: Any, store: Any, met_at: str, nodes: int) -> bool:
-    """Whether all have come: who ended just before it was counted had left its note.
+    """Return True if all nodes are done.
 
-    Who looks at the round later, without having been in it, finds only the key.
+    A node that ended just before it was counted has still written its done note. If all notes
+    exist, this sets the key, the only thing that a later observer of the round reads.
     """
     if store.check([met_at]):
         return True
@@ -89,7 +96,7 @@ def _gone(handler: Any) -> list[int]:
 
 
 def told(handler: Any, fact: str) -> bool:
-    """What handlers of ours know, and torch's do not."""
+    """Call an optional method of ElasticJob's handlers; return False for torch's."""
     ask = getattr(handler, fact, None)
     return ask is not None and bool(ask())
 
@@ -99,7 +106,7 @@ def noted(store: Any, key: str) -> str:
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """By name: torch's errors are other classes than ours."""
+    """Classify a rendezvous error by class name, since torch's errors are other classes."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "RendezvousClosedError" in names:
         return Trouble.CLOSED

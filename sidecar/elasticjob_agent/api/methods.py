@@ -1,7 +1,6 @@
-"""Hands made of an agent's own four methods, for whoever subclasses `SimpleElasticAgent`.
+"""Worker runtime over the methods of a `SimpleElasticAgent` subclass.
 
-Starting, stopping and looking after workers is the subclass's; when to do which is the
-same core's as ever.
+The subclass starts, stops and monitors the workers; the agent's core decides when.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from elasticjob_agent.settings import inherited_names
 
 
 class WorkerMethods(Protocol):
-    """The abstract methods of `SimpleElasticAgent`."""
+    """Worker methods of `SimpleElasticAgent` that a subclass implements."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]: ...
 
@@ -39,7 +38,7 @@ class WorkerMethods(Protocol):
 
 
 class MethodHands:
-    """See `hands.Hands`. The methods are called in threads, one at a time."""
+    """Worker runtime that calls the methods in threads, one at a time."""
 
     def __init__(self, methods: WorkerMethods, group: WorkerGroup, interval_seconds: float) -> None:
         self._methods = methods
@@ -49,10 +48,10 @@ class MethodHands:
         self._one_at_a_time = asyncio.Lock()
         self._monitor: asyncio.Task[None] | None = None
         self.result: RunResult | None = None
-        """What `_monitor_workers` said when they ended."""
+        """Result of `_monitor_workers` when the workers ended."""
 
     async def events(self) -> AsyncIterator[HandsEvent]:
-        """Raises what one of the methods raised: that is a fault of theirs, not of a worker."""
+        """Yield events. Raises the exception of a method, which is not a worker's failure."""
         yield Hello((), os.getpid(), sys.executable, str(Path.cwd()), 0, None, {}, (),
                     inherited_names())  # fmt: skip
         while True:
@@ -64,13 +63,13 @@ class MethodHands:
                 return
 
     def heed(self, live_until: Callable[[], float | None]) -> None:
-        """Methods of a subclass take no deadline."""
+        """Do nothing: the methods of a subclass take no deadline."""
 
     def renew(self) -> None:
-        """Nor a later one."""
+        """Do nothing, see `heed`."""
 
     async def prepare(self, command: PrepareWorkers) -> None:
-        """Not asked for: this hello does not offer it."""
+        """Do nothing: `Hello` does not offer it, so the core never asks."""
 
     async def start(self, command: StartWorkers) -> None:
         self.result = None
@@ -87,7 +86,7 @@ class MethodHands:
         self._monitor = asyncio.create_task(self._monitored(command.round))
 
     async def stop(self, round: int, grace_seconds: float, dump: bool = False) -> None:
-        """The grace is the subclass's own."""
+        """Stop the workers; the subclass chooses the grace period."""
         self._end_monitor()
         try:
             async with self._one_at_a_time:
@@ -131,7 +130,7 @@ class MethodHands:
             exits = [WorkerExited(number, rank, 0, 0, None, 0) for rank in ranks]
             return [*exits, Stopped(number)]
         if result.state not in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            raise RuntimeError(f"the worker group is {result.state}: nobody knows what runs")
+            raise RuntimeError(f"the worker group is {result.state}: running workers are unknown")
         failures = [
             WorkerExited(
                 number,

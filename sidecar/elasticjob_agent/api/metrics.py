@@ -1,7 +1,7 @@
-"""Numbers that an agent emits: `put_metric` and `prof`, and where they go.
+"""Metrics of an agent: `put_metric` and `prof` emit them, `configure` sets their handlers.
 
-`configure` sets a handler for one group, or for all that have none of their own. By default
-numbers are dropped.
+A handler is set for one group, or for all groups without a handler of their own. By default metrics
+are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class MetricData(NamedTuple):
-    """One number; `timestamp` is Unix seconds."""
+    """Value of a metric; `timestamp` is Unix time in seconds."""
 
     timestamp: float
     group_name: str
@@ -29,21 +29,21 @@ class MetricData(NamedTuple):
 
 
 class MetricHandler(ABC):
-    """Where numbers go."""
+    """Destination of metrics."""
 
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None: ...
 
 
 class NullMetricHandler(MetricHandler):
-    """Drops them."""
+    """Handler that drops metrics."""
 
     def emit(self, metric_data: MetricData) -> None:
         return
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """A line on standard output for each."""
+    """Handler that writes one line per metric to standard output."""
 
     def emit(self, metric_data: MetricData) -> None:
         at, group, name, value = metric_data
@@ -51,7 +51,7 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class MetricStream:
-    """The numbers of one group."""
+    """Metrics of one group."""
 
     def __init__(self, group_name: str, handler: MetricHandler) -> None:
         self.group_name = group_name
@@ -65,23 +65,23 @@ _by_group: dict[str | None, MetricHandler] = {}
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """Send the numbers of a group there; without a group, of all that have no handler."""
+    """Set the handler of a group; without a group, of all groups that have no handler."""
     _by_group[group] = handler
 
 
 def getStream(group: str) -> MetricStream:
-    """The stream of a group."""
+    """Return the stream of a group."""
     handler = _by_group.get(group) or _by_group.get(None) or NullMetricHandler()
     return MetricStream(group, handler)
 
 
 def put_metric(metric_name: str, metric_value: int, metric_group: str = GROUP) -> None:
-    """Emit one number."""
+    """Emit one value of a metric."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Milliseconds since a time of `time.time()`."""
+    """Return the milliseconds since a time given by `time.time()`."""
     return int((time.time() - start_time_in_seconds) * 1000)
 
 
@@ -94,9 +94,10 @@ def prof(
 def prof(
     fn: Callable[P, R] | None = None, group: str = GROUP, name: str = ""
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Emit `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call.
+    """Decorate a function to emit metrics of every call.
 
-    The name is `Class.method`, or `module.function`, if none is given.
+    They are `<name>.success` or `<name>.failure`, and `<name>.duration.ms`. The default name is
+    `Class.method` or `module.function`.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""What an agent that is started from Python says of its node."""
+"""Node settings of an agent that is started from Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_LOGS = LogSettings()
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """See `agent.NodeSettings`."""
+    """Implementation of `surroundings.NodeSettings`."""
 
     run_id: str
     member: str

@@ -1,7 +1,7 @@
-"""A handler that is made when it is first needed, and made again until it can be.
+"""Reconnecting rendezvous handler: creates its handler on first use, and retries until it can.
 
-What keeps a job's rendezvous may come later than its agents: etcd is not there yet, the pod
-that hosts the c10d store is still being made, or is being replaced.
+The rendezvous store may start later than the job's agents: etcd is not up yet, or the pod that
+hosts the c10d store is being created or replaced.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ log = logging.getLogger("elasticjob.agent")
 
 RETRY_SECONDS = 0.5
 STORE_SECONDS = 20.0
-"""How long the keys of a new round are waited for: who is to set one may just have died."""
+"""Default wait for a key of a new round. The node that should set it may have just died."""
 
 
 class PersistentHandler(RendezvousHandler):
-    """Hands every call on to the handler that `make` gives.
+    """Handler that delegates to the one that `make` creates.
 
     Args:
-        make: the handler; raises RendezvousConnectionError where that is not yet possible, and
-            RendezvousUnsupportedError where it never will be.
-        join_seconds: how long one `next_rendezvous` takes at most, that included.
-        closed: is called after the handler was shut down or left for good.
-        first_round: what the handler numbers its first round by; here it is 0.
-        host_stays: one of the job's nodes keeps the store, and stays at the end until the others
-            have seen it.
-        connect_seconds: how long the handler is waited for; None: `join_seconds`.
-        read_seconds: how long the keys of a new round are waited for, if not STORE_SECONDS.
-        probe: tells whether what keeps the rendezvous can be used; asked once it was reached.
+        make: creates the handler; raises RendezvousConnectionError if that is not possible yet, and
+            RendezvousUnsupportedError if it never will be.
+        backend: name of the backend.
+        run_id: id of the run.
+        join_seconds: maximum duration of `next_rendezvous`, including the creation.
+        closed: called by `close`, after the handler was shut down or left for good.
+        first_round: the handler's number of its first round, which is 0 here.
+        host_stays: a node of the job hosts the store, and keeps it up at the end until the other
+            nodes have seen the end.
+        connect_seconds: maximum wait for the creation; None: `join_seconds`.
+        read_seconds: maximum wait for a key of a new round; None: `STORE_SECONDS`.
+        probe: checks if the store is usable; called once the store was reached.
     """
 
     persists = True
-    """A place that could not be had for want of a connection is worth seeking again."""
+    """True: a join that failed for lack of a connection is worth retrying."""
 
     def __init__(
         self,
@@ -89,8 +91,11 @@ class PersistentHandler(RendezvousHandler):
 
     @property
     def store_probe(self) -> StoreProbe | None:
-        """See `store_monitor`. Until the store is reached for the first time it is waited for, and
-        `setting_up` tells that."""
+        """Probe of the store, see `store_monitor`.
+
+        Reports no problem until the store is reached for the first time; `setting_up` covers that
+        time.
+        """
         found = self._store_probe
         if found is None:
             return None
@@ -113,37 +118,37 @@ class PersistentHandler(RendezvousHandler):
         return 0 if self._handler is None else self._handler.num_nodes_waiting()
 
     def lost(self) -> bool:
-        """Whether a node of our round is gone, where the handler can tell."""
+        """Return True if a node of the round is gone, if the handler can tell."""
         return told(self._handler, "lost")
 
     def moved_on(self) -> bool:
-        """Whether others of our round want a newer one, where the handler can tell."""
+        """Return True if other nodes of the round want a newer one, if the handler can tell."""
         return told(self._handler, "moved_on")
 
     def gone(self) -> frozenset[int]:
-        """The ranks that are missed in our round, where the handler can tell."""
+        """Return the group ranks missing in the round, if the handler can tell."""
         gone = getattr(self._handler, "gone", frozenset)
         return frozenset(gone())
 
     def last_stores(self) -> list[Any]:
-        """The stores of the last rounds, newest first, where the handler can tell."""
+        """Return the stores of the last rounds, newest first, if the handler can tell."""
         stores: list[Any] = getattr(self._handler, "last_stores", list)()
         return stores
 
     def stay(self) -> None:
-        """We are done with our round: who ends now is not missed, where the handler can say so."""
+        """Mark this node as done with its round: its end is no loss, if the handler supports it."""
         stay = getattr(self._handler, "stay", None)
         if stay is not None:
             stay()
 
     def setting_up(self) -> bool:
-        """Whether there is no rendezvous yet: its keeper was not reached, or it is being made."""
+        """Return True before a rendezvous exists: not reached yet, or still being set up."""
         if self._handler is None:
             return True
         return told(self._handler, "setting_up")
 
     def leave(self) -> None:
-        """Go, and leave the rendezvous open. A `next_rendezvous` under way ends."""
+        """Leave the rendezvous, which stays open, and end a running `next_rendezvous`."""
         self._going.set()
         leave = getattr(self._handler, "leave", None)
         if leave is not None:
@@ -154,7 +159,7 @@ class PersistentHandler(RendezvousHandler):
         return self._handler is None or self._handler.shutdown()
 
     def close(self) -> None:
-        """Let go of everything; after `leave` or `shutdown`."""
+        """Release all resources; call after `leave` or `shutdown`."""
         self._going.set()
         self._closed()
 
@@ -168,11 +173,11 @@ class PersistentHandler(RendezvousHandler):
             try:
                 made = self._make()
             except RendezvousUnsupportedError:
-                raise  # it would be the same for ever
+                raise  # permanent
             except RendezvousConnectionError as error:
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError(
-                        f"nobody could be reached within {patience:g} s: {error}"
+                        f"cannot reach the rendezvous within {patience:g} s: {error}"
                     ) from error
                 if not told:
                     log.warning("no rendezvous yet, trying again: %s", error)
@@ -180,7 +185,7 @@ class PersistentHandler(RendezvousHandler):
                 self._going.wait(RETRY_SECONDS)
                 continue
             self._handler = made
-            if self._going.is_set():  # whoever set it found no handler
+            if self._going.is_set():  # `leave` was called before there was a handler
                 self.leave()
                 raise RendezvousGracefulExitError("this node leaves")
         return self._handler

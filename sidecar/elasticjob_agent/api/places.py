@@ -1,4 +1,4 @@
-"""A place in a round, in the three forms it has: a handler's answer, a roster, a worker group."""
+"""Place in a round in its three forms: a handler's answer, a roster, and a worker group."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.roster import Roster, Seat
 
 MASTER_SECONDS = 30.0
-"""Maximum time for rank 0 to write MASTER_ADDR and MASTER_PORT: it has its rank when others do."""
+"""Maximum wait for rank 0 to write MASTER_ADDR and MASTER_PORT. It gets its rank when all do."""
 POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class NextPlace:
-    """What a handler answered. `master` is None and `number` 0 where it does not say."""
+    """Answer of a handler. `master` is None and `number` 0 if the handler does not set them."""
 
     store: Any
     group_rank: int
@@ -35,23 +35,27 @@ class NextPlace:
 
 
 def next_place(spec: WorkerSpec) -> NextPlace:
-    """Ask the handler, ours or torch's, of today or of old (it returned a tuple). Blocks."""
+    """Join the next round through the handler. Blocks.
+
+    Supports handlers of ElasticJob and torch, also those of old versions, which return a tuple.
+    """
     info = spec.rdzv_handler.next_rendezvous()
     if isinstance(info, tuple):
         store, group_rank, group_world_size = info
         return NextPlace(store, group_rank, group_world_size)
     host = info.bootstrap_store_info
     master = None if host is None else (host.master_addr, int(host.master_port))
-    # Some begin with round 0, which to an agent is none; and all members must agree.
+    # Some handlers number from 0, which means no round to an agent; all members must agree.
     number = getattr(info, "round", -1) + 1
     return NextPlace(info.store, info.rank, info.world_size, master, number)
 
 
 def await_master(store: Any) -> None:
-    """Wait until rank 0 wrote where its workers meet; some stores would wait for ever.
+    """Wait until rank 0 has written MASTER_ADDR and MASTER_PORT; some stores wait without limit.
 
     Raises:
-        RendezvousTimeoutError: it did not, within the store's timeout or MASTER_SECONDS.
+        RendezvousTimeoutError: it did not within the smaller of the store's timeout and
+            `MASTER_SECONDS`.
     """
     own = getattr(store, "timeout", None)
     seconds = min(MASTER_SECONDS, own.total_seconds()) if own is not None else MASTER_SECONDS
@@ -61,18 +65,17 @@ def await_master(store: Any) -> None:
         if store is None or time.monotonic() >= deadline:
             raise RendezvousTimeoutError(
                 f"rank 0 wrote no MASTER_ADDR and MASTER_PORT to the round's store within "
-                f"{seconds:g} s. A handler that returns bootstrap_store_info says there where the "
-                "workers meet, and the agent in its worker group's master_addr and master_port: "
-                "use those"
+                f"{seconds:g} s. If the handler returns bootstrap_store_info, use the address in "
+                "it, or master_addr and master_port of the agent's worker group"
             )
         time.sleep(POLL_SECONDS)
 
 
 def known_ranks(spec: WorkerSpec, group_rank: int) -> Assigned | None:
-    """Our ranks where the handler knows the whole roster, as v3's does.
+    """Return this node's ranks if the handler knows the whole roster, as v3's does; else None.
 
     Raises:
-        ValueError: the roster seats another number of workers than the spec has.
+        ValueError: the roster's number of workers for this node differs from the spec's.
     """
     roster = getattr(spec.rdzv_handler, "roster", None)
     if not isinstance(roster, Roster):
@@ -87,7 +90,7 @@ def known_ranks(spec: WorkerSpec, group_rank: int) -> Assigned | None:
 
 
 def roster_of(group: WorkerGroup, member: str, restarts: int, served: bool = False) -> Roster:
-    """The roster as far as it is known: our seat, and that there are others."""
+    """Return the roster as far as it is known: this node's ranks and the number of nodes."""
     first, nodes = group.workers[0], group.group_world_size
     assert nodes is not None, "there was no rendezvous"
     assert group.group_rank is not None
@@ -120,9 +123,9 @@ def roster_of(group: WorkerGroup, member: str, restarts: int, served: bool = Fal
 
 
 def observe(group: WorkerGroup, state: State, event: Event) -> bool:
-    """Bring the group in step with the agent's state; True when its workers have just started."""
+    """Update the group from the agent's state; return True if its workers have just started."""
     directive, crew = state.directive, state.crew
-    # The group may be ahead: its next place is sought while the news of it are on their way.
+    # The group may be ahead: `_rendezvous` updates it before the directive arrives.
     if isinstance(directive, Run) and directive.roster.number > group.round:
         _seat(group, directive)
     group.state = _state(state, group.state)
@@ -168,7 +171,7 @@ def _state(state: State, former: WorkerState) -> WorkerState:
 
 
 def free_port() -> int:
-    """A port that nobody uses at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
         held.bind(("", 0))
         return int(held.getsockname()[1])

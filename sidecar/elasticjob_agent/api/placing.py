@@ -1,4 +1,4 @@
-"""How an agent gets its place in a round, and ranks for its workers, from any handler."""
+"""Rank assignment: join a round through any handler, and assign ranks to the workers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from elasticjob_agent.settings import workers_are_identical
 log = logging.getLogger("elasticjob.agent")
 
 AGENT = "SimpleElasticAgent"
-"""The class that this is a part of, and whose name the metrics of its steps have."""
+"""Class name in the metrics of these steps, as in torch."""
 
 
 class Placing(Telling):
-    """The part of an agent that asks its handler."""
+    """Part of an agent that joins rounds through its handler."""
 
     def __init__(self, worker_group: WorkerGroup) -> None:
         super().__init__(worker_group)
@@ -39,11 +39,11 @@ class Placing(Telling):
 
     @prof(name=f"{AGENT}._rendezvous")
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Get a place in the next round, and ranks for our workers. Blocks."""
+        """Join the next round and assign ranks to this node's workers. Blocks."""
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             place = places.next_place(spec)
-        if place.master is None:  # a handler of old: rank 0 says where
+        if place.master is None:  # an old handler: rank 0 writes the address
             if place.group_rank == 0:
                 self._set_master_addr_port(
                     place.store, spec.master_addr, spec.master_port, spec.local_addr
@@ -83,10 +83,10 @@ class Placing(Telling):
         )  # fmt: skip
 
     def _meets(self, spec: WorkerSpec, place: places.NextPlace) -> bool:
-        """Whether our workers may meet at another store than the one that the handler names.
+        """Return True if the workers may use another bootstrap store than the handler names.
 
-        Nobody has his ranks before all have spoken, if they are assigned through the store. In
-        a round that gave us a place before we have spoken already.
+        That requires rank assignment through the store, which completes only after all agents have
+        made their offers. An agent that joins the same round again has already made its offer.
         """
         if spec.master_addr or spec.master_port or place.number == self._offered:
             return False
@@ -94,9 +94,9 @@ class Placing(Telling):
         return self._served_port() is not None and given is None
 
     def _served_port(self) -> int | None:
-        """Where this node serves a store for workers at this moment; 0 for nowhere.
+        """Return the port of a store that this node serves for workers; 0 for none.
 
-        None where workers would not know that rank 0 is not to serve it.
+        None if this agent cannot make rank 0's worker use a served store.
         """
         return None
 
@@ -104,9 +104,10 @@ class Placing(Telling):
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """Our workers with their ranks, as all agents agree on them through the store.
+        """Return this node's workers with ranks that all agents agree on through the store.
 
-        Where every node brings the same (TORCH_ELASTIC_WORKER_IDENTICAL=1) nobody is asked.
+        If all nodes are identical (TORCH_ELASTIC_WORKER_IDENTICAL=1), the ranks are computed
+        without the store.
         """
         slots = spec.local_world_size
         known = places.known_ranks(spec, group_rank)
@@ -122,7 +123,7 @@ class Placing(Telling):
     def _share_and_gather(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[RoleInstanceInfo]:
-        """Every agent's role and size, in group rank order."""
+        """Exchange roles and sizes; return those of all agents in group rank order."""
         mine = RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
         found = synchronize(
             store, mine.serialize(), group_rank, group_world_size, "torchelastic/role_info"
@@ -136,14 +137,14 @@ class Placing(Telling):
         start_idx: int = 0,
         end_idx: int = -1,
     ) -> tuple[int, list[int]]:
-        """How many workers there are between two indices, and the ranks of one agent's."""
+        """Return the number of workers between two indices, and the ranks of one agent's."""
         return ranks_between(role_infos, role_idx, start_idx, end_idx)
 
     @staticmethod
     def _set_master_addr_port(
         store: Any, master_addr: str | None, master_port: int | None, local_addr: str | None
     ) -> None:
-        """Say where rank 0 hosts torch's store: as told, else here at a free port."""
+        """Write the address of rank 0's store: as given, else this host and a free port."""
         address = master_addr or local_addr or socket.getfqdn(socket.gethostname())
         store.set("MASTER_ADDR", address.encode())
         store.set("MASTER_PORT", str(master_port or places.free_port()).encode())
@@ -153,8 +154,8 @@ class Placing(Telling):
         """Return the address and port that rank 0 wrote with `_set_master_addr_port`.
 
         Raises:
-            RendezvousTimeoutError: nobody wrote it in time, as where the handler returns
-                bootstrap information instead.
+            RendezvousTimeoutError: rank 0 did not write it in time, for example because the
+                handler returns bootstrap information instead.
         """
         places.await_master(store)
         return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))

@@ -1,8 +1,7 @@
-"""Ranks in a gang whose nodes bring different roles and numbers of workers.
+"""Rank assignment in a gang whose nodes have different roles and numbers of workers.
 
-Each agent writes its role and size to the round's store; the agent of group rank 0 works
-out all ranks and writes them back. Keys and values are torch's, so that agents of both
-kinds agree.
+Each agent writes its role and size to the round's store; the agent of group rank 0 computes all
+ranks and writes them back. Keys and values are torch's, so that agents of both kinds agree.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from elasticjob_rendezvous.core.roster import ranks
 
 @dataclass(frozen=True, slots=True)
 class RoleInstanceInfo:
-    """What one agent brings: `local_world_size` workers of `role`, at group rank `rank`."""
+    """Contribution of one agent: `local_world_size` workers of `role`, at group rank `rank`."""
 
     role: str
     rank: int
@@ -38,21 +37,21 @@ class RoleInstanceInfo:
 
     @staticmethod
     def compare(obj1: RoleInstanceInfo, obj2: RoleInstanceInfo) -> int:
-        """The order by role, then by rank: negative, 0 or positive."""
+        """Compare by role, then by rank; return a negative number, 0 or a positive number."""
         if obj1.role == obj2.role:
             return obj1.rank - obj2.rank
         return 1 if obj1.role > obj2.role else -1
 
     @staticmethod
     def find_role_boundaries(roles_infos: Sequence[RoleInstanceInfo], role: str) -> tuple[int, int]:
-        """The first and last index of a role; (-1, -1) when it is not there."""
+        """Return the first and last index of a role; (-1, -1) if it is absent."""
         found = [index for index, info in enumerate(roles_infos) if info.role == role]
         return (found[0], found[-1]) if found else (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The ranks of one agent's first worker, and how many workers there are."""
+    """Ranks of one agent's first worker, and the numbers of workers in all and of its role."""
 
     base_rank: int
     world_size: int
@@ -61,13 +60,13 @@ class Assigned:
 
 
 def assigned_alike(group_rank: int, group_world_size: int, slots: int) -> Assigned:
-    """The ranks where every agent brings the same: nobody need be asked."""
+    """Compute the ranks if all agents have the same role and size, without the store."""
     base, size = group_rank * slots, group_world_size * slots
     return Assigned(base, size, base, size)
 
 
 def assigned_in(store: Any, mine: RoleInstanceInfo, group_world_size: int) -> Assigned:
-    """Our ranks, worked out together through the store. Blocks until all have written."""
+    """Agree on this agent's ranks through the store. Blocks until all agents have written."""
     store.set(_role_info(mine.rank), mine.serialize())
     if mine.rank == 0:
         keys = [_role_info(rank) for rank in range(group_world_size)]
@@ -80,8 +79,8 @@ def assigned_in(store: Any, mine: RoleInstanceInfo, group_world_size: int) -> As
 def ranks_between(
     infos: Sequence[RoleInstanceInfo], index: int, start: int = 0, end: int = -1
 ) -> tuple[int, list[int]]:
-    """How many workers the agents from `start` up to `end` have, and the ranks of one's among
-    them; -1 is the end of all."""
+    """Return the number of workers of the agents from `start` to `end` (exclusive), and the ranks
+    of one agent's workers among them. `end` -1 includes all agents."""
     sizes = [info.local_world_size for info in infos]
     stop = len(sizes) if end == -1 else end
     base = sum(sizes[start : min(index, stop)])

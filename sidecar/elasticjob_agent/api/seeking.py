@@ -1,4 +1,4 @@
-"""A place in a round: how it is sought, and what is told of a job that ended meanwhile."""
+"""Join of a round, and lookup of the outcome of a job that ended meanwhile."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ log = logging.getLogger("elasticjob.agent")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a round: the roster that seats us, and the round's store if it has one."""
+    """Place in a round: the roster with this node, and the round's store if it has one."""
 
     roster: Roster
     store: Any
 
 
 class Seeker(Protocol):
-    """Gets a place; `SimpleElasticAgent` is one. Called in a thread."""
+    """Port to join a round, called in a thread; `SimpleElasticAgent` implements it."""
 
     def seek(self, charge: bool, restarts: int, least: int) -> Place:
-        """Block until there is one, in a round numbered above `least`."""
+        """Block until this node has a place in a round numbered above `least`.
+
+        `charge`: the last round ended by a failure to charge; `restarts`: failures charged so far.
+        """
         ...
 
 
 async def sought(handler: Any, seeker: Seeker, order: Join, least: int) -> Place:
-    """A place, sought again where the handler outlives a loss of what keeps it.
+    """Join a round; retry after errors if the handler survives a loss of its store.
 
-    Raises whatever the handler raises, which is a user's choice.
+    Raises any exception of the handler, which may be user code.
     """
     began, limit_seconds = time.monotonic(), getattr(handler, "join_seconds", 0.0)
     while True:
@@ -48,19 +51,19 @@ async def sought(handler: Any, seeker: Seeker, order: Join, least: int) -> Place
         except Exception as error:
             waited = time.monotonic() - began
             persists = getattr(handler, "persists", False)
-            # Its store went, or whoever was to come to it did: the next round is another.
+            # The round lost its store or a node during the join: join the next one.
             if not persists or trouble_of(error) is not Trouble.ERROR:
                 raise
             if waited > limit_seconds:
                 raise RendezvousTimeoutError(str(error)) from error
-            log.warning("a place in a round was lost again: %r", error)
+            log.warning("lost the place in a round while joining, retrying: %r", error)
         await asyncio.sleep(SEEK_SECONDS)
 
 
 async def how_ended(handler: Any, place: Place | None) -> Outcome | None:
-    """How the job ended, as our last round's store tells it, or one of the newest rounds'.
+    """Return the job's outcome as recorded in the store of this node's last round or a newer one.
 
-    None where none does: it was stopped, or who ended it leaves no such notes.
+    None if there is no record: the job was stopped, or ended by agents that write no notes.
     """
 
     def look() -> Outcome | None:
@@ -76,5 +79,5 @@ async def how_ended(handler: Any, place: Place | None) -> Outcome | None:
     try:
         return await in_thread(look, CALL_SECONDS)
     except Exception as error:
-        log.warning("how the job ended is not known: %r", error)
+        log.warning("cannot read the job's outcome: %r", error)
         return None

@@ -1,7 +1,7 @@
-"""What users of the elastic agent API hold in their hands: specs, workers, groups and results.
+"""Public data types of the elastic agent API: specs, workers, worker groups and results.
 
-Names, fields and defaults are those of torch's elastic agent, so that code written
-for it needs another import and nothing else.
+Names, fields and defaults are those of torch's elastic agent, so that code written for it only
+needs to change its imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STD_BY_RANK = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
 
 
 class Std(IntFlag):
-    """Standard streams, to choose some of them."""
+    """Set of standard streams."""
 
     NONE = 0
     OUT = 1
@@ -34,7 +34,11 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """`"3"` is both streams of all workers; `"0:1,1:2"` names some for each local rank."""
+        """Parse `"3"` (both streams of all workers) or `"0:1,1:2"` (streams by local rank).
+
+        Raises:
+            ValueError: any other text.
+        """
         if _STD.fullmatch(vm):
             return cls(int(vm))
         if _STD_BY_RANK.fullmatch(vm):
@@ -46,21 +50,20 @@ class Std(IntFlag):
 
 
 def streams_of(choice: Std | Mapping[int, Std], local_rank: int) -> Std:
-    """The streams chosen for one worker; torch's `Std` counts as ours."""
+    """Return the streams chosen for one worker. Accepts torch's `Std`."""
     return Std(int(choice if isinstance(choice, int) else choice.get(local_rank, Std.NONE)))
 
 
 @dataclass
 class DefaultLogsSpecs:
-    """Where the workers' output goes.
+    """Destination of the workers' output.
 
     Args:
-        log_dir: files are kept in a new folder below it, in `round_<n>/<local_rank>/`;
-            None keeps them in a temporary one, unless the run succeeds; the null device
-            keeps none.
-        redirects: streams that go to files alone.
-        tee: streams that go to files and to the console; wins over `redirects`.
-        local_ranks_filter: only these are shown on the console.
+        log_dir: parent of a new folder with the files `round_<n>/<local_rank>/`. None uses a
+            temporary folder, which is removed if the run succeeds; the null device keeps no files.
+        redirects: streams that go to files only.
+        tee: streams that go to files and to the console; overrides `redirects`.
+        local_ranks_filter: local ranks whose output is shown on the console; None shows all.
     """
 
     log_dir: str | None = None
@@ -70,7 +73,7 @@ class DefaultLogsSpecs:
 
 
 def logs_specs_of(given: Any) -> DefaultLogsSpecs:
-    """The value that was given, which may be torch's."""
+    """Return the given specs, converted if they are torch's."""
     if isinstance(given, DefaultLogsSpecs):
         return given
     return DefaultLogsSpecs(
@@ -79,11 +82,11 @@ def logs_specs_of(given: Any) -> DefaultLogsSpecs:
 
 
 class WorkerState(StrEnum):
-    """The state of a worker group: its workers change it together.
+    """State of a worker group, common to all its workers.
 
-    INIT, then HEALTHY or UNHEALTHY while they run; STOPPED between two rounds, when the
-    agent ended them to start them again; at last SUCCEEDED or FAILED. UNKNOWN: the agent
-    lost track of them and had better end.
+    INIT, then HEALTHY or UNHEALTHY while they run; STOPPED between two rounds, after the agent
+    ended them to restart them; finally SUCCEEDED or FAILED. UNKNOWN: the agent lost track of the
+    workers and should end.
     """
 
     UNKNOWN = "UNKNOWN"
@@ -96,33 +99,36 @@ class WorkerState(StrEnum):
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
-        """Whether processes are there, well or not."""
+        """Return True if the workers' processes run, healthy or not."""
         return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
 @dataclass
 class WorkerSpec:
-    """The blueprint of a node's workers of one role.
+    """Specification of a node's workers of one role.
 
     Args:
-        role: the workers' role.
-        local_world_size: how many run on this node.
-        rdzv_handler: a `RendezvousHandler`, ours or torch's.
+        role: role of the workers.
+        local_world_size: number of workers on this node, at least 1.
+        rdzv_handler: `RendezvousHandler` of ElasticJob or torch.
         fn: deprecated, use `entrypoint`.
         entrypoint: a function, or the path of a program.
-        args: its arguments; `${local_rank}` in a text stands for the local rank.
-        max_restarts: failures to survive.
-        monitor_interval: seconds between two looks at the rendezvous (and at workers
-            that a subclass of `SimpleElasticAgent` runs by itself).
-        master_port, master_addr: where rank 0 hosts torch's store; by default the
-            rendezvous' choice, which is new in every round.
-        local_addr: this node's address.
-        redirects: streams that go to files alone.
-        tee: streams that go to files and to the console; wins over `redirects`.
-        event_log_handler: where events go: null, console, or a name that was registered.
+        args: its arguments; `${local_rank}` in a string argument is replaced by the local rank.
+        max_restarts: restart budget, the maximum number of failures that lead to a restart.
+        monitor_interval: polling interval of the rendezvous in seconds (and of workers that a
+            subclass of `SimpleElasticAgent` runs itself).
+        master_port, master_addr: address of torch's store on rank 0; the default is chosen by the
+            rendezvous, anew for every round.
+        local_addr: address of this node.
+        redirects: streams that go to files only.
+        tee: streams that go to files and to the console; overrides `redirects`.
+        event_log_handler: destination of events: null, console, or a registered name.
         numa_options: must be None.
         duplicate_stdout_filters, duplicate_stderr_filters: must be None.
-        virtual_local_rank: every worker sees one GPU alone, as device 0, and is local rank 0.
+        virtual_local_rank: every worker sees a single GPU as device 0, and has LOCAL_RANK 0.
+
+    Raises:
+        ValueError: an argument is out of range or not supported, or there is no entrypoint.
     """
 
     role: str
@@ -163,7 +169,7 @@ class WorkerSpec:
             raise ValueError("entrypoint must be a function or the path of a program")
 
     def get_entrypoint_name(self) -> str:
-        """The function's qualified name, or the program's file name."""
+        """Return the function's qualified name, or the program's file name."""
         if isinstance(self.entrypoint, str):
             return PurePath(self.entrypoint).name
         assert self.entrypoint is not None
@@ -171,16 +177,16 @@ class WorkerSpec:
 
 
 class Worker:
-    """One worker of a group.
+    """Worker of a group.
 
     Args:
-        local_rank: among the workers of this agent.
-        global_rank: among all workers; another in every round.
-        role_rank: among all workers of its role.
-        world_size: how many workers there are.
-        role_world_size: how many there are of its role.
+        local_rank: rank among the workers of this agent.
+        global_rank: rank among all workers; may change every round.
+        role_rank: rank among all workers of its role.
+        world_size: number of all workers.
+        role_world_size: number of workers of its role.
 
-    `id` is the agent's name for it: a process id where it runs here.
+    `id` is the agent's id of the worker: its process id if it runs on this machine.
     """
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
@@ -208,7 +214,7 @@ class Worker:
 
 
 class WorkerGroup:
-    """The workers of a spec that one agent runs. The agent changes it as it goes."""
+    """Workers of a spec that one agent runs. The agent modifies it while it runs."""
 
     __slots__ = (
         "group_rank", "group_world_size", "master_addr", "master_port", "round", "spec", "state",
@@ -229,11 +235,12 @@ class WorkerGroup:
 
 @dataclass
 class RunResult:
-    """How a run ended: with success if, and only if, all local workers succeeded.
+    """Result of a run: SUCCEEDED if, and only if, all local workers succeeded.
 
     Args:
-        return_values: of functions, by global rank; of programs, None.
-        failures: by global rank.
+        state: final state of the worker group.
+        return_values: return values of functions by global rank; None for programs.
+        failures: failures by global rank.
     """
 
     state: WorkerState

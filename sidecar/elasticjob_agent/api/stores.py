@@ -1,7 +1,7 @@
-"""What agents do together through a round's key-value store, key by key as torch's agents do.
+"""Collective operations of agents on a round's key-value store, with the keys of torch's agents.
 
-A store is torch's `Store` or looks like it: set, get, add, check, wait, multi_get, multi_set,
-`timeout` and `set_timeout`.
+A store is torch's `Store` or has the same methods: set, get, add, check, wait, multi_get,
+multi_set, `timeout` and `set_timeout`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ IGNORED = "<val_ignored>"
 TRACE = "/TRACE"
 TRACING_GATE = "/TRACING_GATE"
 MOST_MISSING = 16
-"""So many ranks are named at most."""
+"""Maximum number of missing ranks in an error message."""
 TIMED_OUT = (RuntimeError, LookupError, TimeoutError)
-"""Errors that stores raise on a timeout: torch's own, an etcd store, and ours."""
+"""Timeout errors of the stores: torch's, an etcd store's and ElasticJob's."""
 
 
 @contextmanager
 def store_timeout(store: Any, timeout: float) -> Iterator[None]:
-    """Give the store so many seconds meanwhile."""
+    """Set the store's timeout, in seconds, inside the context."""
     former = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
     try:
@@ -33,12 +33,12 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
 
 
 def last_member(key_prefix: str) -> str:
-    """The key that stands once all have arrived at a barrier."""
+    """Return the key that exists once all members have arrived at a barrier."""
     return f"{key_prefix}/last_member"
 
 
 def arrive(store: Any, world_size: int, key_prefix: str) -> str:
-    """Count us in at a barrier; the key that stands once all have arrived."""
+    """Count this member at a barrier; return the key that exists once all have arrived."""
     last = last_member(key_prefix)
     if store.add(f"{key_prefix}/num_members", 1) == world_size:
         store.set(last, IGNORED)
@@ -60,19 +60,25 @@ def barrier(
     store: Any, rank: int, world_size: int, /, key_prefix: str, barrier_timeout: float = 300
 ) -> None: ...
 def barrier(store: Any, *args: Any, **kwargs: Any) -> None:
-    """Wait for all members; a prefix serves once.
+    """Wait for all members. A prefix can be used once.
 
-    Both ways of torch's: of today, and of old with `rank` before `world_size`.
+    Accepts both signatures of torch: the current one, and the old one with `rank` before
+    `world_size`.
 
     Args:
-        rank: ours; where it is given, the error names the ranks that did not come.
-        rank_tracing_decoder: makes a rank into what the error says of it.
-        trace_timeout: seconds that rank 0 takes at most to find out who did not come.
+        store: store of the round.
+        world_size: number of members.
+        key_prefix: prefix of the barrier's keys.
+        barrier_timeout: timeout in seconds.
+        rank: rank of this member; if given, the error names the missing ranks.
+        rank_tracing_decoder: converts a rank to its description in the error.
+        trace_timeout: maximum seconds for rank 0 to find the missing ranks.
 
     Raises:
-        Exception: the store's own, when it takes longer than `barrier_timeout` seconds.
+        Exception: the store's timeout error, after `barrier_timeout` seconds.
+        ValueError: `rank_tracing_decoder` is given without `rank`.
     """
-    if len(args) > 1 and isinstance(args[1], int):  # as torch then had it, without a trace
+    if len(args) > 1 and isinstance(args[1], int):  # torch's old signature, without a trace
         _barrier(store, *args[1:], **kwargs)
     else:
         _barrier(store, *args, **kwargs)
@@ -88,7 +94,7 @@ def _barrier(
     trace_timeout: float = 10,
 ) -> None:
     if rank is None and rank_tracing_decoder is not None:
-        raise ValueError("rank_tracing_decoder needs rank: a trace tells whose it is")
+        raise ValueError("rank_tracing_decoder needs rank: a trace names its rank")
     with store_timeout(store, barrier_timeout):
         last = arrive(store, world_size, key_prefix)
         try:
@@ -124,7 +130,8 @@ def _missing(
         return [f"[<check rank 0 ({named(0)}) for missing rank info>]"]
     missing: list[str] = []
     for other in range(1, world_size):
-        # Who is there has left its trace by now, but for the one that is waited for first.
+        # Once the first missing rank is found, present ranks have long left their traces, so the
+        # remaining waits are short.
         limit = timedelta(milliseconds=1) if missing else timedelta(seconds=seconds)
         try:
             store.wait([f"{key_prefix}{other}{TRACE}"], limit)
@@ -137,9 +144,9 @@ def _missing(
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """The values that every member set at `<prefix><rank>`.
+    """Return the values that all members set at `<prefix><rank>`, in rank order.
 
-    Rank 0 stays until all have read, since the store may live in its process.
+    Rank 0 waits until all have read, since its process may host the store.
     """
     values: list[bytes] = store.multi_get([f"{prefix}{index}" for index in range(world_size)])
     last = arrive(store, world_size, f"{prefix}/finished")
@@ -151,7 +158,7 @@ def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
 def synchronize(
     store: Any, data: bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
-    """Give our data, and get everybody's in rank order."""
+    """Publish this member's data and return that of all members in rank order."""
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
         return get_all(store, rank, key_prefix, world_size)

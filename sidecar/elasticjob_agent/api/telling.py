@@ -1,4 +1,4 @@
-"""What an agent tells machines of itself: events and metrics, under torch's names."""
+"""Event and metric emitter of an agent, with torch's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticjob_agent.api.spec import RunResult, Worker, WorkerGroup, WorkerStat
 
 
 class Telling:
-    """The part of an agent that makes events and numbers of what it knows."""
+    """Part of an agent that emits events and metrics."""
 
     def __init__(self, worker_group: WorkerGroup) -> None:
         self._worker_group = worker_group
@@ -25,7 +25,7 @@ class Telling:
         self._total_execution_time = 0
 
     def get_event_failed(self) -> Event:
-        """For an `except` block: the agent failed, with its traceback."""
+        """Create the event that the agent failed, with the traceback of the current exception."""
         return self._construct_event("FAILED", EventSource.AGENT, raw_error=traceback.format_exc())
 
     def get_event_succeeded(self) -> Event:
@@ -33,7 +33,7 @@ class Telling:
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:
-        """Record an event with the milliseconds that the block took."""
+        """Record an event with the duration of the block in milliseconds."""
         began = time.perf_counter()
         try:
             yield
@@ -42,14 +42,14 @@ class Telling:
             self._record_event(state, EventSource.AGENT, duration_ms=took_ms)
 
     def _record_event(self, state: str, source: EventSource, *about: Any, **facts: Any) -> None:
-        """Record what `_construct_event` makes; where nobody reads events, none is made."""
+        """Construct and record an event, unless events are dropped."""
         destination = self._worker_group.spec.event_log_handler
         if destination != NOWHERE:
             record(self._construct_event(state, source, *about, **facts), destination)
 
     def _record_worker_events(self, result: RunResult) -> None:
         if result.state == WorkerState.SUCCEEDED and not result.return_values:
-            return  # the others finished while this node stood by
+            return  # the other nodes finished while this one had no workers
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
             self._record_event(
@@ -62,7 +62,7 @@ class Telling:
             )
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        """How that worker ended; TERMINATED when the agent ended it."""
+        """Return the worker's final state; TERMINATED if the agent ended it."""
         if worker.global_rank in result.failures:
             return WorkerState(result.state).value
         ended_by_agent = (WorkerState.UNHEALTHY, WorkerState.FAILED, WorkerState.STOPPED)
@@ -70,7 +70,7 @@ class Telling:
             return "TERMINATED"
         if worker.global_rank in result.return_values:
             return WorkerState(result.state).value
-        raise ValueError(f"the result says nothing of the worker of rank {worker.global_rank}")
+        raise ValueError(f"the result has no entry for the worker of rank {worker.global_rank}")
 
     def _construct_event(
         self,
@@ -88,7 +88,7 @@ class Telling:
             "entry_point": spec.get_entrypoint_name(),
         }
         if worker is not None:
-            # Each in a list, as readers of torch's events have it.
+            # Lists of one element, as readers of torch's events expect.
             details["local_rank"] = [worker.local_rank]
             details["role_rank"] = [worker.role_rank]
             details["role_world_size"] = [worker.role_world_size]
@@ -131,13 +131,13 @@ class Telling:
         self._put(metric_name, int(condition))
 
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:
-        """The share of the budget that was spent, in percent; 100 for a failed run."""
+        """Emit the used share of the restart budget in percent; 100 for a failed run."""
         budget = self._worker_group.spec.max_restarts + 1
         spent = budget if is_failed else budget - (self._remaining_restarts + 1)
         self._put("flakiness", int(100 * spent / budget))
 
     def _record_progress(self) -> None:
-        """What the monitor loop tells every `monitor_interval`, once there were workers."""
+        """Emit the metrics of the monitor loop, every `monitor_interval` once there are workers."""
         state = WorkerState(self._worker_group.state)
         if state is WorkerState.INIT:
             return
@@ -150,5 +150,5 @@ class Telling:
 
 @lru_cache(maxsize=1)
 def _get_fq_hostname() -> str:
-    """Asked for once: a slow name server would hold up the agent."""
+    """Return the fully qualified host name, cached: a slow name server would delay the agent."""
     return socket.getfqdn(socket.gethostname())

@@ -1,4 +1,4 @@
-"""Workers that are stuck in the kernel, in uninterruptible sleep: no signal ends them."""
+"""Detector of workers stuck in uninterruptible sleep in the kernel, where no signal ends them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _UNINTERRUPTIBLE = "D"
 
 
 class StuckWorkers(Exception):
-    """A worker slept uninterruptibly for longer than it may."""
+    """A worker was in uninterruptible sleep for longer than the timeout."""
 
 
 def timeout_of(given: float | None) -> float:
-    """Seconds that a worker may sleep so: as given, else as the variable says; 0 is for ever.
+    """Return the timeout in seconds, as given or else from the environment; 0 is no timeout.
 
-    As in torch, what is negative or no number is 0.
+    As in torch, a negative value, or a variable that is no number, is 0.
     """
     if given is not None:
         return max(0.0, float(given))
@@ -31,14 +31,14 @@ def timeout_of(given: float | None) -> float:
 
 
 class Sleepers:
-    """Since when each worker sleeps uninterruptibly, as far as was seen."""
+    """Start times of the uninterruptible sleeps of workers, as observed."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
         self._since: dict[int, float] = {}
 
     def stuck(self, pids: Collection[int], now: float) -> list[int]:
-        """Look at these processes; those that sleep so for too long. `now` is monotonic."""
+        """Check processes; return those beyond the timeout. `now` is in monotonic seconds."""
         if self.timeout_seconds <= 0:
             return []
         asleep = {pid for pid in pids if _state(pid) == _UNINTERRUPTIBLE}
@@ -50,7 +50,7 @@ class Sleepers:
 
 
 def _state(pid: int) -> str:
-    """The letter of a process's state; empty where there is none any more."""
+    """Return the state letter of a process from /proc; empty if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,6 +1,6 @@
-"""What an agent tells the others: by a note in the round's store, or by a call of the handler.
+"""Messages to the other agents: notes in the round's store, and calls of the handler.
 
-Whether it gets there changes nothing for us: what goes wrong is only logged.
+Delivery is best effort: errors are only logged.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from elasticjob_agent.api.seeking import Place
 
 log = logging.getLogger("elasticjob.agent")
 
-DEPART_SECONDS = 5.0  # less than the agent itself waits to hear that it has left
+DEPART_SECONDS = 5.0  # shorter than the agent's own wait for its departure
 LAST_JOIN_SECONDS = 1.0
 
 
 async def called(what: str, call: Callable[[], object], seconds: float = CALL_SECONDS) -> None:
-    """A call whose failure changes nothing for us."""
+    """Make a blocking call; log its error instead of raising it."""
     try:
         await in_thread(call, seconds)
     except Exception as error:
-        log.warning("the rendezvous did not take %s: %r", what, error)
+        log.warning("cannot send %s to the rendezvous: %r", what, error)
 
 
 async def note(place: Place | None, key: str, text: str, seconds: float = CALL_SECONDS) -> None:
-    """A note in the store of our round, if we have one."""
+    """Write a note to the store of this node's round, if there is one."""
     store = None if place is None else place.store
     if store is not None:
         await called(key, lambda: store.set(key, text.encode()), seconds)
@@ -38,10 +38,10 @@ async def note(place: Place | None, key: str, text: str, seconds: float = CALL_S
 async def depart(
     handler: Any, place: Place | None, name: str, join: asyncio.Task[None] | None
 ) -> None:
-    """Tell the handler, if it knows how to leave without closing for all.
+    """Leave through the handler, if it can leave without closing the rendezvous for all.
 
-    torch's do not: their members find out. `name` is what the others know us by, empty for
-    nothing to tell them; `join` is a search for a place, which is to end.
+    torch's handlers cannot: the other members detect the loss. `name` is written to the round's
+    store as the leave note, unless it is empty. `join` is a running join, which is to end.
     """
     leave = getattr(handler, "leave", None)
     if leave is None:

@@ -1,1 +1,1 @@
-"""What the agent decides: values in, values out; no I/O, clock or environment."""
+"""Decision logic of the agent: values in, values out; no I/O, clock or environment."""

@@ -1,4 +1,4 @@
-"""Asking this node's workers to save before a planned stop, and what they answer. Pure."""
+"""Checkpoint requests to this node's workers before a planned stop, and their answers. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_rendezvous.core.saving import ASK_SECONDS
 
 
 def asking(state: State) -> tuple[State, tuple[AskCrew, ...]]:
-    """Hand on what the rendezvous asks of the running crew, each word once."""
+    """Forward the rendezvous' save request to the running worker group, each request once."""
     crew, save = state.crew, _request(state)
     if crew is None or crew.empty or crew.order is not None or save is None:
         return state, ()
@@ -27,15 +27,16 @@ def asking(state: State) -> tuple[State, tuple[AskCrew, ...]]:
 
 
 def answered(asked: Asked | None, progress: Mapping[int, WorkerProgress]) -> Asked | None:
-    """After what the workers said once the request was in its place: none passes more now."""
+    """Record the last save point passed: no worker passes another while a request is in place."""
     if asked is None or asked.passed >= 0:
         return asked
     return replace(asked, passed=max((worker.points for worker in progress.values()), default=0))
 
 
 def ended_after_all(state: State, now: float) -> State:
-    """Where nobody ends the round in which workers saved and ended, as where peers were done
-    before that place, they are done too.
+    """Count workers that saved and exited as done if the end of their round does not follow.
+
+    This happens when peers finished before the save point.
     """
     until, crew = state.obeyed_until, state.crew
     if until is None or crew is None or now < until:
@@ -44,14 +45,14 @@ def ended_after_all(state: State, now: float) -> State:
 
 
 def waits_to_save(state: State, crew: Crew, now: float) -> bool:
-    """Whether the workers of a node that leaves run on, for the gang may save first."""
+    """Return True if a leaving node's workers keep running because the job may save first."""
     if state.hurried or state.leaving_at is None or not _is_to_be_asked(state, crew):
         return False
     return _request(state) is not None or now < state.leaving_at + ASK_SECONDS
 
 
 def is_unasked(state: State, number: int) -> bool:
-    """Whether workers of that round want to save before a planned stop, and nobody asked them."""
+    """Return True if that round's workers want to save before a planned stop but were not asked."""
     crew = state.crew
     if crew is None or crew.round != number or crew.empty or crew.asked is not None:
         return False
@@ -59,7 +60,7 @@ def is_unasked(state: State, number: int) -> bool:
 
 
 def unasked_at(state: State) -> float | None:
-    """When workers that wait to be asked are ended unasked; monotonic seconds."""
+    """Return the monotonic time at which workers stop waiting for a save request and are ended."""
     crew = state.crew
     if crew is None or crew.empty or crew.order is not None or _request(state) is not None:
         return None
@@ -69,28 +70,28 @@ def unasked_at(state: State) -> float | None:
 
 
 def saves(crew: Crew) -> bool:
-    """Whether a script here wants to save before a planned stop."""
+    """Return True if a script here wants to save before a planned stop."""
     return any(worker.saves for worker in crew.progress.values())
 
 
 def completed(crew: Crew) -> bool:
-    """Whether a worker here told of a checkpoint since all were asked for it."""
+    """Return True if a worker here has reported a checkpoint since the request."""
     asked = crew.asked
     if asked is None or asked.point == 0:
         return False
     workers = ((asked.before.get(rank), worker) for rank, worker in crew.progress.items())
     return any(
         _told(before or WorkerProgress(), worker)
-        # A text names no places.
+        # Progress in text form has no save points.
         and (worker.points == 0 or worker.points >= asked.point)
         for before, worker in workers
     )
 
 
 def saved(crew: Crew) -> bool:
-    """Whether all workers here came past the agreed place, or ended.
+    """Return True if all workers here have passed the agreed save point or exited.
 
-    One that tells its checkpoints may still be writing this one.
+    A worker that reports its checkpoints does not count: it may still be writing this one.
     """
     asked = crew.asked
     if asked is None or asked.point == 0:
@@ -110,7 +111,7 @@ def _told(before: WorkerProgress, now: WorkerProgress) -> bool:
 
 
 def _is_to_be_asked(state: State, crew: Crew) -> bool:
-    """Whether workers want to save before a planned stop, in a round in which that is asked."""
+    """Return True if workers want to save before a planned stop and the round supports it."""
     directive = state.directive
     if not isinstance(directive, Run) or crew.round != directive.roster.number:
         return False
@@ -118,7 +119,7 @@ def _is_to_be_asked(state: State, crew: Crew) -> bool:
 
 
 def _request(state: State) -> Save | None:
-    """What the rendezvous asks of the crew's round."""
+    """Return the rendezvous' save request for the worker group's round."""
     directive, crew = state.directive, state.crew
     if not isinstance(directive, Run) or crew is None or crew.round != directive.roster.number:
         return None

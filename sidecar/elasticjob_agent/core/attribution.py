@@ -1,4 +1,4 @@
-"""Which of a node's workers failed first, and the record of it."""
+"""First failure among a node's workers, and its failure record."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from elasticjob_rendezvous.core.failures import ECHOES, FAILURE_BYTES, Failure, 
 MESSAGE_CHARACTERS = 1000
 UNKNOWN_RANK = -1
 UNCAUGHT = 1
-"""What Python ends with when nobody caught an exception. One before another end, and not at the
-very end of what was written, was caught and logged."""
-ENDED_ON_TERM = 143  # what a shell makes of SIGTERM
+"""Python's exit code after an uncaught exception. With any other exit, a traceback that is not at
+the very end of the output was caught and logged."""
+ENDED_ON_TERM = 143  # a shell's exit code for SIGTERM
 
 _SEEKING = (None, StopCause.FAILURE, StopCause.PEER_FAILURE, StopCause.HANG)
-"""While ending for these causes (or for none) the culprit may still show itself."""
+"""Stop causes (or none) during which a worker's exit may still reveal the first failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,10 @@ class _Suspect:
     ended_at_ms: int
 
     def blame(self) -> tuple[int, int, int, int]:
-        """Least is the culprit: an aborted collective says itself that a peer went first.
+        """Return a sort key; the lowest is the first failure.
 
-        One that timed out ended its process, and so aborted its peers'.
+        An aborted collective shows that a peer failed earlier. A collective that timed out ends
+        its process and thereby aborts the collectives of its peers.
         """
         kind = self.failure.kind
         echo = 2 if kind is FailureClass.PEER_ABORT else int(kind in ECHOES)
@@ -46,13 +47,12 @@ class _Suspect:
 
 
 def failure_of(crew: Crew, facts: Facts) -> Failure | None:
-    """The first failure of a crew, or None when none failed.
+    """Return the first failure of a worker group, or None if no worker failed.
 
-    Every end but exit code 0 is a failure while nobody ends the workers. While
-    they are killed for a failure, only an error of a worker's own counts: it may
-    be why its peers broke off before it was gone itself. Ends during any other
-    stop are none. A worker with an error file is placed by the time in it, others
-    by their exit.
+    Without a stop in progress, every exit except code 0 is a failure. During a stop for a failure,
+    only a worker's own error counts: that error may have aborted its peers before its own exit.
+    Exits during any other stop are not failures. Failures are ordered by the time in the error
+    file, or else by the exit time.
     """
     suspects = [s for ended in crew.exits if (s := _suspect(crew, facts, ended)) is not None]
     if not suspects:
@@ -76,16 +76,17 @@ def _suspect(crew: Crew, facts: Facts, ended: Ended) -> _Suspect | None:
     account = report or from_stderr(exit_.stderr_tail, final_only=killed)
     if account is None:
         return None
-    if exit_.signal == SIGKILL:  # ours: its own end would have come a moment later
+    if exit_.signal == SIGKILL:  # sent by us: the worker was about to exit by itself
         ended = replace(ended, exit=replace(exit_, signal=None))
     suspect = _record(crew, facts, ended, exit_.local_rank, account)
     return None if suspect.failure.kind in ECHOES else suspect
 
 
 def _hanging(crew: Crew, facts: Facts, ended: Ended) -> _Suspect:
-    """A worker that was asked where it stood; when it last went on says who hung first.
+    """Return the failure of a worker that dumped its stack; its last progress gives the order.
 
-    One whose collective broke meanwhile, for its peer was asked sooner, was on its way out.
+    A worker whose collective aborted in the meantime, because its peer was stopped sooner, reports
+    its own error instead.
     """
     exit_ = ended.exit
     before = before_dump(exit_.stderr_tail)
@@ -114,7 +115,7 @@ def _hanging(crew: Crew, facts: Facts, ended: Ended) -> _Suspect:
 
 
 def _still_ending(crew: Crew, facts: Facts) -> Iterator[_Suspect]:
-    """Workers that wrote an error file and have not ended yet."""
+    """Yield workers that wrote an error file and have not exited yet."""
     over = {ended.exit.local_rank for ended in crew.exits}
     for local_rank, raw in crew.reports.items():
         account = from_error_file(raw)
@@ -147,7 +148,7 @@ def _record(
 
 
 def _step(crew: Crew, local_rank: int) -> int | None:
-    """The last step that this worker told."""
+    """Return the last step that this worker reported."""
     said = crew.progress.get(local_rank)
     return None if said is None or said.step < 0 else said.step
 
@@ -174,7 +175,7 @@ def _traceback(exit_: WorkerExited | None, account: Account | None) -> str:
 
 
 def fitted(failure: Failure) -> Failure:
-    """The same failure, small enough to store: the message keeps its start, a traceback its end."""
+    """Return the failure cut to the storage limit: message from the start, traceback to the end."""
     failure = replace(
         failure,
         message=_start(failure.message, MESSAGE_CHARACTERS),

@@ -1,7 +1,7 @@
-"""The class of one worker's failure, from its exit and its last words.
+"""Failure class of a worker, from its exit and its error output.
 
-The patterns are what torch 2.13 with gloo, NCCL and its TCP store really prints
-when a peer goes, a port is taken or memory runs out.
+The patterns match the output of torch 2.13 with gloo, NCCL and its TCP store when a peer is
+lost, a port is in use or memory runs out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIGNALS: Mapping[int, str] = {
     8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE",
     14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
 }  # fmt: skip
-"""Linux' numbers: a worker runs on Linux, wherever this is read."""
+"""Linux signal numbers: workers run on Linux, the reader may run elsewhere."""
 
 _MASTER_PORT = re.compile(r"server socket has failed to (?:listen|bind).*EADDRINUSE", re.DOTALL)
 _DEVICE_MEMORY = re.compile(
@@ -53,21 +53,21 @@ _COLLECTIVE = re.compile(
     r"|DistNetworkError|DistStoreError|DistBackendError|ncclRemoteError|ncclSystemError"
     r"|NCCL communicator was aborted|Watchdog caught collective|ProcessGroupNCCL's watchdog"
 )
-# The system's own words for a lost peer may be about the user's socket: they count only below
-# frames of torch.distributed.
+# The operating system's messages for a lost peer may concern a socket of the user's code: they
+# count only below frames of torch.distributed.
 _LOST_PEER = re.compile(r"Broken pipe|Connection (?:reset by peer|refused|aborted)")
-# Not its launcher's: a script's own decorator runs below that.
+# Excludes torch's launcher: a script's own decorator runs below its frames.
 _TORCH_DISTRIBUTED = re.compile(r"torch[/.]distributed(?![/.](?:elastic|run|launch))|ProcessGroup")
 
 
 SHELLS = 128
-"""What a shell adds to the signal that ended its last command."""
+"""Offset that a shell adds to the signal number of its last command."""
 CRASHES = frozenset({4, 6, 7, 8, 11})
-"""Signals that the code of the worker itself brings about, and Python's faulthandler tells of."""
+"""Signals raised by the worker's own code and reported by Python's faulthandler."""
 
 
 def ending_text(exit_: WorkerExited) -> str:
-    """How a worker ended, for people."""
+    """Return a readable description of a worker's exit."""
     if exit_.signal is not None:
         return f"killed by {SIGNALS.get(exit_.signal, f'signal {exit_.signal}')}"
     within = signal_within(exit_)
@@ -76,18 +76,18 @@ def ending_text(exit_: WorkerExited) -> str:
 
 
 def signal_within(exit_: WorkerExited) -> int | None:
-    """The signal that ended a command in it, where a shell made an exit code of that."""
+    """Return the signal that killed a command in the worker's shell, from the exit code."""
     signum = (exit_.exit_code or 0) - SHELLS
     return signum if signum in SIGNALS else None
 
 
 def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -> FailureClass:
-    """The class, from the most telling sign to the least.
+    """Return the failure class, checking the most specific evidence first.
 
     Args:
-        exit_: None when the worker still runs and only its error file is known.
-        account: what the worker said, if it said something.
-        rank: the global rank: only rank 0 listens at MASTER_PORT.
+        exit_: None if the worker still runs and only its error file is known.
+        account: the worker's own error report, if any.
+        rank: the global rank; only rank 0 listens at MASTER_PORT.
     """
     if account is not None:
         by_words = _by_words(account, rank)
@@ -100,11 +100,11 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
     if exit_.out_of_memory and (killed or _helper_killed(exit_, account)):
         return FailureClass.HOST_OUT_OF_MEMORY
     if exit_.signal == SIGABRT:
-        # C++ ended the process, as NCCL's watchdog does from a thread of its own.
+        # C++ aborted the process, as NCCL's watchdog does from its own thread.
         if by_text := _by_text(exit_.stderr_tail, False):
             return by_text
         if account is not None and ABORTED_AT_EXIT in exit_.stderr_tail:
-            return FailureClass.USER_ERROR  # its exception was there first
+            return FailureClass.USER_ERROR  # the exception preceded the abort
     if exit_.signal is not None or within is not None:
         return FailureClass.SIGNAL
     if exit_.exit_code in (NOT_EXECUTABLE, NOT_FOUND):
@@ -113,7 +113,7 @@ def classified(exit_: WorkerExited | None, account: Account | None, rank: int) -
 
 
 def _by_words(account: Account, rank: int) -> FailureClass | None:
-    """What the exception tells, or else the nearest of its causes that tells something."""
+    """Return the class that the exception, or else its nearest conclusive cause, indicates."""
     told = [(account.message, account.own or account.traceback)]
     told += [(cause.message, cause.own) for cause in account.causes]
     kinds = (_by_said(said, traceback, rank) for said, traceback in told)
@@ -130,7 +130,7 @@ def _by_said(said: str, traceback: str, rank: int) -> FailureClass | None:
 
 
 def _by_text(said: str, of_torch: bool) -> FailureClass | None:
-    """What these words tell; some tell it only when torch.distributed says them."""
+    """Return the class that a message indicates; some patterns count only in torch.distributed."""
     if _DEVICE_MEMORY.search(said):
         return FailureClass.CUDA_OUT_OF_MEMORY
     if _HOST_MEMORY.search(said):
@@ -142,7 +142,7 @@ def _by_text(said: str, of_torch: bool) -> FailureClass | None:
 
 
 def _helper_killed(exit_: WorkerExited, account: Account | None) -> bool:
-    """Whether it was not the worker that was killed, but a process that it had started."""
+    """Return True if a child process of the worker was killed, not the worker itself."""
     if account is None:
         return _HELPER_KILLED.search(exit_.stderr_tail) is not None
     said = (account.message, *(cause.message for cause in account.causes))

@@ -1,4 +1,4 @@
-"""How a crew changes with what the hands report. Facts only; no orders."""
+"""Updates of a worker group from worker runtime events. Records facts; gives no orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def after(
     facts: Facts,
     now: float,
 ) -> Crew:
-    """The crew after news of its own round."""
+    """Return the group after an event of its own round."""
     match event:
         case Started():
             if crew.started:
@@ -48,7 +48,7 @@ def after(
 def _after_exit(
     crew: Crew, exit_: WorkerExited, reports: Mapping[int, bytes], facts: Facts, now: float
 ) -> Crew:
-    """One more worker ended; a worker ends once, however often it is reported."""
+    """Record a worker's exit; repeated reports of the same exit have no effect."""
     if any(ended.exit.local_rank == exit_.local_rank for ended in crew.exits):
         return crew
     during = StopCause.URGENT if exit_.unasked else None
@@ -68,12 +68,12 @@ def _after_exit(
 
 
 def with_words(crew: Crew, heard: FromHands) -> Crew:
-    """The crew with the last that its workers told, which came with the news of an end."""
+    """Return the group with its workers' last progress, which arrived with an exit event."""
     return replace(crew, progress={**crew.progress, **heard.progress}) if heard.progress else crew
 
 
 def _ran_ms(crew: Crew, now: float) -> int | None:
-    """How long its workers have run; None when an earlier agent started them."""
+    """Return the workers' run time; None if an earlier agent started them."""
     if not crew.started:
         return 0
     if not crew.start_ms:
@@ -82,7 +82,7 @@ def _ran_ms(crew: Crew, now: float) -> int | None:
 
 
 def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
-    """Once told, a failure changes only when it turns out to be the echo of another."""
+    """Return the failure to keep: only an echo is replaced, and only by a failure that is none."""
     if known is None or found is None:
         return known or found
     echo = known.kind in ECHOES and found.kind not in ECHOES
@@ -90,7 +90,7 @@ def _settled(known: Failure | None, found: Failure | None) -> Failure | None:
 
 
 def without_hands(crew: Crew, facts: Facts, reason: str) -> Crew:
-    """The launcher is lost, and the workers with it: they lived in its container."""
+    """Return the group after the launcher's loss; the workers ran in its container and are gone."""
     if crew.empty:
         return crew
     failure = crew.failure
@@ -100,7 +100,7 @@ def without_hands(crew: Crew, facts: Facts, reason: str) -> Crew:
 
 
 def _of_all(crew: Crew, facts: Facts, message: str) -> Failure:
-    """A failure of the whole node, put down to its first worker."""
+    """Return a failure of the whole node, attributed to its first worker."""
     return Failure(
         round=crew.round,
         member=facts.member,
@@ -118,10 +118,10 @@ def _of_all(crew: Crew, facts: Facts, message: str) -> Failure:
 def after_hello(
     crew: Crew | None, heard: FromHands, hello: Hello, facts: Facts, now: float
 ) -> Crew | None:
-    """The crew as the hands know it: caught up with, or taken over from an earlier agent.
+    """Return the group as the worker runtime reports it, possibly taken over from an earlier agent.
 
-    A crew that was ordered and that the hands never heard of was not started:
-    the order was lost with the connection. None lets it be given again.
+    The worker runtime does not know an ordered group if the order was lost with the connection:
+    return None so that the order is repeated.
     """
     number = _round_of(hello)
     if crew is not None and crew.round != number:
@@ -141,7 +141,7 @@ def after_hello(
 
 
 def _round_of(hello: Hello) -> int | None:
-    """The round that was started last, running or not."""
+    """Return the round started last, running or not."""
     if hello.running is not None:
         return hello.running
     return hello.exits[-1].round if hello.exits else None

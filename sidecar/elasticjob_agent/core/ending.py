@@ -1,4 +1,4 @@
-"""Whether and how the agent ends, and what it says then."""
+"""Decision to end the agent: exit codes and final message."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.records import OutcomeKind
 
 LEAVE_SECONDS = 6.0
-"""How long a node that leaves waits to hear that it has left; then its lease says it."""
+"""Maximum wait of a leaving node for confirmation; after that its lease expires."""
 RELEASE_SECONDS = 5.0
-"""How long a released launcher may take to be gone."""
+"""Maximum time for a released launcher to exit."""
 
 
 def wake_at(state: State) -> float | None:
-    """When to send `Timer`, in monotonic seconds; None when nothing is due."""
+    """Return the monotonic time of the next `Timer` event; None if nothing is due."""
     crew = state.crew
     leftovers = crew.leftovers_at if crew is not None else None
     hangs = hangs_at(state) if crew is not None and crew.order is None else None
@@ -48,7 +48,7 @@ def wake_at(state: State) -> float | None:
 
 
 def with_end(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Release the hands once the end is decided and nothing runs; exit once they are gone."""
+    """Release the worker runtime once the end is decided and nothing runs; exit once it is gone."""
     if state.leaving and not state.busy and state.leave_by is None:
         state = replace(state, leave_by=now + LEAVE_SECONDS)
     if state.ending is None:
@@ -79,14 +79,14 @@ def _decided(state: State, now: float) -> Ending | None:
             return _left(state, run, "")
     late = state.leave_by is not None and now >= state.leave_by
     if state.leaving and state.hello is None:
-        return _left(state, run, "")  # it never took part
+        return _left(state, run, "")  # this node never took part
     if state.leaving and (late or state.hurried):
-        return _left(state, run, "; the rendezvous was not heard from, so the lease will tell it")
+        return _left(state, run, "; no confirmation from the rendezvous: the lease will expire")
     return None
 
 
 def _left(state: State, run: str, how: str) -> Ending:
-    why = state.leaving or "the rendezvous let it go"
+    why = state.leaving or "released by the rendezvous"
     code = ExitCode.FAILED if state.gone else ExitCode.OK
     return Ending(code, LEFT_CODE, f"{run}: {state.facts.name} left ({why}){how}")
 
@@ -112,7 +112,7 @@ def _finished(run: str, finish: Finish) -> Ending:
 
 
 def failure_text(failure: Failure) -> str:
-    """The culprit, for people: who, how, what it said."""
+    """Return a readable description of the first failure: rank, exit and error message."""
     who = f"rank {failure.rank} (local rank {failure.local_rank} on {failure.name})"
     if failure.signal is not None:
         how = f"killed by {SIGNALS.get(failure.signal, f'signal {failure.signal}')}"

@@ -1,7 +1,6 @@
-"""What a failed worker left behind, as text: its error file, or the end of its standard error.
+"""Error report of a failed worker, from its error file or the end of its standard error.
 
-Everything here comes from the user's program and may be anything at all: nothing
-in this module raises on it.
+The input comes from the user's program and may be arbitrary: nothing in this module raises on it.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from typing import Any
 from elasticjob_agent.core.tracebacks import MESSAGE_LINES, Raised, last_raised
 
 MESSAGE_CHARACTERS = 16 * 1024
-"""Of a message longer than that, a log perhaps that somebody put into an exception, the beginning
-and the end are kept: what is searched for in it must not hold up the agent."""
+"""Maximum message length. A longer message, such as a log in an exception, keeps its start and
+end: searching it must not block the agent."""
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _CONTROLS = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]|[\x00-\x08\x0e-\x1b\x7f]")
 ABORTED_AT_EXIT = "terminate called without an active exception"
-"""What C++ says of a process that ends while a thread of it still runs, such as torch's after an
-exception that nobody caught. It is the end of the failure, not its reason."""
+"""C++ message of a process that exits while one of its threads still runs, such as torch's after
+an uncaught exception. A consequence of the failure, not its cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a worker says of its failure.
+    """A worker's own report of its failure.
 
     Args:
-        traceback: the text of all of it, with those of its causes.
-        at_ms: UTC by that worker's clock, or None.
-        own: of the traceback what is not its causes'.
-        causes: what it was raised from, or during the handling of what; the nearest first.
+        traceback: the full text, including the causes.
+        at_ms: time of the failure, UTC by the worker's clock, or None.
+        own: the part of `traceback` without the causes.
+        causes: exceptions that this one was raised from, or during the handling of; nearest first.
     """
 
     message: str
@@ -44,10 +43,10 @@ class Account:
 
 
 def from_error_file(raw: bytes) -> Account | None:
-    """Read an error file; None when it says nothing usable.
+    """Parse an error file; return None if it holds nothing usable.
 
-    Two forms are in use: `message` may be an object with its own `message` and
-    `extraInfo`, or plain text with a `timestamp` beside it.
+    Two forms are in use: `message` is an object with its own `message` and `extraInfo`, or plain
+    text with a `timestamp` beside it.
     """
     try:
         document = json.loads(raw.decode(errors="replace"))
@@ -76,8 +75,8 @@ def from_error_file(raw: bytes) -> Account | None:
 def from_stderr(tail: str, final_only: bool = False) -> Account | None:
     """Find the last Python traceback at the end of a worker's standard error.
 
-    With `final_only` it must be the last thing there: of a worker that did not
-    end by itself, an earlier one may have been caught and logged.
+    With `final_only` the traceback must be the last output: a worker that did not end by itself
+    may have caught and logged an earlier one.
     """
     text = _RANK_PREFIX.sub("", encodable(tail))
     head, aborted, rest = text.rpartition(ABORTED_AT_EXIT)
@@ -89,7 +88,7 @@ def from_stderr(tail: str, final_only: bool = False) -> Account | None:
 
 
 def last_words(tail: str) -> str:
-    """The last line that says anything, or an empty string."""
+    """Return the last non-blank line, or an empty string."""
     lines = (line.strip() for line in reversed(_RANK_PREFIX.sub("", encodable(tail)).splitlines()))
     return next((line for line in lines if line), "")
 
@@ -109,5 +108,5 @@ def _milliseconds(stamp: Any) -> int | None:
 
 
 def encodable(text: str) -> str:
-    """Text that can be encoded and shown anywhere: no lone surrogates, no colours of a terminal."""
+    """Return the text without lone surrogates and terminal escapes, safe to encode and display."""
     return _CONTROLS.sub("", text.encode(errors="replace").decode())

@@ -1,4 +1,4 @@
-"""The step of an agent that follows a handler; see `core.following`."""
+"""Step function of an agent that polls a handler; see `core.following`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from elasticjob_rendezvous.core.records import Cause, CauseKind, Outcome, Outcom
 from elasticjob_rendezvous.core.roster import Roster
 
 UNCHARGED_IN_A_ROW = 3
-"""So many failures in a row may be put down to others' before one is charged all the same."""
+"""Maximum number of consecutive failures attributed to other nodes before one is charged."""
 STEADY_SECONDS = 60.0
-"""A round that lived so long ends such a row."""
+"""Duration of a round that resets the count of uncharged failures."""
 
 
 def follow(state: Following, event: Event, now: float) -> tuple[Following, tuple[Order, ...]]:
-    """The next state, and what to do. `now` is monotonic seconds."""
+    """Return the next state and the orders. `now` is monotonic seconds."""
     if state.phase is Phase.OVER:
         return state, ()
     match event:
@@ -82,7 +82,7 @@ def _told(state: Following, now: float) -> tuple[Following, tuple[Order, ...]]:
 
 
 def _begin(state: Following) -> tuple[Following, tuple[Order, ...]]:
-    """Seek the first place, once nothing runs here: what an earlier agent left is ended."""
+    """Request the first seat once nothing runs here; stop workers left by an earlier agent."""
     local = state.local
     if local.workers is not Workers.NONE:
         cause = Cause(CauseKind.LOSS, detail="their agent was lost, and its place with it")
@@ -100,10 +100,10 @@ def _rejoin(state: Following, charge: bool = False) -> tuple[Following, tuple[Or
 
 
 def _failed(state: Following, failure: Failure, now: float) -> tuple[Following, tuple[Order, ...]]:
-    """Charge it or not; go on, or end the job when the budget is spent.
+    """Charge a failure or not; rejoin, or end the job when the restart budget is spent.
 
-    An aborted collective is charged where its cause is, and a taken port to nobody; but
-    something that only ever looks like that must end one day.
+    An aborted collective is charged to the node of its cause, a port in use to none. The number of
+    consecutive uncharged failures is limited, so that a permanent fault of these kinds ends.
     """
     row = 0 if now - state.seated_at >= STEADY_SECONDS else state.uncharged
     others = failure.kind in ECHOES or failure.kind is FailureClass.MASTER_PORT
@@ -154,7 +154,10 @@ def _not_joined(state: Following, event: NotJoined) -> tuple[Following, tuple[Or
 
 
 def _closed(state: Following, detail: str) -> Finish:
-    """The others ended, nobody says how, and we were between two rounds, perhaps done with one."""
+    """Return the outcome if the others ended, without a note, while this node was between rounds.
+
+    This node may have finished its last round.
+    """
     failure = state.local.failure
     if failure is not None:
         return Finish(Outcome(OutcomeKind.FAILED, detail), failure, 0.0)
@@ -164,7 +167,7 @@ def _closed(state: Following, detail: str) -> Finish:
 
 
 def _ours(state: Following, outcome: Outcome) -> Failure | None:
-    """The failure here that a failed job may have ended by."""
+    """Return this node's failure if the job failed, possibly because of it."""
     return state.local.failure if outcome.kind is OutcomeKind.FAILED else None
 
 
@@ -176,8 +179,8 @@ def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
     if state.phase is Phase.MEETING:
         if seen.met or seen.closed:
             return _succeeded(state), ()
-        # They begin anew without us if we do not, or wait until we are gone: what one of them
-        # failed in was not the end. torch's agents leave no note of it.
+        # Peers start a new round without this node, or wait for its removal: a failure among
+        # them did not end the job. torch's agents leave no note of a failure.
         anew = seen.moved_on or (seen.failed and seen.waiting)
         return _rejoin(state) if anew else (state, ())
     if seen.failed:
@@ -189,7 +192,7 @@ def _seen(state: Following, seen: Seen) -> tuple[Following, tuple[Order, ...]]:
 
 
 def _cause(seen: Seen) -> Cause:
-    """Why a round is over in which no worker failed."""
+    """Return the cause of the end of a round without a failed worker."""
     if seen.left:
         return Cause(CauseKind.LEAVE, (seen.left,))
     if seen.lost:

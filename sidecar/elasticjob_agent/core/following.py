@@ -1,14 +1,14 @@
-"""What an agent should do whose rendezvous is a `RendezvousHandler`, which cannot direct.
+"""State, events and orders of an agent that polls a torch `RendezvousHandler`.
 
-A handler only answers: a place in a round, how many wait, whether it is closed. From the
-answers and from what the agent tells of its node this makes the directives that the v3
-engine would give: `core.follow` decides, and here is what it speaks of. The edge
-(`elasticjob_agent.api.following`) asks the handler and does what is ordered.
+A handler gives no directives. It only answers: a seat in a round, the number of waiting nodes,
+whether it is closed. `core.follow` derives from these answers and the agent's local state the
+directives that the v3 engine would give. `elasticjob_agent.api.following` does the I/O: it polls
+the handler and executes the orders.
 
-Agents of ours leave each other notes in a round's store, since a handler cannot tell
-them apart: that a worker failed (so the others' collectives cannot end), that the job
-failed (so nobody is to wait for it), and that a node left, rather than was lost. torch's
-agents neither write nor read them.
+A handler does not distinguish the reasons for a node's departure, so ElasticJob agents leave each
+other notes in a round's store: a worker failed (the others' collectives cannot finish), the job
+failed (no node should wait for it), or a node left and was not lost. torch's agents neither write
+nor read these notes.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.records import Outcome
 from elasticjob_rendezvous.core.roster import Roster
 
-NOT_BEGUN = Idle("the launcher is not there yet")
+NOT_BEGUN = Idle("the launcher is not connected yet")
 NOTHING = Local()
 
 
 class Phase(StrEnum):
-    OUT = "out"  # no place, and none sought yet
-    JOINING = "joining"  # the handler is asked for a place
-    SEATED = "seated"  # a place in a round
-    STOPPING = "stopping"  # the round is to end here
-    MEETING = "meeting"  # our workers are done, the others' not yet
-    DEPARTING = "departing"  # the handler is told that we go
+    OUT = "out"  # no seat, none requested yet
+    JOINING = "joining"  # a seat is requested from the handler
+    SEATED = "seated"  # a seat in a round
+    STOPPING = "stopping"  # this node's workers of the round are stopping
+    MEETING = "meeting"  # own workers are done, waiting at the exit barrier
+    DEPARTING = "departing"  # the leave is being reported to the handler
     OVER = "over"
 
 
 class Trouble(StrEnum):
-    """Why a handler gave no place."""
+    """Reason for which a handler gave no seat."""
 
     CLOSED = "closed"
     TIMEOUT = "timeout"
-    LEFT = "left"  # somebody called its `shutdown` or `leave`
-    UNSUPPORTED = "unsupported"  # what keeps the rendezvous cannot serve us, now or later
+    LEFT = "left"  # `shutdown` or `leave` of the handler was called
+    UNSUPPORTED = "unsupported"  # the rendezvous backend can never serve this agent
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What never changes: who we are, the job's budget, and the grace of a planned stop.
+    """Constants: identity of this agent, the job's restart budget, the grace of a planned stop.
 
-    `name` is what people call us.
+    `name` is the display name.
     """
 
     member: str
@@ -61,14 +61,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Everything known of our part.
+    """State of an agent that polls a handler.
 
     Args:
-        number: of the last round that we had a place in.
+        number: last round in which this agent had a seat.
         restarts: failures charged to the job so far.
-        uncharged: failures in a row that were not.
-        noted: the round of which the failure was noted for the others.
-        alone: we ended as done, and whether the others are is not known.
+        uncharged: consecutive failures that were not charged.
+        noted: round whose failure this agent has noted for the others.
+        alone: True if this agent ended as done without knowing whether the others are.
     """
 
     terms: Terms
@@ -88,21 +88,21 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The truth of this node."""
+    """Local state of this node changed."""
 
     local: Local
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A place in a round; `roster.restarts` is what all members agreed on."""
+    """Seat in a round; `roster.restarts` is the count that all members agreed on."""
 
     roster: Roster
 
 
 @dataclass(frozen=True, slots=True)
 class NotJoined:
-    """No place; `outcome` is how the job ended meanwhile, as far as its last rounds tell."""
+    """No seat; `outcome` is the job's outcome as far as its last rounds show it."""
 
     trouble: Trouble
     detail: str
@@ -111,17 +111,17 @@ class NotJoined:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A look at the handler, and at the notes in the round's store.
+    """Result of polling the handler and the notes in the round's store.
 
     Args:
-        waiting: nodes that wait for a next round, or a round that lost one.
-        closed: the rendezvous is closed.
-        failed: the note that a worker failed; empty without one.
-        ended: the note that the job failed.
-        met: all members have come to the exit barrier.
-        lost: a node of our round is gone, and does not wait for another.
-        left: the note by which a node left; its name.
-        moved_on: a node of our round wants a newer one, or has it.
+        waiting: number of nodes that wait for the next round; also positive if the round lost one.
+        closed: True if the rendezvous is closed.
+        failed: note that a worker failed; empty without one.
+        ended: note that the job failed; empty without one.
+        met: True if all members have reached the exit barrier.
+        lost: True if a node of this round is gone and does not wait for another round.
+        left: name of a node that left, from its note; empty without one.
+        moved_on: True if a node of this round requests a newer round or is in one.
     """
 
     waiting: int = 0
@@ -136,14 +136,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """The exit barrier's time is over; `unknown` says why the others' end is not known."""
+    """Exit barrier timed out; `unknown` is the reason if the others' result is unknown."""
 
     unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """The handler was told that we go."""
+    """Leave reported to the handler."""
 
 
 Event = Told | Joined | NotJoined | Seen | Waited | Departed
@@ -154,7 +154,7 @@ Event = Told | Joined | NotJoined | Seen | Waited | Departed
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Seek a place in the next round; `charge`: our last one ended by a failure to be charged."""
+    """Order: request a seat in the next round; `charge` charges the failure of the last round."""
 
     charge: bool
     restarts: int
@@ -162,26 +162,26 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class NoteFailure:
-    """Leave the others the note that a worker failed."""
+    """Order: leave the others a note that a worker failed."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Come to the exit barrier; answered by `Seen(met=True)` or `Waited`."""
+    """Order: enter the exit barrier. The answer is `Seen(met=True)` or `Waited`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseAll:
-    """Leave the others the note that the job failed, and close the rendezvous."""
+    """Order: leave the others a note that the job failed, and close the rendezvous."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """Tell the handler that we go; answered by `Departed`."""
+    """Order: report the leave to the handler. The answer is `Departed`."""
 
 
 Order = Join | NoteFailure | Meet | CloseAll | Depart

@@ -1,8 +1,8 @@
-"""Workers that stand still: since when, and where. Pure.
+"""Hang detection: time without progress, and the stack of a hanging worker. Pure.
 
-Known only of scripts that tell their steps: what says nothing of its training may be doing
-anything. What counts is that nothing new is told, of any worker of this node: in training that is
-synchronous one that hangs stops all, so that every node sees it at about the same time.
+Applies only to scripts that report steps; a script that reports nothing may be doing anything. The
+criterion is that no worker of this node reports anything new: in synchronous training one hanging
+worker blocks all others, so every node detects it at about the same time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from elasticjob_agent.core.evidence import encodable
 from elasticjob_agent.core.model import Crew, State
 
 DUMP_SECONDS = 3.0
-"""What workers get to write down where they stand."""
+"""Grace period for workers to write their stacks."""
 START_SECONDS = 120.0
-"""What a start may take beyond that, from the order to the first word: imports, a checkpoint."""
+"""Extra time for a start, from the order to the first report: imports, loading a checkpoint."""
 ALMOST = 0.5
-"""The part of the time after which, once a peer has failed, standing still is a hang as well."""
+"""Fraction of `hang_seconds` after which no progress counts as a hang once a peer has failed."""
 
 _DUMP = "Fatal Python error: "
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)$')
-# Where a rank stands that waits for its peers: in a collective, in the backward pass whose
-# gradients are reduced, or at the first look at what the device has computed.
+# Frames of a rank that waits for its peers: in a collective, in the backward pass whose gradients
+# are reduced, or at the first access to a result of the device.
 _WAITING = re.compile(
     r"torch/distributed/|torch/nn/parallel/|torch/autograd/graph\.py|torch/_tensor\.py"
     r"|torch/cuda/__init__\.py.* in synchronize|torch/cuda/streams\.py"
@@ -34,13 +34,13 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen "
 
 
 def hangs_at(state: State) -> float | None:
-    """When the crew counts as hanging, in monotonic seconds; None while that is not known."""
+    """Return the monotonic time from which the group counts as hanging; None if not applicable."""
     since = _still_since(state)
     return None if since is None else since + state.facts.hang_seconds
 
 
 def stands_still(state: State, now: float) -> bool:
-    """Whether a crew whose peer failed may itself be why: it said nothing for a good while."""
+    """Return True if no progress for a while suggests that this group caused a peer's failure."""
     since = _still_since(state)
     return since is not None and now >= since + state.facts.hang_seconds * ALMOST
 
@@ -50,42 +50,42 @@ def _still_since(state: State) -> float | None:
     if not state.facts.hang_seconds or crew is None or not crew.started or crew.exits:
         return None
     if crew.asked is not None:
-        return None  # it waits for its stop, and only for so long
+        return None  # the group awaits its stop, which has a deadline
     if crew.advanced_at is None and state.shown is None:
-        return None  # its script may be one that never tells
+        return None  # the script may never report progress
     return crew.began + START_SECONDS if crew.advanced_at is None else crew.advanced_at
 
 
 def last_step(crew: Crew) -> int:
-    """The newest step that any of the workers told; -1 before the first."""
+    """Return the highest step that any worker has reported; -1 before the first."""
     return max((worker.step for worker in crew.progress.values()), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Where a worker stood: the stack of the thread that was interrupted.
+    """Stack of a hanging worker's interrupted thread.
 
     Args:
-        frames: file, line and function, the innermost first.
+        frames: file, line and function, innermost first.
     """
 
     frames: tuple[tuple[str, int, str], ...]
 
     @property
     def waits(self) -> bool:
-        """Whether it waited for its peers."""
+        """True if the worker was waiting for its peers."""
         named = (f"{file} in {function}" for file, _, function in self.frames)
         return any(_WAITING.search(name) for name in named)
 
     @property
     def _of_program(self) -> tuple[tuple[str, int, str], ...]:
-        """Without what ran before the program's first line, where it was forked."""
+        """Frames without those of the launcher below the program's first line, if it was forked."""
         ours = [n for n, frame in enumerate(self.frames) if _LAUNCHER.search(frame[0])]
         return (self.frames[: ours[0]] if ours else self.frames) or self.frames
 
     @property
     def place(self) -> str:
-        """The user's own line, such as `read_batch (train.py, line 12)`."""
+        """Innermost line of the user's code, such as `read_batch (train.py, line 12)`."""
         frames = self._of_program
         own = (frame for frame in frames if not _PACKAGES.search(frame[0]))
         file, line, function = next(own, frames[0])
@@ -93,21 +93,21 @@ class Stand:
 
     @property
     def traceback(self) -> str:
-        """As Python prints it, the innermost call last."""
+        """The stack in Python's format, innermost call last."""
         frames = self._of_program
         lines = [f'  File "{file}", line {line}, in {name}' for file, line, name in frames]
         return "\n".join(["Stack (most recent call last):", *reversed(lines)])
 
 
 def before_dump(stderr: str) -> str:
-    """What stood on standard error before the stacks."""
+    """Return the part of standard error before the stack dump."""
     return stderr.partition(_DUMP)[0]
 
 
 def stand(stderr: str) -> Stand | None:
-    """Read what Python's faulthandler wrote at the end of a standard error; None if it did not.
+    """Parse the output of Python's faulthandler at the end of standard error, or return None.
 
-    The main thread is the one that got the signal, or the last of those listed.
+    The main thread is the one that received the signal, or else the last one listed.
     """
     stacks: list[tuple[bool, list[tuple[str, int, str]]]] = []
     for line in encodable(stderr).splitlines():

@@ -1,4 +1,4 @@
-"""What the rendezvous is told of this node. A function of the state alone."""
+"""Local state of this node as reported to the rendezvous. A function of the state alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REASON_CHARACTERS = 200
 
 
 def local_facts(state: State) -> Local:
-    """The whole truth, to be told whenever it changed."""
+    """Return the complete local state, to be reported whenever it changes."""
     crew = state.crew
     training = crew if state.busy else None
     shown = state.shown if training is not None else None
@@ -43,7 +43,7 @@ def local_facts(state: State) -> Local:
 
 
 def _cold(state: State) -> str | None:
-    """Of workers that are to be forked, and that this agent started itself."""
+    """Return the cold-start reason; None without warm start or if another agent did the start."""
     crew = state.crew
     if crew is None or not crew.start_ms or not state.facts.warm_start:
         return None
@@ -51,10 +51,10 @@ def _cold(state: State) -> str | None:
 
 
 def _failure(crew: Crew | None) -> Failure | None:
-    """The first failure; an aborted collective only once all workers here have ended.
+    """Return the first failure; an aborted collective only once all workers here have exited.
 
-    Its cause may be a worker beside it that takes a moment longer to end, and the
-    rendezvous keeps what it is told first. The workers are being killed meanwhile.
+    The cause of the abort may be another worker of this node that exits a moment later, and the
+    rendezvous keeps the first failure it receives. The workers are being killed in the meantime.
     """
     if crew is None or crew.failure is None:
         return None

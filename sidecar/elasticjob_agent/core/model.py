@@ -1,4 +1,4 @@
-"""The agent's state, what happens to it and what it orders. Only values; nothing decides here."""
+"""State, events and commands of the agent. Values only; the other core modules decide."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from elasticjob_rendezvous.core.roster import Roster, Seat
 
 
 class ExitCode(IntEnum):
-    """How the agent's process ends."""
+    """Exit code of the agent's process."""
 
-    OK = 0  # the job succeeded, or this node left as it was asked to
+    OK = 0  # the job succeeded, or this node left on request
     FAILED = 1  # the job failed, or this node's launcher was lost
     USAGE = 2  # bad options, settings or files
-    RENDEZVOUS = 3  # refused, closed before this agent came, or the join timed out
-    STOPPED = 4  # the job was ended from outside
-    INTERNAL = 70  # a fault of the agent itself
+    RENDEZVOUS = 3  # refused, closed before this agent joined, or the join timed out
+    STOPPED = 4  # the job was stopped from outside
+    INTERNAL = 70  # a bug in the agent
 
 
 LEFTOVER_SECONDS = 0.2
-"""How long what the workers left behind may take to go by itself."""
+"""Grace period for leftover processes of the workers to exit by themselves."""
 
 LEFT_CODE = 143
-"""What the launcher exits with when its node left: ended on request, not succeeded."""
+"""Exit code of the launcher of a node that left: ended on request, not succeeded."""
 
 
 # -- state --------------------------------------------------------------------------
 
 
 class StopCause(StrEnum):
-    """Why this agent ends a round's workers."""
+    """Reason for stopping a round's workers."""
 
-    FAILURE = "failure"  # one of them failed: the rest can't go on
-    PEER_FAILURE = "peerFailure"  # the rendezvous wants them dead: another node's worker failed
-    URGENT = "urgent"  # the rendezvous wants them dead for another reason: a node was lost, …
-    PLANNED = "planned"  # the rendezvous wants them to end in good order
-    HANG = "hang"  # they stand still: they are to say where
+    FAILURE = "failure"  # one of them failed: the rest cannot continue
+    PEER_FAILURE = "peerFailure"  # kill directive: another node's worker failed
+    URGENT = "urgent"  # kill directive for another reason, such as a lost node
+    PLANNED = "planned"  # stop directive with a grace period
+    HANG = "hang"  # no progress: the workers dump their stacks first
     LEAVE = "leave"  # this node leaves
-    LEFTOVERS = "leftovers"  # all workers ended, processes of theirs did not
+    LEFTOVERS = "leftovers"  # all workers exited, some of their child processes did not
     END = "end"  # the job is over
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """The order that was given last for a crew; a shorter grace may follow, never a longer."""
+    """Latest stop order for a worker group. A later order may shorten the grace, not extend it."""
 
     cause: StopCause
     grace_seconds: float
 
     @property
     def dump(self) -> bool:
-        """Whether workers are to write down where they stand."""
+        """True if workers dump their stacks before they end."""
         return self.cause is StopCause.HANG
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker's end, and why workers were being ended when we heard of it, if they were."""
+    """Exit of a worker, with the cause of the stop in progress when the exit was reported."""
 
     exit: WorkerExited
     during: StopCause | None = None
@@ -72,12 +72,12 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A checkpoint that a crew was asked for.
+    """Checkpoint request to a worker group.
 
     Args:
-        point: the place at which all ranks save; 0 while it is not agreed on.
-        before: what the workers had said by then.
-        passed: the last place that any of them passed; -1 before they were heard.
+        point: save point at which all ranks save; 0 until the ranks have agreed on one.
+        before: the workers' progress at the time of the request.
+        passed: highest save point that any worker has passed; -1 until the workers answer.
     """
 
     point: int
@@ -87,28 +87,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The workers of one round on this node, from the order to start them on.
+    """Worker group: the workers of one round on this node, from the start order on.
 
     Args:
-        round: the round they belong to.
-        slots: how many there are.
-        base_rank: the rank of local rank 0; None when an earlier agent started
-            them and left no note of it.
-        began: when they were ordered, monotonic seconds.
-        started: the hands said that they run.
-        start_ms: how long that took.
-        cold_reason: why they were started afresh; empty where they were forked.
-        exits: of those that ended, in order of arrival.
-        reports: the error files found, by local rank.
-        order: how they are being ended, if they are.
-        failure: the first failure among them.
-        ended_at: when the last of them ended, monotonic seconds.
-        empty: no process of theirs is left.
-        progress: the latest word of each that said anything, by local rank.
-        first_step_ms: from their start to the first step of the slowest; 0 while unknown.
-        advanced_at: when one of them last told something new, monotonic seconds.
-        busy_seconds: what a step takes each of its own, smoothed, where they tell it.
-        asked: the checkpoint that they were asked for.
+        round: round number.
+        slots: number of workers.
+        base_rank: rank of local rank 0; None if an earlier agent started the workers and left
+            no record of their ranks.
+        began: time of the start order, monotonic seconds.
+        started: True once the worker runtime has reported the start.
+        start_ms: duration of the start.
+        cold_reason: reason for a cold start; empty if the workers were forked.
+        exits: worker exits in order of arrival.
+        reports: contents of the error files found, by local rank.
+        order: the stop order in effect, if any.
+        failure: the first failure in the group.
+        ended_at: exit time of the last worker, monotonic seconds.
+        empty: True once no process of the group is left.
+        progress: latest progress report of each worker that has reported, by local rank.
+        first_step_ms: time from the start to the first step of the slowest worker; 0 if unknown.
+        advanced_at: time of the last report with new progress, monotonic seconds.
+        busy_seconds: smoothed time per step excluding waits for peers, by local rank, for
+            workers that report it.
+        asked: the checkpoint request, if any.
     """
 
     round: int
@@ -132,7 +133,7 @@ class Crew:
 
     @property
     def leftovers_at(self) -> float | None:
-        """When processes that outlive all workers are ended, after a moment to go by themselves."""
+        """Time at which to stop processes that outlive all workers; None if not applicable."""
         if self.ended_at is None or self.empty or self.order is not None:
             return None
         return self.ended_at + LEFTOVER_SECONDS
@@ -143,15 +144,15 @@ class Crew:
 
     @property
     def done(self) -> bool:
-        """Every worker ended with success by itself, and nothing of theirs is left.
+        """True if every worker succeeded by itself and no process is left.
 
-        A script may end with 0 because it was told to stop, or to save: that is no success.
+        An exit code of 0 after a stop or save request does not count as success.
         """
         return self._well and not self._told_to_save
 
     @property
     def obeyed(self) -> bool:
-        """Every worker ended with 0, once it had been told to save."""
+        """True if every worker exited with 0 after a save request."""
         return self._well and self._told_to_save
 
     @property
@@ -165,7 +166,10 @@ class Crew:
 
     @property
     def _told_to_save(self) -> bool:
-        """Whether a worker came to the place where all save; a text or file names no places."""
+        """True if a worker reached the agreed save point.
+
+        A worker whose progress has no save points (text form, checkpoint file) counts once asked.
+        """
         asked = self.asked
         return asked is not None and any(
             said.saves and (said.points >= asked.point > 0 or said.points == 0)
@@ -175,7 +179,7 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the rendezvous was told of a round's training; `at` is monotonic seconds."""
+    """Training progress last reported to the rendezvous; `at` is monotonic seconds."""
 
     round: int
     step: int
@@ -186,16 +190,16 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What never changes in an agent's life.
+    """Constants of an agent's lifetime.
 
     Args:
-        member, name, node: who this is, for failure records.
-        slots: workers to run.
-        stop_grace_seconds: what workers get when this node leaves by itself.
-        run_id: the job, for messages.
-        warm_start: workers are to be forked from a preloaded interpreter, where they can be.
-        hang_seconds: after which workers that told of steps and are silent count as
-            hanging; 0 is never.
+        member, name, node: identity of this agent, for failure records.
+        slots: number of workers to run.
+        stop_grace_seconds: grace period for workers when this node leaves.
+        run_id: the job's ID, for messages.
+        warm_start: fork workers from a preloaded interpreter where possible.
+        hang_seconds: time without progress after which workers that report steps count as
+            hanging; 0 disables the check.
     """
 
     member: str
@@ -210,7 +214,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The agent's end: its exit code, the launcher's, and what explains both."""
+    """Final result of the agent: its exit code, the launcher's exit code, and a message."""
 
     code: ExitCode
     launcher_code: int
@@ -219,26 +223,27 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the agent knows.
+    """Complete state of the agent.
 
     Args:
-        directive: the rendezvous' latest word.
-        hello: the hands are there.
-        gone: why the hands are lost for good; empty while they are not.
-        crew: the last round of workers that ran here, running or not.
-        ran: the highest round before that of which a worker ran here.
-        port: the port held for the next round, 0 before there is one.
-        served: a store listens there already.
-        prepare_by: until when this node waits for its preloaded interpreter before it takes
-            part; None when it does not wait.
-        leaving: why this node goes; empty when it stays.
-        leaving_at: since when, monotonic seconds.
-        hurried: somebody asked a second time: no more grace.
-        leave_by, release_by: monotonic deadlines for going without an answer.
-        ending: decided; the hands were released.
-        told: the last `Local`.
-        shown: what it says of training, and since when: see `core.showing`.
-        over: nothing follows.
+        directive: latest directive from the rendezvous.
+        hello: latest `Hello` of the worker runtime; None before the first connection.
+        gone: reason for the permanent loss of the worker runtime; empty otherwise.
+        crew: worker group of the last round that ran here, running or not.
+        ran: highest earlier round in which a worker ran here.
+        port: port held for the next round; 0 before one is held.
+        served: True if a store already listens at `port`.
+        prepare_by: deadline up to which this node waits for its preloaded interpreter before it
+            takes part; None if it does not wait.
+        leaving: reason for which this node leaves; empty if it stays.
+        leaving_at: start of the leave, monotonic seconds.
+        hurried: True after a second leave request: no more grace.
+        leave_by, release_by: monotonic deadlines for leaving without confirmation and for the
+            launcher's exit.
+        ending: the final result once decided; the worker runtime has been released.
+        told: the last `Local` reported to the rendezvous.
+        shown: the training progress in `told`; see `core.showing`.
+        over: True once nothing more follows.
     """
 
     facts: Facts
@@ -262,13 +267,15 @@ class State:
 
     @property
     def round(self) -> int:
-        """The highest round of which a worker ever ran here, or is about to."""
+        """Highest round in which a worker ran here or is about to start."""
         return self.ran if self.crew is None else max(self.ran, self.crew.round)
 
     @property
     def obeyed_until(self) -> float | None:
-        """Until when workers that saved as they were told, and ended, count as running, while
-        peers may still save: the end of their round is on its way. None where there are none.
+        """Time until which workers that exited after the requested save count as running.
+
+        Their peers may still be saving, and the end of the round follows. None if there are no
+        such workers.
         """
         crew, directive = self.crew, self.directive
         if crew is None or not crew.obeyed or crew.ended_at is None or self.gone or self.hurried:
@@ -280,12 +287,12 @@ class State:
 
     @property
     def busy(self) -> bool:
-        """Processes of a round are there, or may be, or count as that."""
+        """True if processes of a round exist, may exist or count as existing."""
         return self.crew is not None and (not self.crew.empty or self.obeyed_until is not None)
 
     @property
     def may_leave(self) -> bool:
-        """To be told to end is no leave once the end is there anyway."""
+        """True if a leave request has an effect; False once the job or agent is ending anyway."""
         over = isinstance(self.directive, Finish | Left | Refused)
         return not (over or self.gone or self.ending is not None)
 
@@ -295,18 +302,18 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Directed:
-    """The rendezvous' directive changed."""
+    """New directive from the rendezvous."""
 
     directive: Directive
 
 
 @dataclass(frozen=True, slots=True)
 class FromHands:
-    """The hands said something.
+    """Event from the worker runtime.
 
-    With a `Hello` or `WorkerExited` come the error files of that round's
-    workers, by local rank, and the base rank noted when they were started; and
-    their last words of progress, for the step at which one failed.
+    A `Hello` or `WorkerExited` carries the error files of that round's workers by local rank,
+    the base rank recorded at their start, and their last progress, which gives the step of a
+    failure.
     """
 
     event: HandsEvent
@@ -317,7 +324,7 @@ class FromHands:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """This node is to go: SIGTERM, or the control socket. `hurry`: at once."""
+    """Request to leave, from SIGTERM or the control socket. `hurry`: leave without grace."""
 
     reason: str
     hurry: bool = False
@@ -325,21 +332,21 @@ class LeaveAsked:
 
 @dataclass(frozen=True, slots=True)
 class PortHeld:
-    """A port is held for the next round."""
+    """Port held for the next round."""
 
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """`step.wake_at` was reached."""
+    """The time `step.wake_at` was reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersProgressed:
-    """Workers of a round said something new; `progress` holds all of them, by local rank.
+    """New progress of a round's workers; `progress` holds all workers, by local rank.
 
-    `utc_ms` is when that was read; `asked`: after a request was put in its place.
+    `utc_ms` is the time of the read. `asked` is set if a save request was in place before it.
     """
 
     round: int
@@ -356,7 +363,7 @@ Event = Directed | FromHands | LeaveAsked | PortHeld | Timer | WorkersProgressed
 
 @dataclass(frozen=True, slots=True)
 class StartCrew:
-    """Start this node's workers of a final round."""
+    """Command: start this node's workers of a final round."""
 
     roster: Roster
     seat: Seat
@@ -365,14 +372,14 @@ class StartCrew:
 
 @dataclass(frozen=True, slots=True)
 class PrepareCrew:
-    """Have the hands load beforehand what workers will load."""
+    """Command: have the worker runtime preload the modules that workers import."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopCrew:
-    """End a round's workers: at once with no grace, else SIGTERM, grace, SIGKILL.
+    """Command: stop a round's workers with SIGTERM, grace, SIGKILL; without grace, kill at once.
 
-    With `dump` they say where they stand first.
+    With `dump` the workers write their stacks first.
     """
 
     round: int
@@ -382,7 +389,7 @@ class StopCrew:
 
 @dataclass(frozen=True, slots=True)
 class AskCrew:
-    """Ask a round's workers to save; answered by `WorkersProgressed(asked=True)`."""
+    """Command: ask a round's workers to save. The answer is `WorkersProgressed(asked=True)`."""
 
     round: int
     request: Request
@@ -390,19 +397,19 @@ class AskCrew:
 
 @dataclass(frozen=True, slots=True)
 class HoldPort:
-    """Hold a fresh port for the next round; answered by `PortHeld`."""
+    """Command: hold a fresh port for the next round. The answer is `PortHeld`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell the rendezvous the whole truth of this node."""
+    """Command: report this node's complete local state to the rendezvous."""
 
     local: Local
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Kill what is left and let the launcher exit with this code."""
+    """Command: kill remaining processes and let the launcher exit with this code."""
 
     exit_code: int
     message: str
@@ -410,14 +417,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """End this agent."""
+    """Command: end this agent."""
 
     ending: Ending
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line for the log."""
+    """Command: write one log line."""
 
     text: str
     warning: bool = False

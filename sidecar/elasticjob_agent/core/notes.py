@@ -1,4 +1,4 @@
-"""What the log says: one line for each transition, so that a user can follow the job by it."""
+"""Log lines for the agent's transitions, one per transition."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LINE_CHARACTERS = 160
 
 
 def notes(before: State, after: State, event: Event) -> Iterator[Note]:
-    """The lines for one step."""
+    """Yield the log lines for one step."""
     match event:
         case Directed(directive) if directive != before.directive:
             yield from _directive(directive, before)
         case FromHands(heard):
             yield from _hands(before, after, heard)
         case LeaveAsked(reason) if not after.leaving:
-            yield Note(f"told to end ({reason}), but the end is there already")
+            yield Note(f"ignoring the request to leave, the agent is already ending: {reason}")
     if after.leaving and not before.leaving:
         yield Note(f"leaving: {after.leaving}")
     if after.crew is not None:
@@ -43,12 +43,12 @@ def _directive(directive: Directive, before: State) -> Iterator[Note]:
             yield Note(f"waiting: {reason}")
         case Stop(number, kill, cause):
             how = "at once" if kill else f"with {directive.grace_seconds:g} s of grace"
-            yield Note(f"round {number} is over ({cause_text(cause)}): workers are ended {how}")
+            yield Note(f"stopping workers of round {number} {how}: {cause_text(cause)}")
             if not kill and is_unasked(before, number):
                 yield Note(
-                    f"round {number} ends without the checkpoint that workers here ask for: all "
-                    "ranks of all nodes must call should_checkpoint or on_leave, and a node that "
-                    "leaves needs more than 5 s for it",
+                    f"round {number} stops without the checkpoint that its workers want: all ranks "
+                    "of all nodes must call should_checkpoint or on_leave, and a leaving node "
+                    "needs more than 5 s for it",
                     warning=True,
                 )
 
@@ -99,18 +99,18 @@ def _crew(before: Crew | None, after: Crew) -> Iterator[Note]:
     if after.empty and not (known is not None and known.empty):
         end = "done" if after.done else "no worker is left"
         if after.obeyed:
-            end = "its workers ended after the checkpoint that was asked for, which is no success"
+            end = "workers exited after the requested checkpoint, not counted as success"
         yield Note(f"round {after.round}: {end}")
 
 
 def cause_text(cause: Cause) -> str:
-    """A cause in a few words."""
+    """Return a short text for a cause."""
     names = f" of {', '.join(cause.members)}" if cause.members else ""
     detail = f": {_line(cause.detail)}" if cause.detail else ""
     return f"{cause.kind}{names}{detail}"
 
 
 def _line(text: str) -> str:
-    """The first line of a text, short enough for a log."""
+    """Return the first line of a text, cut to the length of a log line."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= LINE_CHARACTERS else line[: LINE_CHARACTERS - 1] + "…"

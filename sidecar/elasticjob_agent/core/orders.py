@@ -1,4 +1,4 @@
-"""Why and how fast a crew is to be ended, from the state alone."""
+"""Stop orders for a worker group, with cause and grace, from the state alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_rendezvous.core.records import CauseKind
 
 
 def wanted_order(state: State, crew: Crew, now: float) -> StopOrder | None:
-    """The most urgent reason to end this crew, or None to let it run."""
+    """Return the most urgent stop order for this worker group, or None to let it run."""
     return min(_reasons(state, crew, now), key=lambda order: order.grace_seconds, default=None)
 
 
@@ -21,7 +21,7 @@ def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
     hangs = hangs_at(state)
     if hangs is not None and now >= hangs:
         yield StopOrder(StopCause.HANG, DUMP_SECONDS)
-    # Who stands still is given the time to say where, whatever others say meanwhile.
+    # Hanging workers get the time to dump their stacks, whatever else happens in the meantime.
     if crew.failure is not None and not dumps:
         yield StopOrder(StopCause.FAILURE, 0.0)
     if state.leaving and not waits_to_save(state, crew, now):
@@ -41,7 +41,7 @@ def _reasons(state: State, crew: Crew, now: float) -> Iterator[StopOrder]:
             else:
                 yield StopOrder(StopCause.URGENT, 0.0)
         case Run(roster=roster) if crew.round < roster.number:
-            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is sealed: this one is void
+            yield StopOrder(StopCause.URGENT, 0.0)  # a later round is final: this one is obsolete
         case Finish(_, _, grace):
             yield StopOrder(StopCause.END, grace)
         case Left() | Refused():

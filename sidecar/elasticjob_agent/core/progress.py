@@ -1,4 +1,4 @@
-"""What a worker says of its training, read from its progress file. Nothing in it is trusted."""
+"""Parser for a worker's progress file. The content is not trusted."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field, replace
 from elasticjob import layout
 
 TEXT_BYTES = 64 * 1024
-"""A text longer than this is no progress file."""
+"""Maximum size of a progress file in text form."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """The latest word of one worker of a round. Times are milliseconds since 1970.
+    """Latest progress of one worker of a round. Times are milliseconds since 1970.
 
     Args:
-        step, at_ms: the last step that it told, and when; -1 and 0 before the first.
-        checkpoint_step: contained in the last checkpoint that it told; -1 before the first.
-        checkpoints: how many it told, where it says so.
-        first_step_ms: when it told its first step; None before that, or unknown.
-        points: places passed at which all ranks could have saved together.
-        saves: its script asked to save before a planned stop.
-        metrics: numbers for people.
-        saved_ns: when it last wrote the file that tells nothing but checkpoints; 0 for never.
+        step, at_ms: last reported step and its time; -1 and 0 before the first.
+        checkpoint_step: step contained in the last reported checkpoint; -1 before the first.
+        checkpoints: number of reported checkpoints, for scripts that count them.
+        first_step_ms: time of the first reported step; None before it or if unknown.
+        points: number of save points passed, at which all ranks could have saved together.
+        saves: True if the script wants to save before a planned stop.
+        metrics: numbers for display.
+        saved_ns: last write time of the checkpoint-only file; 0 for never.
     """
 
     step: int = -1
@@ -40,9 +40,9 @@ class WorkerProgress:
 
 
 def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
-    """What a progress file says; None when it says nothing, or nothing whole.
+    """Parse a progress file; return None if it is empty or incomplete.
 
-    `written_ms` is when it was written, for a text: it need not tell its time.
+    `written_ms` is the file's write time, used for the text form, which may lack a time.
     """
     if content[:1] == b"{":
         return _from_text(content, written_ms)
@@ -57,7 +57,7 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
         first_step_ms=record.first_step_ms or None,
         points=record.points,
         saves=bool(record.flags & layout.SAVES),
-        # One NaN for all: what did not change must be equal to what it was.
+        # A single NaN object, so that unchanged metrics compare equal.
         metrics={
             name: math.nan if math.isnan(value) else value
             for name, value in layout.metrics_of(record).items()
@@ -66,7 +66,7 @@ def worker_progress(content: bytes, written_ms: int) -> WorkerProgress | None:
 
 
 def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerProgress:
-    """With what the file says that tells nothing but checkpoints: it may name their step."""
+    """Return the progress with the checkpoint-only file applied; that file may name a step."""
     step = content.strip()[:20]
     named = int(step) if step.isdigit() else -1
     return replace(
@@ -78,7 +78,7 @@ def with_saved(said: WorkerProgress, content: bytes, written_ns: int) -> WorkerP
 
 
 def _from_text(content: bytes, written_ms: int) -> WorkerProgress | None:
-    """`{"step": 7, "checkpoint": 5, "saves": true, "loss": 0.25}`, all of it optional."""
+    """Parse `{"step": 7, "checkpoint": 5, "saves": true, "loss": 0.25}`, all fields optional."""
     try:
         said = json.loads(content)
     except (ValueError, RecursionError):

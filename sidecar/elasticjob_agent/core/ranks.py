@@ -1,7 +1,7 @@
-"""The environment that a worker gets: its ranks, its peers, the job's variables.
+"""Environment of a worker: its ranks, its peers, the job's variables.
 
-Names and values are those that torch's own agent gives, so that any script
-written for `torchrun` runs unchanged; `ELASTICJOB_*` is ours.
+Names and values match those of torch's own agent, so any script written for `torchrun` runs
+unchanged; `ELASTICJOB_*` is specific to ElasticJob.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ THREADS = "OMP_NUM_THREADS"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 ROUND = "ELASTICJOB_ROUND"
 MAX_WORLD_SIZE = "ELASTICJOB_MAX_WORLD_SIZE"
-"""The workers of a job at its full size: the same in every round."""
+"""Number of workers of a job at its full size: the same in every round."""
 ACCUMULATION = "ELASTICJOB_ACCUMULATION"
-"""How many times as much each worker must do so that the global batch is no smaller than then."""
+"""Gradient accumulation factor that keeps the global batch at least as large as at full size."""
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
 
@@ -35,7 +35,7 @@ class WorkerFiles:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a round's workers share beside the roster. `dumps`: they can say where they stand."""
+    """Settings shared by a round's workers besides the roster. `dumps`: they can dump stacks."""
 
     run_id: str
     max_restarts: int
@@ -43,7 +43,10 @@ class Run:
 
 
 def shared_environment(slots: int, inherited: Collection[str], dumps: bool) -> dict[str, str]:
-    """What is the same for all of a node's workers in all rounds, see `worker_environment`."""
+    """Return the variables that are the same for all of a node's workers in all rounds.
+
+    See `worker_environment`.
+    """
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     if ASYNC_ERRORS not in inherited:
         env[ASYNC_ERRORS] = "1"
@@ -62,12 +65,11 @@ def worker_environment(
     files: WorkerFiles,
     inherited: Collection[str],
 ) -> Mapping[str, str]:
-    """The variables to lay over a worker's base environment.
+    """Return the variables to lay over a worker's base environment.
 
     Args:
         local_rank: 0 … seat.slots - 1.
-        inherited: names that the base environment sets; those are left alone
-            where the user's own choice should win.
+        inherited: names set in the base environment; the user's value wins where it should.
     """
     env = {
         "RANK": seat.base_rank + local_rank,
@@ -84,8 +86,8 @@ def worker_environment(
         "TORCHELASTIC_RESTART_COUNT": roster.restarts,
         "TORCHELASTIC_MAX_RESTARTS": run.max_restarts,
         "TORCHELASTIC_RUN_ID": run.run_id,
-        # Each round has a store of its own at a port of its own, served by rank 0 unless it is
-        # there already.
+        # Each round has its own store at its own port; rank 0 serves it unless one already
+        # listens there.
         "TORCHELASTIC_USE_AGENT_STORE": roster.master_served,
         ROUND: roster.number,
         **shared_environment(seat.slots, inherited, run.dumps),

@@ -1,8 +1,8 @@
-"""What an agent that follows a handler can tell of its job, as the records that v3 would hold.
+"""Job records of an agent that polls a handler, in the form that etcd v3 would hold.
 
-Such an agent is the only witness of its part: `recorded` notes what passes with each step of
-`core.follow`, and `records` says it in the form of `elasticjob_rendezvous.core.records`, which
-`elasticjob_rendezvous.core.served` then puts together with what the other agents say.
+Only this agent observes its part of the job: `recorded` updates its observations with each step of
+`core.follow`, and `records` returns them in the form of `elasticjob_rendezvous.core.records`.
+`elasticjob_rendezvous.core.served` merges them with those of the other agents.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ from elasticjob_rendezvous.core.records import (
 from elasticjob_rendezvous.core.roster import Roster
 
 KEEP = 10
-"""So many rounds are told of."""
+"""Number of rounds to report."""
 START = Cause(CauseKind.START)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was noted so far.
+    """Observations so far.
 
     Args:
-        number: the round that is open, final or closed, as far as we know; 0 before the first.
-        state: of that round.
-        cause: why it began.
-        since_ms: when it came into that state.
-        stopping_ms, seeking_ms: when the last round was over for us, and when nothing of it ran.
-        charged: rounds charged to the budget; numbers below 1 for those before we came.
-        outcome: how the job ended.
+        number: the round that is open, final or closed, as far as this agent knows; 0 before the
+            first.
+        state: state of that round.
+        cause: cause of that round.
+        since_ms: time at which the round entered that state.
+        stopping_ms, seeking_ms: time at which the last round ended for this agent, and time at
+            which none of its processes was left.
+        charged: rounds charged to the restart budget; numbers below 1 stand for charges before
+            this agent joined.
+        outcome: the job's outcome.
     """
 
     number: int = 0
@@ -66,7 +69,7 @@ class Recorded:
 def recorded(
     known: Recorded, before: Following, after: Following, who: Identity, utc_ms: int
 ) -> Recorded:
-    """What is known after a step."""
+    """Return the observations after a step."""
     known = _of_workers(known, after, who)
     if after.phase is before.phase:
         return known
@@ -102,7 +105,7 @@ def _of_workers(known: Recorded, after: Following, who: Identity) -> Recorded:
 
 
 def _between(known: Recorded, before: Following, after: Following, utc_ms: int) -> Recorded:
-    """The round is over: the next one is open."""
+    """Record the end of a round, which opens the next one."""
     if known.state is not RoundState.JOINABLE or known.number == 0:
         known = replace(
             known,
@@ -155,8 +158,7 @@ def _took(began_ms: int | None, ended_ms: int | None) -> int | None:
 
 
 def _over(known: Recorded, after: Following, who: Identity, utc_ms: int) -> Recorded:
-    """Only an end that is the job's closes the round; that this node left, or has lost sight of
-    the others, is its own."""
+    """Close the round if the job ended, not if only this node left or lost contact."""
     if not isinstance(after.directive, Finish) or after.alone:
         return known
     outcome = after.directive.outcome
@@ -179,7 +181,7 @@ def _over(known: Recorded, after: Following, who: Identity, utc_ms: int) -> Reco
 def records(
     known: Recorded, state: Following, who: Identity, session: str, prefix: str, bounds: Bounds
 ) -> dict[str, object]:
-    """The records by their keys. Of other members, only that they have a seat is known."""
+    """Return the records by key. Of other members only their seats are known."""
     keys = Keys(prefix)
     found: dict[str, object] = {keys.bounds: bounds}
     if known.number:
@@ -221,7 +223,7 @@ def _round(known: Recorded) -> Round:
 
 
 def _named(roster: Roster, who: Identity) -> Roster:
-    """The roster with our seat as people know us; a handler's has no names."""
+    """Return the roster with this agent's display name; a handler's roster has no names."""
     seats = tuple(
         seat._replace(name=who.name, address=who.address, node=who.node)
         if seat.id == who.id
@@ -232,7 +234,7 @@ def _named(roster: Roster, who: Identity) -> Roster:
 
 
 def _member(state: Following, who: Identity, session: str) -> Member | None:
-    """None before the launcher is there and after we have left."""
+    """Return the member record; None before the launcher connects and after this node left."""
     local = state.local
     finished = isinstance(state.directive, Finish)
     if state.phase is Phase.OUT or (state.phase is Phase.OVER and not finished):
@@ -256,7 +258,7 @@ def _member(state: Following, who: Identity, session: str) -> Member | None:
 
 
 def _member_state(local: Local, phase: Phase) -> MemberState:
-    """Who enters again after it was done is not done."""
+    """Return the member's state; a done member that rejoins no longer counts as done."""
     if local.leaving:
         return MemberState.LEAVING
     match local.workers:

@@ -1,7 +1,7 @@
-"""What of its workers' progress a node tells the rendezvous, and how often. Pure.
+"""Rate-limited training progress that a node reports to the rendezvous. Pure.
 
-Each word is a write to etcd that the coordinator reads, so the more nodes there are, the
-rarer each of them speaks; a new checkpoint is told sooner, for newcomers may wait for it.
+Each report is a write to etcd that the coordinator reads, so the interval grows with the number of
+nodes. A new checkpoint is reported sooner: joining nodes may wait for it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from elasticjob_rendezvous.core.directives import Run
 STEP_SECONDS = 5.0
 CHECKPOINT_SECONDS = 1.0
 BUSY_METRIC = "busy_seconds"
-"""By this name a script tells what a step took of its own, without its waiting for others."""
+"""Metric name for a script's own time per step, excluding waits for peers."""
 BUSY_MOST_SECONDS = 86400.0
-"""No step takes longer: what says so, or says infinity, is no measurement."""
+"""Maximum plausible step time; longer and infinite values are discarded."""
 BUSY_MEMORY = 0.9
-"""How much of what was known of that stays with each new word."""
+"""Weight of the previous average in the exponential smoothing of step times."""
 SECONDS_A_SEAT = 0.05
-"""So all nodes together speak at most 20 times a second."""
+"""Report interval per node of the job: all nodes together report at most 20 times a second."""
 
 
 def progressed(state: State, event: WorkersProgressed, now: float) -> State:
-    """The crew after news of its own round."""
+    """Return the state after progress of the worker group's own round."""
     crew = state.crew
     if crew is None or crew.round != event.round:
         return state
@@ -40,7 +40,7 @@ def progressed(state: State, event: WorkersProgressed, now: float) -> State:
 
 
 def _told(progress: Mapping[int, WorkerProgress]) -> dict[int, tuple[int, int, int, int]]:
-    """What moves when training goes on: a script that only repeats itself stands still."""
+    """Return the fields that advance with training; repeating them does not count as progress."""
     return {
         rank: (worker.step, worker.checkpoint_step, worker.checkpoints, worker.points)
         for rank, worker in progress.items()
@@ -49,7 +49,7 @@ def _told(progress: Mapping[int, WorkerProgress]) -> dict[int, tuple[int, int, i
 
 
 def _busy(crew: Crew, event: WorkersProgressed) -> dict[int, float]:
-    """What each said of its latest step is a part of what is known of it."""
+    """Return the smoothed step times, with the latest step of each worker included."""
     found = dict(crew.busy_seconds)
     for rank, worker in event.progress.items():
         said = worker.metrics.get(BUSY_METRIC, -1.0)
@@ -60,7 +60,7 @@ def _busy(crew: Crew, event: WorkersProgressed) -> dict[int, float]:
 
 
 def _first_step_ms(crew: Crew, event: WorkersProgressed, now: float) -> int:
-    """From their start to the first step of the slowest, once all have made one."""
+    """Return the time from start to the slowest worker's first step; 0 until all have made one."""
     if crew.first_step_ms or not crew.started or len(event.progress) < crew.slots:
         return crew.first_step_ms
     firsts = [worker.first_step_ms for worker in event.progress.values()]
@@ -72,13 +72,13 @@ def _first_step_ms(crew: Crew, event: WorkersProgressed, now: float) -> int:
 
 
 def showing(state: State, now: float) -> State:
-    """The state with what is to be shown brought up to date, if it is time."""
+    """Update the progress to report if a report is due."""
     due = shows_at(state)
     return state if due is None or now < due else replace(state, shown=_latest(state, now))
 
 
 def shows_at(state: State) -> float | None:
-    """When something new is to be told; None when there is nothing new."""
+    """Return the monotonic time of the next report; None if there is nothing new."""
     shown, latest = state.shown, _latest(state, 0.0)
     if latest is None:
         return None

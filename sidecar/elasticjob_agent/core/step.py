@@ -1,8 +1,7 @@
-"""The agent's step: take in one fact, then order whatever the whole truth now asks for.
+"""Step function of the agent: record one event, then reconcile the whole state.
 
-`absorb` only records. `reconcile` compares what the rendezvous wants with what
-the hands have, from the state alone, so an event lost, repeated or late changes
-nothing but the time.
+`absorb` only records. `reconcile` compares the rendezvous' directive with the worker runtime,
+from the state alone, so a lost, repeated or late event delays a command but does not change it.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ from elasticjob_rendezvous.core.directives import Run, Stop
 __all__ = ["step", "wake_at"]
 
 PREPARE_SECONDS = 75.0
-"""How long a new node waits for its preloaded interpreter; the launcher gives up before that."""
+"""Maximum wait of a new node for its preloaded interpreter; the launcher gives up sooner."""
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
-    """The next state, and what to do, in this order. `now` is monotonic seconds."""
+    """Return the next state and the commands, in order. `now` is monotonic seconds."""
     if state.over:
         return state, ()
     seen = absorb(state, event, now)
@@ -67,7 +66,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, tuple[Command, 
 
 
 def absorb(state: State, event: Event, now: float) -> State:
-    """Record what happened."""
+    """Record an event in the state."""
     match event:
         case Directed(directive):
             return _seated(_voided(replace(state, directive=directive)))
@@ -87,9 +86,9 @@ def absorb(state: State, event: Event, now: float) -> State:
 
 
 def _voided(state: State) -> State:
-    """A round whose end is ordered before we started it counts as one that ran here.
+    """Mark a round that is stopped before its start here as a round that ran here.
 
-    Only so does the rendezvous know that no worker of it will start any more.
+    This tells the rendezvous that no worker of that round will start any more.
     """
     directive, crew = state.directive, state.crew
     if not isinstance(directive, Stop) or directive.round <= state.round:
@@ -100,7 +99,7 @@ def _voided(state: State) -> State:
 
 
 def _seated(state: State) -> State:
-    """A crew taken over without a note of its ranks learns them from its roster."""
+    """Fill in the base rank of a worker group taken over without one, from its roster."""
     crew, directive = state.crew, state.directive
     if crew is None or crew.base_rank is not None or not isinstance(directive, Run):
         return state
@@ -143,9 +142,10 @@ def _heard(state: State, heard: FromHands, now: float) -> State:
 
 
 def _prepare_by(state: State, hello: Hello, now: float) -> float | None:
-    """A node that is new takes part only when it can start quickly: the others wait for it.
+    """Return the deadline up to which a new node prepares for warm starts before it takes part.
 
-    One that has run workers is waited for already.
+    The other nodes would wait for its slow start. They already wait for a node that has run
+    workers, so such a node takes part at once.
     """
     fresh = hello.running is None and not hello.exits and state.round == 0
     return now + PREPARE_SECONDS if fresh and hello.warms and state.facts.warm_start else None
@@ -159,7 +159,7 @@ def _leaving(state: State, reason: str) -> State:
 
 
 def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Everything that the state asks for: stop, start, tell, end."""
+    """Return the commands that the state requires: stop, start, report, end."""
     heard = event.event if isinstance(event, FromHands) else None
     commands: list[Command] = []
     if isinstance(heard, Hello | StoreServed) and state.port == 0:
@@ -187,7 +187,7 @@ def reconcile(state: State, event: Event, now: float) -> tuple[State, tuple[Comm
 
 
 def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Command, ...]]:
-    """Order the crew's end, or a quicker one; once more to hands that came back."""
+    """Order the worker group's stop or shorten its grace; repeat the order after a reconnect."""
     crew = state.crew
     if crew is None or crew.empty or state.gone:
         return state, ()
@@ -203,8 +203,7 @@ def _stopping(state: State, now: float, again: bool) -> tuple[State, tuple[Comma
 
 
 def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
-    """Start the round that the rendezvous wants here: each number once, and only after the last
-    one's processes are gone."""
+    """Start the round of the directive: each number once, after the last round's processes exit."""
     directive = state.directive
     if not isinstance(directive, Run) or state.busy or state.leaving or state.ending is not None:
         return state, ()
@@ -215,6 +214,6 @@ def _starting(state: State, now: float) -> tuple[State, tuple[Command, ...]]:
     crew = Crew(roster.number, seat.slots, seat.base_rank, now)
     state = replace(state, crew=crew, ran=state.round)
     if state.served:
-        # The hands say when a store is used, and when there is another.
+        # The worker runtime reports when a store is used and when another is available.
         return state, (StartCrew(roster, seat, directive.max_restarts),)
     return state, (StartCrew(roster, seat, directive.max_restarts), HoldPort())

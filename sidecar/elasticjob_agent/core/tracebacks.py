@@ -1,6 +1,7 @@
-"""Python's tracebacks at the end of a standard error: with causes, of groups, of syntax. Pure.
+"""Parser for Python tracebacks at the end of standard error. Pure.
 
-All of it is the user's and may be anything at all: nothing in this module raises on it.
+Handles chained causes, exception groups and syntax errors. The input comes from the user's
+program and may be arbitrary: nothing in this module raises on it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 
 MESSAGE_LINES = 5
 LINE_CHARACTERS = 1000
-"""Of a message below its frames: they say where, and must not be crowded out."""
+"""Maximum length of a message line below the frames: long messages must not displace them."""
 DEEPEST = 16
-"""Causes of causes, and groups in groups, that are looked at."""
+"""Maximum depth of chained causes and nested groups."""
 HEADER = "Traceback (most recent call last):"
 _LINKS = (
     "The above exception was the direct cause of the following exception:",
@@ -22,7 +23,7 @@ _LINKS = (
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Timeout)\b(?::|$)")
 _PLACE = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+)$')
 _MISSPELT = ("SyntaxError", "IndentationError", "TabError")
-# Within a group every line has a bar; of each exception in it a rule with its number goes before.
+# In a group every line has a bar, and a rule with a number precedes each exception.
 _GROUP = re.compile(r"^ *\+ Exception Group ")
 _BARRED = re.compile(r"^ +\| ?")
 _RULE = re.compile(r"^ +\+(?:-\+)?-{16} (?:\d+|\.\.\.) -{16}$")
@@ -32,15 +33,15 @@ _OF_GROUP = re.compile(r"\(\d+ sub-exceptions?\)$")
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """An exception that nobody caught, as Python tells it.
+    """Uncaught exception as printed by Python.
 
     Args:
-        message: its line and the few that follow; of a group its own line with that of the first
-            exception in it, then the lines of the others.
-        traceback: the text of all of it, with those of its causes.
-        own: of that its own part, the causes' left out.
-        rest: the number of lines after its own first.
-        causes: what it was raised from, or during the handling of what; the nearest first.
+        message: the exception's line and the few that follow. For a group: the group's line with
+            that of its first exception, then the lines of the other exceptions.
+        traceback: the full text, including the causes.
+        own: the part of `traceback` without the causes.
+        rest: number of lines from the exception's first line to the end of the text.
+        causes: exceptions that this one was raised from, or during the handling of; nearest first.
     """
 
     message: str
@@ -51,7 +52,7 @@ class Raised:
 
 
 def last_raised(text: str, deepest: int = DEEPEST) -> Raised | None:
-    """The last exception of which a text tells."""
+    """Return the last exception in a text; None if there is none."""
     if not deepest:
         return None
     lines = text.splitlines()
@@ -62,7 +63,7 @@ def last_raised(text: str, deepest: int = DEEPEST) -> Raised | None:
 
 
 def _chained(lines: list[str], heads: list[int], deepest: int) -> Raised | None:
-    """The exception below the last of these headers, with its causes."""
+    """Return the exception below the last of these headers, with its causes."""
     head = heads[-1]
     group = _GROUP.match(lines[head]) is not None
     found = _grouped(lines, head, deepest) if group else _single(lines, head)
@@ -79,7 +80,7 @@ def _chained(lines: list[str], heads: list[int], deepest: int) -> Raised | None:
 
 
 def _single(lines: list[str], head: int) -> Raised | None:
-    """The first line that is not indented ends the frames."""
+    """Return a single exception; the first line that is not indented ends its frames."""
     raised = next((n for n in range(head + 1, len(lines)) if lines[n][:1].strip()), None)
     if raised is None:
         return None
@@ -90,9 +91,9 @@ def _single(lines: list[str], head: int) -> Raised | None:
 
 
 def _headless(lines: list[str]) -> Raised | None:
-    """Its head was cut off, or there never was one, as of a script that cannot be parsed.
+    """Return an exception without a header: cut off, or a script with a syntax error.
 
-    Only what looks like an exception is taken for one.
+    Only lines that match the pattern of an exception count.
     """
     raised = next((n for n in reversed(range(len(lines))) if _RAISED.match(lines[n])), None)
     if raised is None:
@@ -107,7 +108,7 @@ def _headless(lines: list[str]) -> Raised | None:
 
 
 def _message(lines: Sequence[str], before: int, raised: int) -> str:
-    """An exception's text: its line, and the next few that belong to it."""
+    """Return an exception's message: its line and the next few, plus a syntax error's place."""
     said = _first_lines("\n".join(lines[raised:]))
     if not said.startswith(_MISSPELT):
         return said
@@ -139,9 +140,9 @@ def _grouped(lines: list[str], head: int, deepest: int) -> Raised | None:
 
 
 def _within(part: list[str], deepest: int) -> Raised | None:
-    """An exception of a group; None for a group in it, whose own follow."""
+    """Return one exception of a group; None for a nested group, whose exceptions follow."""
     found = last_raised("\n".join(part), deepest - 1)
-    if found is None and part:  # it was never raised
+    if found is None and part:  # an exception that was never raised has no traceback
         said = _first_lines("\n".join(part))
         found = Raised(said, said, said, len(part))
     return None if found is None or _OF_GROUP.search(found.message) else found

@@ -1,5 +1,5 @@
-"""The launcher: starts, signals and reaps a node's workers on the word of the agent.
+"""Launcher: starts, signals and reaps a node's workers on the agent's orders.
 
-It runs in the training container, so it needs nothing but Python 3.8 and its standard library; it
-is shipped as one zip file. It decides nothing about the job.
+Runs in the training container, so it needs only Python 3.8 and its standard library, and is
+shipped as one zip file. It makes no decisions about the job.
 """

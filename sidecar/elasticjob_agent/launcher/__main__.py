@@ -11,8 +11,8 @@ EXIT_TOLD = 128 + signal.SIGTERM
 
 
 def main() -> None:
-    """Never returns: a writer thread stuck on a dead disk must not hold up the end."""
-    # The first process of a container ignores SIGTERM for as long as nothing handles it.
+    """Run the launcher and exit with `os._exit`: a writer thread on a dead disk must not block."""
+    # The first process of a container ignores SIGTERM until a handler is set.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TOLD))
     from .stdstreams import open_missing
 

@@ -1,7 +1,7 @@
-"""What the standby may take while it imports: so much time, so much memory.
+"""Time and memory limits of the zygote while it imports.
 
-It runs what packages do when they are imported, so nothing says how long that takes or how large it
-grows. The launcher looks from outside, a few times a second while it imports and never else.
+The zygote runs the import code of arbitrary packages, whose duration and memory use are unbounded.
+The launcher checks it from outside, a few times a second, only while it imports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.25
 
 
 class Allowance:
-    """One process's, from `begin` to `end`."""
+    """Time and memory limits of one process, enforced from `begin` to `end`."""
 
     def __init__(self, loop: Loop, limits: Limits) -> None:
         self._loop = loop
@@ -28,9 +28,10 @@ class Allowance:
         self._module = ""
 
     def begin(self, pid: int, doing: str, exceeded: Callable[[str, bool], None]) -> None:
-        """Call back once with the reason, if it takes more while it is `doing` that.
+        """Call `exceeded` once if a limit is exceeded while the process is `doing` something.
 
-        And with whether that was time alone: it may take less another time.
+        The arguments are the reason, and True if only the time limit was exceeded: another attempt
+        may take less time.
         """
         self.end()
         self._pid, self._module = pid, ""
@@ -50,11 +51,11 @@ class Allowance:
         look()
 
     def imports(self, module: str) -> None:
-        """It has come to this module, and is to blame on it what it takes."""
+        """Record the module being imported, to name it if a limit is exceeded."""
         self._module = module
 
     def too_large(self) -> str:
-        """Why it is not to be kept; empty while it is small enough."""
+        """Return the reason if the memory limit is exceeded; empty otherwise."""
         if _resident_bytes(self._pid) <= self._limits.most_bytes:
             return ""
         return f"the standby grew over {self._limits.most_bytes >> 20} MiB{self._where()}"

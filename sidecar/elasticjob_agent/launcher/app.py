@@ -1,7 +1,7 @@
-"""The launcher itself: which agent it listens to, and what it does when there is none.
+"""Launcher process: attached agent, worker deadlines, probes and the exit.
 
-With an agent it only obeys. Without one it lets the workers train on for a while, forwards a
-SIGTERM to them, and ends what nobody came back for.
+With an agent attached, the launcher only obeys it. Without one, it lets the workers continue for a
+limited time, forwards SIGTERM to them, and kills them if no agent returns.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ EXIT_AGENT_LOST = 1
 
 
 class Launcher:
-    """One launcher process; `run` gives its exit code.
+    """Launcher process; `run` returns its exit code.
 
-    `start` starts a worker. `init_fd` is readable once the init process has died.
+    `start` replaces the function that starts a worker. `init_fd` becomes readable when the init
+    process dies.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Launcher:
         self._loop = Loop()
         self._output = Output(lambda text: self._loop.from_thread(lambda: self._trouble(text)))
         self._env = worker_environment(environ, settings.library)
-        # A `start` of somebody's own is no command that could be preloaded for.
+        # A custom `start` has no command to preload for.
         self._standby = None if start is not None else self._new_standby()
         self._stores = self._new_stores(self._standby)
         cold = start or partial(spawn, keep_fds=settings.keep_fds)
@@ -122,7 +123,7 @@ class Launcher:
             self._connected(Connection(self._loop, sock, MAX_MESSAGE_BYTES))
 
     def _follow_lifeline(self) -> None:
-        """End with the process named in the settings, however it ends."""
+        """End when the process named in the settings ends, for any reason."""
         pid = self._settings.lifeline_pid
         if not pid:
             return
@@ -220,8 +221,11 @@ class Launcher:
             self._deadline.heard(asked.beat.at, asked.beat.live_seconds)
             self._workers.start(asked.round, asked.workers, asked.max_log_bytes)
             self._deadline.watch()
-        else:  # no failure: others have begun anew without us, or will now
-            self._output.say(f"round {asked.round} is not started: its agent had hung meanwhile")
+        else:  # not a failure: the other nodes have started a newer round, or are about to
+            self._output.say(
+                f"not starting round {asked.round}: "
+                "its agent was unresponsive and other nodes may have moved on"
+            )
             self._tell({"type": "stopped", "round": asked.round})
 
     def _disconnected(self, connection: Connection) -> None:
@@ -237,7 +241,7 @@ class Launcher:
             self._watch_over_orphans()
 
     def _watch_over_orphans(self) -> None:
-        """From now on the workers may live for so long without a word of an agent."""
+        """Restart the timer that limits the workers' life without an agent."""
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         seconds = self._attach.orphan_seconds or 0.0
@@ -254,16 +258,20 @@ class Launcher:
             self._workers.stop_unasked(running)
 
     def _not_vouched_for(self) -> None:
-        """Nobody proved in time that no newer round runs: others may begin one now."""
+        """Kill the workers after their deadline: other nodes may now start a newer round."""
         running = self._workers.running_round
         if running is not None:
             self._output.say(
-                f"no proof in time that round {running} is still the newest: killing its workers"
+                f"killing the workers of round {running}: "
+                "no confirmation in time that it is the newest round"
             )
             self._workers.stop_unasked(running)
 
     def _permitted(self, said: dict[str, Any], nonce: str, asked_at: float) -> None:
-        """A coordinator keeps our member's lease; the workers live by it until an agent can say."""
+        """Extend the workers' deadline on a coordinator's permission; it keeps the member's lease.
+
+        A responsive agent with its own evidence takes precedence.
+        """
         given = permission(said, self._attach.job_key, nonce)
         if given is None or (self._attendance.present and self._deadline.told):
             return
@@ -275,7 +283,7 @@ class Launcher:
     # --- events
 
     def _standby_settled(self, ready: bool, reason: str) -> None:
-        """The agent hears of it together with the store, which is a moment's work."""
+        """Report the zygote to the agent, together with the store, which takes only a moment."""
         if ready and self._stores is not None and not self._stores.spare_port:
             self._stores.refill(lambda: self._tell_standby(True, ""))
         else:
@@ -333,7 +341,7 @@ class Launcher:
             self._end_unless_an_agent_does()
 
     def _end_unless_an_agent_does(self) -> None:
-        """An agent that hangs, or will before it has decided anything, is none."""
+        """End the launcher if the agent is silent; check again in case it hangs before it acts."""
         if self._attendance.present:
             self._loop.call_later(SILENT_SECONDS, self._end_unless_an_agent_does)
         else:
@@ -346,7 +354,7 @@ class Launcher:
             return
         self._ending = True
         name = signal.Signals(signum).name
-        self._output.say(f"{name} without an agent that answers: stopping the workers")
+        self._output.say(f"stopping the workers: {name} received and no agent responds")
         self._workers.stop(running, self._settings.stop_grace_seconds)
 
     def _released(self, asked: Release) -> None:
@@ -358,7 +366,7 @@ class Launcher:
     def _write_termination_message(self, message: str) -> None:
         path = Path(self._settings.termination_log)
         with contextlib.suppress(OSError):
-            if path.exists():  # kubelet makes it; elsewhere there is none
+            if path.exists():  # created by the kubelet only
                 path.write_bytes(message.encode(errors="replace")[:TERMINATION_MESSAGE_BYTES])
 
     def _end(self, exit_code: int) -> None:

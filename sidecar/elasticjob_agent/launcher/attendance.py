@@ -1,11 +1,11 @@
-"""Whether the attached agent still speaks: one that hangs is none.
+"""Liveness of the attached agent, from its heartbeats.
 
-An agent says every second that it lives, from the loop that obeys the rendezvous. One that is
-attached and has fallen silent (stopped, or stuck) can end no workers, so for other nodes, and for
-what becomes of the workers, it counts as lost. An agent that never said so is an older one.
+An agent sends a heartbeat every second from the loop that follows the rendezvous. An attached but
+silent agent (stopped or stuck) cannot stop workers, so other nodes and the launcher treat it as
+lost. An agent that never sent a heartbeat is an older version and counts as present.
 
-What other nodes were told of an agent that hangs must stay true when it goes on: it then still
-knows only what it knew, and may order workers of a round that was ended for want of it.
+Reports to other nodes that an agent was absent must stay true if it resumes: its knowledge is then
+outdated, and it may order workers of a round that ended in its absence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENT_SECONDS = 3.0
 
 
 class Attendance:
-    """Of the agent that attached last."""
+    """Liveness of the agent attached last."""
 
     def __init__(self) -> None:
         self._attached = False
@@ -27,25 +27,25 @@ class Attendance:
     def attached(self, session: str) -> None:
         self._attached = True
         self._heard = None
-        if session != self._session:  # who comes anew looks first how things stand
+        if session != self._session:  # a new agent process reads the current state first
             self._session, self._given_up = session, 0
 
     def heard(self) -> None:
-        """It said that it lives."""
+        """Record a heartbeat."""
         self._heard = time.monotonic()
 
     def left(self) -> None:
         self._attached = False
 
     def told_absent(self, newest: int, runs: bool) -> None:
-        """A node that knows of round `newest` heard that there is no agent, and if workers run.
+        """Record a report to a node that knows round `newest`: no agent, and if workers run.
 
-        Where none do it takes it that none of that round will, and begins the next.
+        If none run, that node assumes that none of that round will start, and starts the next.
         """
         self._given_up = max(self._given_up, newest - 1 if runs else newest)
 
     def may_start(self, round: int) -> bool:
-        """Whether nobody counts on it that this round has no workers here."""
+        """Return True unless another node relies on this round having no workers here."""
         return round > self._given_up
 
     @property

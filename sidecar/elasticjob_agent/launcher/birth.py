@@ -1,7 +1,7 @@
-"""A worker's first moments, in a fork of the standby: from the standby's state to its own.
+"""Initialisation of a worker forked from the zygote.
 
-On return from `born` the process is what a cold start would have made of it, as far as it can be
-seen: its session, streams, environment, seeds and thread counts.
+On return from `born` the process matches a cold start as far as is observable: session, streams,
+environment, seeds and thread counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLAIM_BYTES = 128
 
 
 class Streams:
-    """Descriptors that came with the request; `tell` is where the launcher hears of the birth."""
+    """Descriptors from the request; the worker reports its pid to the launcher on `tell`."""
 
     def __init__(self, fds: Sequence[int]) -> None:
         self.out, self.err, self.tell = fds
@@ -45,10 +45,11 @@ def born(
     applied: Mapping[str, str | None],
     counted: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Become the worker, or end: the launcher then starts one afresh.
+    """Become the worker or exit; after an exit the launcher starts the worker cold.
 
-    `here` is the environment that preloading has left; `applied` is what the program was foreseen
-    to change in it, and `counted` what of that was set when a library was loaded.
+    `here` is the environment after preloading. `applied` are the changes that the program was
+    predicted to make to it; `counted` are, by library path, those made before the library is
+    loaded.
     """
     os.setsid()
     adopted(launcher)
@@ -58,7 +59,7 @@ def born(
     try:
         os.write(streams.tell, f"{os.getpid()} {trouble}".encode()[:_CLAIM_BYTES])
     except OSError:
-        os._exit(1)  # the launcher has given this one up
+        os._exit(1)  # the launcher no longer waits for this worker
     streams.close()
     if trouble:
         os._exit(1)
@@ -74,7 +75,7 @@ def born(
 
 
 def adopted(launcher: int) -> None:
-    """Wait until the launcher is our parent; then die when it dies."""
+    """Wait until the launcher is the parent process, then arrange to die with it."""
     deadline = time.monotonic() + _ADOPTION_SECONDS
     while os.getppid() != launcher:
         if time.monotonic() > deadline:
@@ -86,23 +87,23 @@ def adopted(launcher: int) -> None:
 
 
 def _thaw(frozen: dict[str, Any]) -> None:
-    """Have it collected again, or what it holds at the end, in a cycle, would not be finalised.
+    """Return a dict to garbage collection, so that cycles through it are finalised at exit.
 
-    All else stays frozen: to go through it takes a second at the end of a program.
+    Everything else stays frozen: traversing it takes a second at the end of a program.
     """
     for move in (ctypes.pythonapi.PyObject_GC_UnTrack, ctypes.pythonapi.PyObject_GC_Track):
         move(ctypes.py_object(frozen))
 
 
 def _own_number() -> None:
-    """The main thread's `native_id`: before Python 3.13 a fork keeps that of its parent."""
+    """Reset the main thread's `native_id`: before Python 3.13 a fork keeps its parent's."""
     threading: Any = sys.modules.get("threading")
     if threading is not None:
         threading.main_thread()._set_native_id()
 
 
 def _fresh_times() -> None:
-    """From where `logging` counts: the start of the process."""
+    """Reset the process start time from which `logging` counts."""
     logging: Any = sys.modules.get("logging")
     if isinstance(getattr(logging, "_startTime", None), float):
         logging._startTime = time.time()
@@ -111,7 +112,7 @@ def _fresh_times() -> None:
 
 
 def _fresh_seeds() -> None:
-    """Python's own generator is seeded anew by the fork; these are not."""
+    """Reseed the generators that a fork does not reseed; Python's own is reseeded by the fork."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()

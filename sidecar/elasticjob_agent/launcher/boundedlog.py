@@ -1,7 +1,7 @@
-"""A log file that keeps the beginning and the newest of a stream within a bound.
+"""Size-limited log file that keeps the beginning and the end of a stream.
 
-`<name>` is the file being written. At a third of the bound it is renamed, at a line's end: the
-first time to `<name>.head`, which stays, later to `<name>.1`, replacing the one before.
+`<name>` is the current file. At a third of the limit it is renamed, at the end of a line: the
+first time to `<name>.head`, which stays, later to `<name>.1`, replacing the previous one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 
 
 class BoundedLog:
-    """Appends to files, at most `max_bytes` in all. OSErrors pass through; what was not written is
-    counted and noted in the file once writing works again."""
+    """Log of at most `max_bytes` in all files.
+
+    OSErrors propagate; lost bytes are counted and noted in the file once writing works again.
+    """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -49,20 +51,20 @@ class BoundedLog:
             self._size = os.fstat(self._fd).st_size
 
     def _append_some(self, data: bytes) -> int:
-        """Write some of what still fits in the current file, up to a line's end; its length."""
+        """Write data that fits in the current file, up to a line's end; return its length."""
         room = self._segment_bytes - self._size
         if len(data) <= room:
             return self._append(data)
         cut = data.rfind(b"\n", 0, max(0, room)) + 1
         if cut == 0 and self._size == 0:
-            cut = room  # a single line longer than the file may be
+            cut = room  # a single line longer than the file limit
         written = self._append(data[:cut]) if cut else 0
         if written == cut:
             self._rotate()
         return written
 
     def _append(self, data: bytes) -> int:
-        """One write, which may be a short one: a disk fills up in the middle of it."""
+        """Write once and return the length, which may be short if the disk fills up."""
         assert self._fd is not None
         count = os.write(self._fd, data)
         self._size += count

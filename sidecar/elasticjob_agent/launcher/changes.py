@@ -1,8 +1,8 @@
-"""Changes that a program makes to its environment before and between its imports, from its source.
+"""Static analysis of the changes that a program makes to its environment around its imports.
 
-C code reads the environment when it is loaded, so it is loaded in the environment that the program
-would have made by then. Nothing of the program is run: a change that is not certain, or to a value
-that only running would tell, is an unknown one.
+C code reads the environment when it is loaded, so it must be loaded in the environment that the
+program would have set up by then. The program is not run: a change that is not certain, or to a
+value known only at run time, counts as unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _DIRECT = frozenset({"putenv", "unsetenv"})
 
 
 class Change(NamedTuple):
-    """Of the variable `name`, all if empty; `value` None removes it. `where` is file and line.
+    """Change of the variable `name`, or of all if empty; `value` None removes it.
 
-    `direct` changes are not seen in `os.environ`.
+    `where` is file and line. `direct` changes do not show in `os.environ`.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Reads file after file; `on_change` gets the changes in the order in which they are made."""
+    """Analyser of successive files; `on_change` receives the changes in execution order."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.environ = Environ(given)
@@ -51,11 +51,12 @@ class Changes:
     ) -> None:
         """Follow the statements that run when the file runs.
 
-        `imports` gets each import, and whether it is certain to run; None if it does not run.
+        `imports` receives each import with True if it is certain to run, False if it may run and
+        None if it does not run.
         """
         file = _File(self, path, imports)
         file.names["__name__"] = "__main__" if main else path
-        # Whatever a function may change by its name is not known by it.
+        # A name that a function may rebind has no known value.
         file.hidden = {
             name for node in nodes(tree) if isinstance(node, ast.Global) for name in node.names
         }
@@ -106,7 +107,7 @@ class _File(Values):
             self._block(node, certain)
 
     def _block(self, node: Any, certain: bool) -> None:
-        """Any other statement, with others in it or not."""
+        """Follow any other statement, with or without nested statements."""
         loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While))
         for field in ("test", "iter", "value", "exc", "subject", "items"):
             self._expression(getattr(node, field, None), certain)
@@ -151,7 +152,7 @@ class _File(Values):
             self.run(node.body if holds else node.orelse, certain)
 
     def _passed_over(self, body: Iterable[ast.stmt]) -> None:
-        """Of statements that do not run the imports alone, which may run another time."""
+        """Report only the imports of statements that do not run; they may run another time."""
         if not self._deep:
             for node in body:
                 for each in nodes(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
@@ -307,7 +308,7 @@ class _File(Values):
 
 
 def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> bool:
-    """Return whether a call of this function may change a variable, itself or through another."""
+    """Return True if a call of this function may change a variable, directly or indirectly."""
     todo, seen = [node], set()
     while todo:
         for each in nodes(todo.pop()):
@@ -330,7 +331,7 @@ def changes_variables(node: ast.AST, functions: Mapping[str, Sequence[Any]]) -> 
 
 
 def variables_set(tree: ast.AST) -> Iterator[str]:
-    """Names of environment variables that are changed anywhere: what is loaded may read them."""
+    """Yield the names of variables changed anywhere in a file; imported modules may read them."""
     for node in nodes(tree):
         if isinstance(node, (ast.Assign, ast.Delete, ast.AugAssign)):
             for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:

@@ -1,4 +1,4 @@
-"""What the kernel knows about processes: groups, orphans, and the end of another process."""
+"""Process information from the kernel: groups, orphans, and the end of another process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# The same number on every architecture; os.pidfd_open came only with Python 3.9.
+# The same number on every architecture; os.pidfd_open requires Python 3.9.
 SYS_PIDFD_OPEN = 434
 
 
 class Stat(NamedTuple):
-    """The fields of /proc/<pid>/stat that matter here."""
+    """Fields of /proc/<pid>/stat used here."""
 
     pid: int
     state: str
@@ -25,7 +25,7 @@ class Stat(NamedTuple):
 
 
 def processes() -> Iterator[Stat]:
-    """Every process that can be seen; those that end meanwhile are left out."""
+    """Yield every visible process; processes that end in the meantime are skipped."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -33,14 +33,14 @@ def processes() -> Iterator[Stat]:
 
 
 def _parsed(stat: bytes) -> Stat:
-    # The name, in parentheses, may itself hold spaces and parentheses.
+    # The name, in parentheses, may contain spaces and parentheses.
     head, _, tail = stat.rpartition(b")")
     state, parent, group = tail.split()[:3]
     return Stat(int(head.split()[0]), state.decode("ascii"), int(parent), int(group))
 
 
 def group_exists(group: int) -> bool:
-    """Whether the process group has a member, a zombie included."""
+    """Return True if the process group has a member, zombies included."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -59,7 +59,7 @@ def members(group: int) -> list[int]:
 
 
 def family(pid: int) -> dict[int, str]:
-    """The processes below this one and of its session, itself left out, and when each began."""
+    """Return the start times, by pid, of a process's descendants and other session members."""
     every = list(processes())
     found, size = {pid}, 0
     while size < len(found):
@@ -73,7 +73,7 @@ def family(pid: int) -> dict[int, str]:
 
 
 def end_if_still(pid: int, began: str) -> None:
-    """SIGKILL that process, unless its number is another's by now."""
+    """Send SIGKILL to a process unless its pid has been reused."""
     if began and _began(pid) == began:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -92,9 +92,9 @@ def kill_group(group: int, signum: int) -> None:
 
 
 def kill_descendants(within_seconds: float) -> None:
-    """SIGKILL and reap whatever is left below this subreaper, such as daemons of a worker.
+    """Kill and reap all processes left below this subreaper, such as daemons of a worker.
 
-    Each death hands its children to this process, so a few turns reach everything.
+    This process adopts the children of each killed process, so a few iterations reach all.
     """
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:
@@ -112,9 +112,9 @@ def kill_descendants(within_seconds: float) -> None:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where there is none.
+    """Return a descriptor that becomes readable when the process ends; None if unsupported.
 
-    Raises ProcessLookupError when it has ended already.
+    Raises ProcessLookupError if the process has already ended.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     fd = int(libc.syscall(SYS_PIDFD_OPEN, pid, 0))
@@ -126,7 +126,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
+    """Return True if a process has its own handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -136,7 +136,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def signal_if_caught(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for it; then it was sent."""
+    """Send a signal if the process has a handler for it; return True if it has."""
     if not catches(pid, signum):
         return False
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,5 +1,6 @@
-"""What a worker's command line is, as far as a forked interpreter can take its place. Pure but for
-the look at a console script's first line.
+"""Parser for a worker's command line that a forked interpreter can replace.
+
+Pure except for the read of a console script's first lines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?t?d?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-# Options of Python that take an argument, joined to them or as the next word.
+# Python options with an argument, attached or as the next word.
 _WITH_VALUE = "WX"
 _PLAIN = "bBdEIOPqRsSuv"
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec"})
@@ -25,13 +26,13 @@ _FIRST_LINES_BYTES = 4096
 
 
 class Cold(Exception):
-    """Workers of this command are started afresh; the text says why."""
+    """Command whose workers must start cold; the message is the reason."""
 
 
 class Program(NamedTuple):
-    """A Python program: `interpreter options (target | -m target) arguments`.
+    """Python program: `interpreter options (target | -m target) arguments`.
 
-    `command` is all of it as it was written, `env` what an `env` in front of it sets.
+    `command` is the full command line as written, `env` the variables set by a leading `env`.
     """
 
     interpreter: str
@@ -44,12 +45,12 @@ class Program(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What is learned of it holds for all that have the same."""
+        """Key of learned modules; programs with the same key share them."""
         return "\0".join((self.interpreter, str(self.module), self.target))
 
 
 def program(argv: Sequence[str], path: str) -> Program:
-    """The program that a command line runs; raises Cold. `path` is the workers' PATH."""
+    """Return the program that a command line runs, or raise Cold. `path` is the workers' PATH."""
     words, env = _without_env(list(argv))
     if not words or not words[0]:
         raise Cold("there is no command")
@@ -111,7 +112,7 @@ def _python(interpreter: str, words: Sequence[str], env: Mapping[str, str]) -> P
 
 
 def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> Program:
-    """A file that begins with `#! python`, as pip writes for the programs of a package."""
+    """Return the program of a file with a `#! python` line, as pip writes for entry points."""
     found = words[0] if "/" in words[0] else shutil.which(words[0], path=path)
     if found is None:
         raise Cold(f"{words[0]} was not found")
@@ -127,11 +128,11 @@ def _console_script(words: Sequence[str], env: Mapping[str, str], path: str) -> 
 
 
 def _interpreter_of(head: bytes) -> list[str]:
-    """The words of the first line, or of the line below it that pip writes when it is too long."""
+    """Return the interpreter words of the first line, or of pip's second line if it is too long."""
     lines = head.decode("utf-8", "replace").split("\n")
     if not lines[0].startswith("#!"):
         return []
-    # The kernel gives all that follows the interpreter as one word.
+    # The kernel passes everything after the interpreter as one word.
     words = lines[0][2:].strip().split(None, 1)
     name = os.path.basename(words[0]) if words else ""  # noqa: PTH119
     if name == "env" and len(words) == 2:

@@ -1,4 +1,4 @@
-"""One stream connection that carries JSON lines, without ever blocking the loop."""
+"""Stream connection for JSON lines that never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .wire import MAX_MESSAGE_BYTES, Lines, WireError, encode
 
 
 class Connection:
-    """`on_message` gets each message, `on_closed` the end of the connection, once."""
+    """Connection that calls `on_message` for each message and `on_closed` once at its end."""
 
     def __init__(self, loop: Loop, sock: socket.socket, limit_bytes: int) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class Connection:
         self._unsent += encode(message)
         self._write()
         if len(self._unsent) > MAX_MESSAGE_BYTES:
-            self.close()  # a peer that does not read must not fill our memory
+            self.close()  # a peer that does not read must not exhaust memory
 
     def close_when_sent(self) -> None:
         self._closing = True

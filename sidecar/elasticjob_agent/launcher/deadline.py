@@ -1,12 +1,12 @@
-"""Deadline of the workers: until when they may live without a new permission.
+"""Self-fencing deadline: the time up to which workers may live without a new permission.
 
-The agent hands it over with each beat, from evidence that no newer round runs. While there is no
-agent that speaks, only a coordinator's signed permission moves it, and never further than
-`orphan_seconds` after the agent was last heard. Nothing moves it back.
+Each heartbeat of the agent carries a deadline, based on evidence that no newer round runs. Without
+a responsive agent, only a coordinator's signed permission extends it, at most to `orphan_seconds`
+after the last heartbeat. Nothing moves it back.
 
-Only differences of this machine's monotonic clock count. What waited while this process stood still
-must not count from when it is read: the agent says by its own clock when it spoke, and the
-shortest way that a message of its ever took tells what that is on ours.
+Only differences of this machine's monotonic clock count. A message that waited while this process
+was suspended must not count from the time of its read: the agent sends the time by its own clock,
+and the smallest offset ever seen between the two clocks maps it to the launcher's clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .loop import Loop, Timer
 
 
 class Deadline:
-    """Calls `expired` when the deadline has passed; it is None where nobody gave one."""
+    """Deadline that calls `expired` once it has passed; `at` is None if none was given."""
 
     def __init__(self, loop: Loop, expired: Callable[[], object]) -> None:
         self._loop = loop
@@ -27,16 +27,16 @@ class Deadline:
         self._offset: float | None = None
         self._heard = time.monotonic()
         self.told = False
-        """Return whether the agent that attached last has had evidence of its own."""
+        """True once the agent attached last has sent evidence of its own."""
         self.at: float | None = None
 
     @property
     def live_seconds(self) -> float | None:
-        """Seconds that are left; 0 when the deadline has passed."""
+        """Remaining seconds; 0 after the deadline, None without one."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
     def attached(self, tells: bool) -> None:
-        """An agent attached; one that does not tell deadlines leaves none."""
+        """Handle an attached agent; one that sends no deadlines clears the deadline."""
         self._offset = None
         self.told = False
         self._heard = time.monotonic()
@@ -44,7 +44,7 @@ class Deadline:
             self.at = None
 
     def heard(self, at: float | None, live_seconds: float | None) -> None:
-        """The agent spoke, `at` on its clock, and let the workers live for `live_seconds`."""
+        """Handle a heartbeat that permits `live_seconds` from `at`, by the agent's clock."""
         now = self._heard = time.monotonic()
         if live_seconds is None:
             return
@@ -57,7 +57,7 @@ class Deadline:
         self._move(at + self._offset + live_seconds)
 
     def permitted(self, asked_at: float, live_seconds: float, orphan_seconds: float) -> None:
-        """A coordinator let the workers live for `live_seconds` after `asked_at`."""
+        """Handle a coordinator's permission for `live_seconds` after `asked_at`."""
         if self.at is not None:
             self._move(min(asked_at + live_seconds, self._heard + orphan_seconds))
 
@@ -67,7 +67,7 @@ class Deadline:
         self.watch()
 
     def watch(self) -> None:
-        """Look after it from now on, until it has passed."""
+        """Watch the deadline until it has passed."""
         if self._timer is None and self.at is not None:
             seconds = max(0.0, self.at - time.monotonic())
             self._timer = self._loop.call_later(seconds, self._look)

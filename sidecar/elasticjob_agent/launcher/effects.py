@@ -1,8 +1,8 @@
-"""Lasting effects of an import, beyond the modules that it loads.
+"""Detection of lasting effects of an import beyond the modules that it loads.
 
-All that forks would share with each other, or that each process does for itself: files, open
-descriptors, locks, shared memory, processes, signal handlers, functions for the end. A module that
-has such an effect must be imported by each worker.
+Such effects would be shared by forks or must happen in each process: files, open descriptors,
+locks, shared memory, processes, signal handlers, exit functions. A module with such an effect must
+be imported by each worker itself.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TEMPORARY = "temporary file or folder"
 
 
 class Effects:
-    """Watches one import after the other, `begin` to `found`, between `start` and `stop`.
+    """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`.
 
-    `on_temporary` is called with the path of each temporary file or folder as it is made.
+    `on_temporary` is called with the path of each temporary file or folder when it is created.
     """
 
     def __init__(self, on_temporary: Callable[[str], object]) -> None:
@@ -44,7 +44,7 @@ class Effects:
         self._before: dict[str, Any] = {}
         self.identifiers = Identifiers()
         self.culprits: dict[str, str] = {}
-        """Modules that were seen to have an effect, perhaps deep inside an import."""
+        """Modules observed to have an effect, possibly deep inside an import."""
         self.temporary: list[str] = []
         self._clear()
 
@@ -57,7 +57,7 @@ class Effects:
 
     def start(self) -> None:
         if not self._hooked:
-            sys.addaudithook(self._hook())  # stays in all forks, where it does nothing
+            sys.addaudithook(self._hook())  # remains in all forks, but inactive
             self._hooked = True
         self.identifiers.start()
         self._before = _state()
@@ -76,7 +76,7 @@ class Effects:
         self._active = False
         before, now = self._before, _state()
         reasons = self._differences(before, now)
-        if reasons:  # of which some may be garbage
+        if reasons:  # some of these objects may be garbage
             gc.collect()
             now = _state()
             reasons = self._differences(before, now)
@@ -88,14 +88,14 @@ class Effects:
         return ", and it ".join(list(dict.fromkeys(reasons))[:MOST_REASONS])
 
     def clean_up(self) -> None:
-        """End what this process has started and remove its temporary files: it ends now."""
+        """Stop this process's helpers and remove its temporary files, before it ends."""
         tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
         with suppress(Exception):
-            tracker._resource_tracker._stop()  # removes what was shared
+            tracker._resource_tracker._stop()  # removes shared memory
         for path in self.temporary:
             remove(path)
 
-    # --- what imports do, as Python tells of it
+    # --- actions during an import, from Python's audit events
 
     def _hook(self) -> Callable[[str, tuple[Any, ...]], None]:
         pid = getpid()
@@ -125,7 +125,7 @@ class Effects:
                 self._active = False
                 try:
                     does(*details)
-                except Exception:  # the call itself will say what is wrong with it
+                except Exception:  # the audited call itself raises the error
                     pass
                 finally:
                     self._active = True
@@ -188,7 +188,7 @@ class Effects:
         self._spawned = True
 
     def _make(self, name: str, kind: str) -> None:
-        """Note what was made; caches of trusted packages have the same names in every process."""
+        """Record a creation; caches of trusted packages have the same names in every process."""
         maker = owner()
         if not _is_cache(name) and (maker or kind == TEMPORARY or name in self._made):
             reason = f"makes the {kind} {name} when it is imported"
@@ -199,7 +199,7 @@ class Effects:
             self._noted.setdefault(key, (f"{reason} when it is imported", owner()))
 
     def _files(self, now: dict[str, Any]) -> list[str]:
-        """Of what was made, what is still there; and what else was done."""
+        """Return reasons for created files that still exist, other file changes and held locks."""
         made = [each for name, each in self._made.items() if os.path.lexists(name)]
         reasons = []
         for reason, module in [*made, *self._noted.values()]:
@@ -211,7 +211,7 @@ class Effects:
                 reasons.append(f"keeps the file {name} locked")
         return reasons
 
-    # --- what imports leave, as the kernel and Python know it
+    # --- state left by an import, from the kernel and Python
 
     def _differences(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         reasons = []
@@ -260,7 +260,7 @@ def _state() -> dict[str, Any]:
 def _descriptors() -> set[tuple[int, str]]:
     found = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):  # that of the listing itself is gone
+        with suppress(OSError):  # the listing's own descriptor, already closed
             found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
     return {(fd, link) for fd, link in found if link not in _NO_FILES}
 
@@ -270,7 +270,7 @@ def _is_channel(link: str) -> bool:
 
 
 def _shared_maps() -> set[str]:
-    """Memory that forks would share and could write to: by its file and inode."""
+    """Return the writable mappings that forks would share, by file and inode."""
     try:
         with open("/proc/self/maps") as maps:  # noqa: PTH123
             text = maps.read()
@@ -281,7 +281,7 @@ def _shared_maps() -> set[str]:
 
 
 def _system_v(kind: str) -> set[str]:
-    """Identifiers of this user's: of shared memory, only what this process has made."""
+    """Return this user's System V identifiers; for shared memory, only those of this process."""
     try:
         with open(f"/proc/sysvipc/{kind}") as listed:  # noqa: PTH123
             rows = [line.split() for line in listed]
@@ -301,7 +301,7 @@ def _has_children() -> bool:
 
 
 def _left_running() -> list[str]:
-    """Processes of this one's session, whose parent has ended."""
+    """Return a reason for a process of this session that is still running."""
     own = getpid()
     for name in os.listdir("/proc"):  # noqa: PTH208
         with suppress(OSError, ValueError, IndexError):
@@ -327,7 +327,7 @@ def _folder() -> str:
 
 
 def _finalizers() -> set[int]:
-    """Those of `weakref.finalize` that run when the program ends."""
+    """Return the `weakref.finalize` objects that run at exit, without those of trusted packages."""
     kind: Any = getattr(sys.modules.get("weakref"), "finalize", None)
     entries = dict(getattr(kind, "_registry", ()))
     return {
@@ -353,7 +353,7 @@ def _absolute(path: Any, dir_fd: Any = -1) -> str:
 
 
 def _is_cache(name: str) -> bool:
-    """Of Python's own compiled modules; or nothing that stays."""
+    """Return True for compiled Python modules and for files that do not persist."""
     if name.startswith(("/dev/", "/proc/")):
         return not name.startswith("/dev/shm/")
     return name.endswith((".pyc", "/__pycache__")) or ".pyc." in os.path.basename(name)  # noqa: PTH119

@@ -1,4 +1,4 @@
-"""Whether this process may still be forked: one thread, no CUDA, nothing that hides the user's."""
+"""Fork-safety checks of this process: one thread, no CUDA, no module that shadows a user's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BAD_FORK = (*_BUILT_FOR, "_mtia_isInBadFork")
 
 
 def threads() -> int:
-    """Of this process, the interpreter's and those of libraries."""
+    """Return the number of threads of this process, those of libraries included."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def unfit_for_fork() -> str:
-    """Why a fork of this process would not work as a process of its own; empty when it would."""
+    """Return the reason that this process must not be forked; empty if it may be."""
     count = threads()
     if count > 1:
         return f"it runs {count} threads"
@@ -31,8 +31,9 @@ def unfit_for_fork() -> str:
 
 
 def hidden(names: Iterable[str], folder: str) -> str:
-    """Why modules that are loaded here would be others in a fresh interpreter; empty if they are
-    not: those that the program's own folder, the first to be searched, has too.
+    """Return the reason if a loaded module would be another one in a fresh interpreter, or "".
+
+    This happens if the program's own folder, which is searched first, has a module of that name.
     """
     for name in sorted(names):
         if "." in name or BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
@@ -45,7 +46,7 @@ def hidden(names: Iterable[str], folder: str) -> str:
 
 
 def bad_fork() -> str:
-    """In a fork: what torch says about the process that it came from."""
+    """Return, in a fork, torch's reason why its accelerator cannot be used; empty if it can."""
     for name in _BAD_FORK:
         asked = _of_torch(name)
         if asked is not None and asked():
@@ -54,10 +55,10 @@ def bad_fork() -> str:
 
 
 def poisoned() -> str:
-    """What `bad_fork` would say in a worker, of a torch that was built for CUDA or XPU.
+    """Return the result of `bad_fork` in a worker, for a torch built for CUDA or XPU.
 
-    There it is enough to have counted devices, even where there is none. Only a fork can ask,
-    so one is made for a moment.
+    With such a build, counting devices is enough to break forks, even without a device. Only a fork
+    can check this, so a short-lived one is made.
     """
     if not any(_of_torch(name) for name in _BUILT_FOR):
         return ""
@@ -75,12 +76,12 @@ def poisoned() -> str:
 
 
 def _of_torch(name: str) -> Any:
-    """A function of torch's own, if it was imported and has it."""
+    """Return a function of `torch._C`, or None if torch is not imported or lacks it."""
     return getattr(getattr(sys.modules.get("torch"), "_C", None), name, None)
 
 
 def _cuda_initialized() -> bool:
-    """Asks the driver itself, if it was loaded: a call that answers without starting it."""
+    """Return True if CUDA is initialised, from a driver call that does not initialise it."""
     library = _mapped(_CUDA)
     if not library:
         return False
@@ -93,7 +94,7 @@ def _cuda_initialized() -> bool:
 
 
 def _mapped(name: str) -> str:
-    """The path of a loaded library."""
+    """Return the path of a loaded library, or an empty string."""
     try:
         with open("/proc/self/maps") as maps:  # noqa: PTH123
             for line in maps:

@@ -1,4 +1,4 @@
-"""The births of a node's workers: each is asked of the standby, and tells its own pid."""
+"""Forks of a node's workers: each is requested from the zygote and reports its own pid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORK_SECONDS = 5.0
 
 
 class Forked:
-    """A worker that the standby forked; this launcher is its parent."""
+    """Worker forked by the zygote; this launcher is its parent."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -25,7 +25,7 @@ class Forked:
 
 
 class Birth(NamedTuple):
-    """What one worker is to be given; the descriptors stay the caller's."""
+    """Environment and streams for one worker; the caller keeps ownership of the descriptors."""
 
     env: Mapping[str, str]
     stdout_fd: int
@@ -33,9 +33,9 @@ class Birth(NamedTuple):
 
 
 def fork(pass_on: Pass, program: Program, births: Sequence[Birth]) -> list[Forked | str]:
-    """A worker for each, or the reason why there is none.
+    """Return a worker, or the reason for its absence, for each birth.
 
-    `pass_on` gives the standby a message with descriptors, and raises OSError.
+    `pass_on` sends the zygote a message with descriptors, and raises OSError on failure.
     """
     deadline = time.monotonic() + FORK_SECONDS
     heard: list[socket.socket] = []
@@ -45,7 +45,7 @@ def fork(pass_on: Pass, program: Program, births: Sequence[Birth]) -> list[Forke
             heard.append(_request(pass_on, program, birth))
     except OSError as error:
         refusal = f"the standby took no request: {error}"
-    # Also when it is lost by now: those that it forked before run, and are ours.
+    # Read even if the zygote is lost by now: workers that it forked before run as our children.
     results: list[Forked | str] = [born(told, deadline) for told in heard]
     results += [refusal] * (len(births) - len(heard))
     for told in heard:
@@ -54,7 +54,7 @@ def fork(pass_on: Pass, program: Program, births: Sequence[Birth]) -> list[Forke
 
 
 def _request(pass_on: Pass, program: Program, birth: Birth) -> socket.socket:
-    """Ask for one worker; where its pid comes."""
+    """Request one worker; return the socket that delivers its pid."""
     told, tell = socket.socketpair()
     env = {**birth.env, **program.env}
     message = {"do": "fork", "env": env, "command": program.command}
@@ -69,11 +69,10 @@ def _request(pass_on: Pass, program: Program, birth: Birth) -> socket.socket:
 
 
 def born(told: socket.socket, deadline: float) -> Forked | str:
-    """The worker that was born at the other end; the reason where none was.
+    """Return the worker at the other end of the socket, or the reason for its absence.
 
-    One for which nobody waits any longer must not run beside the one that takes its place: from
-    the moment when the socket is shut it cannot tell its pid, and ends. What it told before that
-    is read.
+    A late worker must not run beside its replacement: after the socket's shutdown it cannot report
+    its pid, and exits. A pid reported before the shutdown is still read.
     """
     left = max(0.0, deadline - time.monotonic())
     late = not select.select([told], [], [], left)[0]

@@ -1,6 +1,6 @@
-"""Identifiers and seeds that an import draws, which must differ in each worker, and exit functions.
+"""Detection of values drawn by an import that must differ in each worker, and of exit functions.
 
-Random numbers, seeds, identifiers, the process number, and the time where a module keeps it.
+Covers random numbers, seeds, identifiers, and a process number or time that a module keeps.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from os import getpid
 from typing import Any
 
-# What these draw names nothing outside of the process, and what they do at the end touches nothing
-# there; files, processes and the like count of them too.
+# Packages whose identifiers and exit functions stay within the process. Their other effects, such
+# as files and processes, do count.
 TRUSTED = frozenset(
     {
         "torch", "torchgen", "functorch", "numpy", "sympy", "scipy", "sklearn", "joblib",
         "matplotlib", "PIL", "certifi", "fsspec", "huggingface_hub",
     }
 )  # fmt: skip
-# Identifiers that leave the process are drawn anew in each worker: texts of 32 digits.
+# Identifiers that leave the process, redrawn in each worker as texts of 32 hex digits.
 REDRAWN = {"transformers.utils.hub": "SESSION_ID", "diffusers.utils.hub_utils": "SESSION_ID"}
 GENERATORS = ("random", "numpy.random", "torch")
 MOST_VALUES = 200_000
@@ -36,7 +36,7 @@ _UNITS = (1, 1000, 1_000_000, 1_000_000_000)
 
 
 class _Told:
-    """In the place of a built-in function: calls it, and tells of each call."""
+    """Wrapper around a built-in function that reports each call."""
 
     def __init__(self, function: Any, tell: Callable[[], None]) -> None:
         self.function = function
@@ -51,7 +51,7 @@ class _Told:
 
 
 class Identifiers:
-    """Watches one import after the other, `begin` to `found`, between `start` and `stop`."""
+    """Observer of successive imports, each from `begin` to `found`, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._told: list[tuple[Any, str, Any, Any]] = []
@@ -97,7 +97,7 @@ class Identifiers:
         setattr(holder, name, function)
 
     def loaded(self, name: str) -> None:
-        """From now on the state of that module's generator counts."""
+        """Record the current state of that module's generator as the baseline."""
         state = _generator(name)
         if state is not None:
             self._states[name] = state
@@ -125,7 +125,7 @@ class Identifiers:
         return reasons + self._kept()
 
     def seed_anew(self) -> None:
-        """In a worker: what imports have left unseeded is not to be the same in all of them."""
+        """Reseed, in a worker, the generators and identifiers that imports seeded from entropy."""
         for generator in self._unseeded:
             generator.seed()
         for name, identifier in REDRAWN.items():
@@ -148,10 +148,10 @@ class Identifiers:
         if module:
             self._noted.setdefault(module, reason)
 
-    # --- what is kept
+    # --- kept values
 
     def _kept(self) -> list[str]:
-        """Of the modules that were loaded, those that keep the time, or the process number."""
+        """Return the reason if a newly loaded module keeps the time or the process number."""
         new = sorted(
             name
             for name in set(sys.modules) - self._modules
@@ -168,7 +168,7 @@ class Identifiers:
 
 
 class _Drawn:
-    """Tells values that were taken from the clock since, or from the process number."""
+    """Recogniser of values taken from the clock during an import, or from the process number."""
 
     def __init__(self, began: tuple[float, float], pid: int) -> None:
         self._wall = (began[0] - 0.001, time.time() + 0.001)
@@ -185,10 +185,10 @@ class _Drawn:
                 self._texts.add(time.strftime("%m%d%H%M%S", moment))
 
     def is_one(self, value: Any) -> str:
-        """Return the kind of value in words; empty where it is not one that was drawn."""
+        """Return a description of a drawn value; empty for any other value."""
         try:
             return self._is_one(value)
-        except (ArithmeticError, ValueError, OSError):  # a number or date that no clock has
+        except (ArithmeticError, ValueError, OSError):  # a number or date out of any clock's range
             return ""
 
     def _is_one(self, value: Any) -> str:
@@ -225,7 +225,7 @@ def _utc() -> Any:
 
 
 def _values(module: Any, name: str) -> Iterator[Any]:
-    """The values that a module holds, in its containers, classes and objects too."""
+    """Yield the values that a module holds, including its containers, classes and objects."""
     todo: list[tuple[Any, int]] = [(_names(module), 0)]
     seen: set[int] = set()
     count = 0
@@ -251,7 +251,7 @@ def _values(module: Any, name: str) -> Iterator[Any]:
 
 
 def _names(value: Any) -> dict[str, Any]:
-    """Without running any code of the object's own."""
+    """Return an object's attributes without running any of its code."""
     look = type.__getattribute__ if issubclass(type(value), type) else object.__getattribute__
     try:
         return dict(look(value, "__dict__"))
@@ -260,7 +260,7 @@ def _names(value: Any) -> dict[str, Any]:
 
 
 def _home(kind: Any) -> str:
-    """The module of a class."""
+    """Return the module name of a class."""
     try:
         return str(type.__getattribute__(kind, "__module__"))
     except Exception:
@@ -268,7 +268,7 @@ def _home(kind: Any) -> str:
 
 
 def owner(unless: str = "") -> str:
-    """The module that a call is made for, if it is no part of Python or of what is trusted."""
+    """Return the module that makes a call; empty for Python and trusted packages."""
     frame: Any = sys._getframe()
     while frame is not None and _is_ours(frame):
         frame = frame.f_back
@@ -296,7 +296,7 @@ def of_python(name: str) -> bool:
 
 
 def _generator(name: str) -> Any:
-    """The state of a module's own generator; None while there is none."""
+    """Return the state of a module's own generator, or None if it has none yet."""
     module: Any = sys.modules.get(name)
     try:
         if name == "random":

@@ -1,6 +1,6 @@
-"""What a program imports, read from its sources and never run.
+"""Static analysis of a program's imports; the program is not run.
 
-Runs in the standby interpreter, so that sources are parsed by the Python that will run them.
+Runs in the zygote, so that the Python that will run the sources also parses them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .searchpath import put_first
 
 MAX_FILES = 100
 MAX_SOURCE_BYTES = 1024 * 1024
-# Loaded by torch only when it is needed, which is in every run of who mentions it: 2 s cold.
+# Loaded by torch on demand, in every run of a program that mentions the key: 2 s if cold.
 _IMPLIED = {"DistributedDataParallel": "torch._dynamo"}
 
 
@@ -28,11 +28,11 @@ class Wanted(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What was read: imports in their order, and the environment variables that are set.
+    """Result of the analysis: imports in order, and the environment variables that are set.
 
-    `first` and `last` are the folders put before and behind `sys.path`; `unread` says where that
-    cannot be read. `steps` are the imports together with the changes of the environment, in the
-    order in which they run; `later` are variables that functions set, whenever they are called.
+    `first` and `last` are the folders put before and after `sys.path`; `unread` names a place
+    where they cannot be read. `steps` are the imports and environment changes in execution order;
+    `later` are variables that functions set at an unknown time.
     """
 
     wanted: tuple[Wanted, ...]
@@ -46,13 +46,13 @@ class Reading(NamedTuple):
 
     @property
     def surroundings(self) -> tuple[object, ...]:
-        """All but the imports alone: environment and search path, as modules are loaded in them."""
+        """Environment changes and search path in which modules are loaded, for comparison."""
         changed = any(isinstance(step, Change) for step in self.steps)
         return (self.steps if changed else (), self.first, self.last, self.unread, self.later)
 
 
 class Source(NamedTuple):
-    """A file of the user's: `package` is what its relative imports are relative to."""
+    """Source file of the user; `package` is the base of its relative imports."""
 
     path: str
     package: str = ""
@@ -64,13 +64,13 @@ def read(
     installed: Callable[[Any], bool],
     given: Mapping[str, str] | None = None,
 ) -> Reading:
-    """Follow the entry's imports through the user's own files, as they run.
+    """Follow the entry's imports through the user's own files, in execution order.
 
     Args:
         entry: the files that run first; the last one is `__main__`.
-        search: where modules are looked for, `sys.path` of the program.
-        installed: whether a spec is of the standard library or of installed packages.
-        given: the environment that the program starts with.
+        search: the program's `sys.path`.
+        installed: predicate for specs of the standard library or installed packages.
+        given: the program's initial environment.
     """
     program = _Program(search, installed, Changes(os.environ if given is None else given))
     try:
@@ -82,7 +82,7 @@ def read(
 
 
 class _Program:
-    """Reads file after file, each where it is first imported."""
+    """Analyser that reads each file at its first import."""
 
     def __init__(
         self, search: Sequence[str], installed: Callable[[Any], bool], changes: Changes
@@ -157,7 +157,7 @@ class _Program:
 
 
 def module_files(name: str, search: Sequence[str]) -> list[Source]:
-    """The files that `python -m name` runs, its packages first; none that are installed count."""
+    """Return the user's files that `python -m name` runs, its packages first."""
     spec = _top_spec(name, search)
     if spec is None:
         return []
@@ -172,7 +172,7 @@ def _parsed(path: str) -> ast.Module | None:
             content = file.read(MAX_SOURCE_BYTES + 1)
         return ast.parse(content, path) if len(content) <= MAX_SOURCE_BYTES else None
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # the program itself will say so
+        return None  # the program itself reports it
 
 
 def _wanted(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[Wanted]:
@@ -208,12 +208,12 @@ def _top_spec(name: str, search: Sequence[str]) -> Any:
 def _found(name: str, search: Sequence[str]) -> Any:
     try:
         return importlib.machinery.PathFinder.find_spec(name, list(search))
-    except Exception:  # a hook of the user's for strange path entries
+    except Exception:  # raised by a user's path hook for unusual path entries
         return None
 
 
 def _own_files(found: Wanted, top: Any) -> Iterator[Source]:
-    """The user's files that this import runs, as far as they are to be found."""
+    """Yield the user's files that this import runs, as far as they can be found."""
     parts = found.module.split(".")
     spec, name = top, parts[0]
     yield from _file_of(spec, name)

@@ -1,10 +1,10 @@
-"""Init processes of a launcher that no container surrounds.
+"""Init processes of a launcher that runs outside a container.
 
-The launcher forks before it starts: each parent becomes an init process, the last child goes on as
-the launcher. All are subreapers, and each kills every descendant of the workers when the process
-above or below it dies. With two of them any two of agent, init processes, launcher and standby may
-be killed together and nothing is left behind. In a container the runtime does this, and the
-launcher runs alone.
+The launcher forks before it starts: each parent becomes an init process, the last child continues
+as the launcher. All are subreapers, and each kills every descendant of the workers when the
+process above or below it dies. With two init processes, any two of agent, init processes, launcher
+and zygote may be killed together without leaving processes behind. In a container the runtime does
+this, and the launcher runs alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .spawn import PR_SET_PDEATHSIG, become_subreaper
 TITLE = b"elasticjob-init"
 INIT_PROCESSES = 2
 OWN_END_SECONDS = 3.0
-"""Time in which the launcher ends by itself once its parent is gone."""
+"""Time for the launcher to end by itself once its parent is gone."""
 SWEEP_SECONDS = 5.0
 PARENT_CHECK_SECONDS = 1.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -32,10 +32,10 @@ _AWAITED = (*_FORWARDED, _PARENT_DIED, signal.SIGCHLD)
 
 
 def fork_launcher() -> int:
-    """Fork the init processes; return in the launcher, with a descriptor that ends with the last.
+    """Fork the init processes; return, in the launcher, a descriptor that ends with the last one.
 
-    The parents never return: they exit as the launcher does. Must be called before there are
-    threads.
+    The parents never return: they exit as the launcher does. Must be called before any thread
+    starts.
     """
     above = os.getppid()
     for _ in range(INIT_PROCESSES - 1):
@@ -65,7 +65,7 @@ def _fork(parent: int) -> int:
 
 
 class _Init:
-    """Waits for its child's end, the launcher's at last, or its own parent's.
+    """Init process: waits for the end of its child or of its parent.
 
     `lifeline` is open while it runs.
     """
@@ -79,8 +79,8 @@ class _Init:
     def run(self) -> int:
         """Return the launcher's wait status, with no descendant left."""
         become_subreaper()
-        # Delivered when the thread that started this process ends, which need not be its parent's
-        # end: the parent is compared each time.
+        # Delivered when the thread that started this process ends, not necessarily the parent
+        # process: the parent pid is therefore compared each time.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, _PARENT_DIED, 0, 0, 0)
         _keep_only(self._lifeline)
         _set_title(TITLE)
@@ -116,13 +116,13 @@ class _Init:
 
 
 def _keep_only(kept: int) -> None:
-    """Close every other descriptor: the agent sees the end of a connection that it shares."""
+    """Close every other descriptor, so that the agent sees the end of shared connections."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
     for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != kept:
-            with contextlib.suppress(OSError):  # the folder itself, closed by now
+            with contextlib.suppress(OSError):  # the listing's own descriptor, already closed
                 os.close(fd)
 
 

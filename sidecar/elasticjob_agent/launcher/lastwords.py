@@ -1,11 +1,11 @@
-"""What is told of a worker's standard error when it ends: enough to see why. Pure."""
+"""Excerpt of a worker's standard error that shows the reason for its exit. Pure."""
 
 from __future__ import annotations
 
 import re
 
 TAIL_BYTES = 16 * 1024
-"""Room for a traceback through a framework, with that of its cause."""
+"""Maximum excerpt size: fits a traceback through a framework with that of its cause."""
 GAP = b"\n[...]\n"
 
 _HEADER = b"Traceback (most recent call last):"
@@ -13,10 +13,10 @@ _RANK_PREFIX = re.compile(rb"(?m)^\[rank\d+\]: ?")
 
 
 def telling(kept: bytes) -> bytes:
-    """The end of `kept`; where a traceback with a longer message ends it, its beginning as well.
+    """Return the end of `kept`, with the start of a final traceback if its message is longer.
 
-    Only a message whose further lines are indented is known for one: others may be a log that goes
-    on after an exception that was caught.
+    This requires that the message's further lines are indented: other lines may be a log that
+    continues after a caught exception.
     """
     begin = kept.rfind(_HEADER)
     if len(kept) <= TAIL_BYTES or begin < 0 or begin >= len(kept) - TAIL_BYTES:

@@ -1,4 +1,4 @@
-"""What the standby has learned, kept beside the logs for a launcher that is started again."""
+"""Persistent record of learned modules, kept beside the logs for a restarted launcher."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-MOST_NAMES = 4000  # in one packet to the standby
+MOST_NAMES = 4000  # fits in one packet to the zygote
 
 
 class Learned:
-    """Modules that workers imported, in order, and those that must not be preloaded."""
+    """Modules that workers imported, in order, and modules that must not be preloaded."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class Learned:
         self.excluded: set[str] = set()
 
     def read(self, key: str) -> None:
-        """Take up what was kept for this command; anything unreadable counts as nothing."""
+        """Load the record for this command; an unreadable file counts as empty."""
         self._key = key
         if self._path is None:
             return
@@ -50,7 +50,7 @@ class Learned:
             "learned": self.learned,
             "excluded": sorted(self.excluded),
         }
-        # A full or read-only disk costs the next launcher some time and nothing else.
+        # A full or read-only disk only costs the next launcher some time.
         draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             draft.write_text(json.dumps(kept))

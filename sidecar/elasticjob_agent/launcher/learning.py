@@ -1,8 +1,7 @@
-"""What workers import beyond what was preloaded, so that the next ones find that preloaded too.
+"""Recorder of modules that workers import beyond the preloaded ones, to preload them next time.
 
-A worker may be killed at any moment, so it writes each name at once, into memory that it shares
-with the standby: no file, no call to the kernel, and nothing to see for the program but one more
-finder in `sys.meta_path`.
+A worker may be killed at any moment, so it writes each name at once into memory shared with the
+zygote: without files or system calls. The program sees only one more finder in `sys.meta_path`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Page:
-    """Names written by one worker, each on a line, behind their length in bytes."""
+    """Shared page of names written by one worker, one per line, after their length in bytes."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, PAGE_BYTES)
 
     def names(self) -> list[str]:
         (length,) = _LENGTH.unpack_from(self._memory, 0)
-        # The worker may be in the middle of a line.
+        # The worker may be writing a line.
         text = self._memory[_LENGTH.size : _LENGTH.size + min(length, PAGE_BYTES)]
         return text.rpartition(b"\n")[0].decode("utf-8", "replace").split("\n") if text else []
 
@@ -46,11 +45,11 @@ class Page:
 
 
 class Listener:
-    """A finder that finds nothing: it only hears what is imported, in this process alone.
+    """Finder that finds nothing and only records the imports of this process.
 
-    Not what the program takes from a folder that it put on `sys.path`, where `search`, on which
-    the next standby looks, has another of that name; nor what it imports once it has changed its
-    environment otherwise than the next standby will.
+    Skips modules that would differ in the next zygote: those from a folder that the program put on
+    `sys.path` if `search`, the zygote's path, has another module of that name; and imports after a
+    change of the environment that the zygote will not make.
     """
 
     def __init__(self, page: Page, search: Sequence[str]) -> None:
@@ -62,7 +61,7 @@ class Listener:
         self._environ: dict[str, str] = {}
 
     def expect(self, changes: Mapping[str, str | None]) -> None:
-        """From now on listen, for as long as the environment is this one with these changes."""
+        """Start recording, while the environment is the current one with these changes."""
         self._environ = dict(os.environ)
         put(self._environ, changes)
 

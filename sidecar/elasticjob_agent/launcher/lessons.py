@@ -1,4 +1,4 @@
-"""When the standby looks at what its workers have imported by themselves."""
+"""Schedule on which the zygote reads the modules that its workers have imported by themselves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from .loop import Loop, Timer
 
-# After a start: when workers have loaded what they load at first, and what they load later.
+# Seconds after a start: workers have made their first imports, or later ones.
 AFTER_SECONDS = (3.0, 10.0, 60.0)
 
 
 class Lessons:
-    """`learn` is called a few times after each `begin`, until `end`."""
+    """Timer that calls `learn` a few times after each `begin`, until `end`."""
 
     def __init__(self, loop: Loop, learn: Callable[[], object]) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Turns a worker's byte stream into whole prefixed lines. Pure."""
+"""Conversion of a worker's byte stream into whole prefixed lines. No I/O."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ MAX_HELD_BYTES = 64 * 1024
 
 
 class PrefixedLines:
-    """Holds back an unfinished line so that lines of several workers do not mix.
+    """Line buffer that holds back an unfinished line, so that lines of several workers do not mix.
 
-    A line that grows over 64 KiB goes out in pieces, each a line with the prefix. Of a line that
-    was overwritten with carriage returns, as progress bars do, the last state is kept.
+    A line longer than 64 KiB is split into prefixed lines. Of a line overwritten with carriage
+    returns, as progress bars do, only the last state is kept.
     """
 
     def __init__(self, prefix: bytes) -> None:
@@ -21,7 +21,7 @@ class PrefixedLines:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` finished, ready to write."""
+        """Return the lines completed by `data`, ready to write."""
         end = data.rfind(b"\n")
         if end < 0:
             self._held += data
@@ -31,7 +31,7 @@ class PrefixedLines:
         return self._prefixed(whole)
 
     def flush(self) -> bytes:
-        """What is held back, as a line of its own."""
+        """Return the unfinished line as a line of its own."""
         if not self._held:
             return b""
         whole, self._held = self._held, b""

@@ -1,6 +1,6 @@
-"""A listening socket in the loop. Where no connection can be taken, it waits a little.
+"""Listening socket in the event loop, with a delay after a failed accept.
 
-Who wants to connect goes on waiting, and would have the loop turn at once and for ever.
+A pending connection keeps the socket readable, so that the loop would otherwise spin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SAID_FOR_SECONDS = 60.0
 
 
 class Listener:
-    """`on_accepted` gets each connection; `say` hears, once in a while, why there are none."""
+    """Listener that calls `on_accepted` for each connection; `say` logs failures, rate-limited."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Listener:
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # who came has gone again
-        except OSError as error:  # such as: too many open files
+            return  # the peer has disconnected
+        except OSError as error:  # such as too many open files
             self._loop.unwatch(self._sock.fileno())
             self._again = self._loop.call_later(AGAIN_SECONDS, self._listen)
             self._told(error)
@@ -57,5 +57,5 @@ class Listener:
     def _told(self, error: OSError) -> None:
         now = time.monotonic()
         if now - self._said_at > SAID_FOR_SECONDS:
-            self._say(f"no connection can be taken: {error.strerror}; those that come wait")
+            self._say(f"cannot accept connections, new ones must wait: {error.strerror}")
         self._said_at = now

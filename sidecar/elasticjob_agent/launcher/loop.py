@@ -1,7 +1,7 @@
-"""One thread's event loop: file descriptors, timers and signals.
+"""Single-threaded event loop for file descriptors, timers and signals.
 
-Plain selectors rather than asyncio: the launcher starts in a fraction of the time, and on every
-Python from 3.8 on it forks from the same, only loop thread.
+Uses plain selectors rather than asyncio: the launcher starts in a fraction of the time, and on
+every Python from 3.8 on it forks from the same, only loop thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 
 class Timer:
-    """Something due later; `cancel` is safe at any time."""
+    """Pending timer; `cancel` is safe at any time."""
 
     __slots__ = ("_action", "due")
 
@@ -36,7 +36,7 @@ class Timer:
 
 
 class Loop:
-    """Runs callbacks until `stop`. Everything but `from_thread` belongs to the loop's thread."""
+    """Event loop that runs until `stop`. Only `from_thread` may be called from other threads."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -57,7 +57,7 @@ class Loop:
         on_readable: Callable[[], object] | None,
         on_writable: Callable[[], object] | None = None,
     ) -> None:
-        """Call back while `fd` is readable or writable; replaces what was watched before."""
+        """Call back while `fd` is readable or writable; replaces earlier callbacks for `fd`."""
         mask = (selectors.EVENT_READ if on_readable else 0) | (
             selectors.EVENT_WRITE if on_writable else 0
         )
@@ -76,7 +76,7 @@ class Loop:
         return timer
 
     def on_signal(self, signum: int, action: Callable[[], object]) -> None:
-        """Run `action` in the loop, not in the handler, so that it may do anything."""
+        """Run `action` in the loop instead of the signal handler, so that any call is safe."""
         self._signals[signum] = action
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signum, lambda number, _frame: self._pending_signals.append(number))
@@ -94,7 +94,7 @@ class Loop:
             ready = self._selector.select(self._until_next_timer())
             for key, mask in ready:
                 on_readable, on_writable = key.data
-                # An earlier callback of this turn may have closed and unwatched the descriptor.
+                # An earlier callback of this iteration may have closed and unwatched `fd`.
                 if mask & selectors.EVENT_READ and self._still(key):
                     on_readable()
                 if mask & selectors.EVENT_WRITE and self._still(key):

@@ -1,7 +1,7 @@
-"""Running a program as `__main__` in an interpreter that was started for it before.
+"""Execution of a program as `__main__` in an already running interpreter.
 
-The steps are those of `python script.py` and `python -m module`: what the program sees of
-`__main__`, `sys.argv` and `sys.path`, and what is printed when it fails, is the same.
+Follows the steps of `python script.py` and `python -m module`: the program sees the same
+`__main__`, `sys.argv` and `sys.path`, and its failures print the same text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Target(NamedTuple):
-    """What to run; `command` is the whole command line that a cold start would have had."""
+    """Program to run; `command` is the full command line of a cold start."""
 
     module: bool
     name: str
@@ -27,22 +27,22 @@ class Target(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Of a script or folder: absolute from Python 3.9 on, but as it was written otherwise."""
+        """Path of a script or folder: absolute from Python 3.9 on, before that as given."""
         if sys.version_info < (3, 9):
             return self.name
         return os.path.join(os.getcwd(), self.name)  # noqa: PTH109, PTH118
 
     @property
     def is_folder(self) -> bool:
-        """A folder or archive with a `__main__.py`."""
+        """True if the target is a folder or archive with a `__main__.py`."""
         return not self.module and _importer(self.name) is not None
 
 
 def place(target: Target) -> None:
     """Set `sys.argv` and the first entry of `sys.path` as Python does before it runs the target.
 
-    This interpreter was started with `-c`, so unless it was told to be safe its `sys.path` begins
-    with "".
+    This interpreter was started with `-c`, so its `sys.path` begins with "" unless safe-path mode
+    is on.
     """
     sys.argv = ["-m" if target.module else target.name, *target.arguments]
     if hasattr(sys, "orig_argv"):
@@ -59,7 +59,10 @@ def place(target: Target) -> None:
 
 
 def program(target: Target) -> Callable[[], object]:
-    """What runs it to its end, with no frame of ours; raises what Python does before it runs."""
+    """Return a function that runs the program without frames of ElasticJob.
+
+    Raises the errors that Python raises before it runs a program.
+    """
     importlib.invalidate_caches()
     run_module = runpy._run_module_as_main  # type: ignore[attr-defined]
     if target.module:
@@ -82,13 +85,13 @@ def _script(path: str) -> Callable[[], object]:
     main.__file__ = path
     main.__cached__ = None
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    # Or it would be compiled with this file's own `from __future__` lines.
+    # Without `dont_inherit`, this file's own `from __future__` imports would apply.
     code = compile(source, path, "exec", dont_inherit=True)
     return partial(exec, code, main.__dict__)
 
 
 def _importer(path: str) -> Any:
-    """What would import from this path; None for a plain file. As Python looks at its script."""
+    """Return the importer for a script path, found as Python does; None for a plain file."""
     for hook in sys.path_hooks:
         try:
             return hook(path)
@@ -98,7 +101,7 @@ def _importer(path: str) -> Any:
 
 
 def show_only_the_program(error: BaseException) -> None:
-    """Leave out of the traceback what ran before the program's own first line."""
+    """Remove the frames before the program's first line from the traceback."""
     here = os.path.dirname(__file__)  # noqa: PTH120
     hook = sys.excepthook
 

@@ -1,8 +1,8 @@
-"""How often the kernel has killed for want of memory in this process's cgroup, and its limit.
+"""Out-of-memory kill count and memory limit of this process's cgroup.
 
-A worker that the kernel kills for memory ends by SIGKILL like any other; only these counters tell.
-In a container the cgroup's files stand at the root of the mount, whatever path the process is
-told that it has; outside, below that path.
+A worker killed by the kernel for memory ends by SIGKILL like any other; only these counters
+distinguish it. In a container the cgroup's files are at the root of the mount, whatever path the
+kernel reports for the process; outside, they are below that path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OWN = Path("/proc/self/cgroup")
 
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 UNLIMITED = 1 << 60
-"""What version 1 says where there is no limit is a little below 2**63."""
+"""Threshold for no limit: cgroup version 1 then reports a value slightly below 2**63."""
 
 
 class _Files(NamedTuple):
@@ -25,22 +25,22 @@ class _Files(NamedTuple):
 
 
 class MemoryGroup:
-    """The cgroup that bounds the memory of this process and of its workers."""
+    """Cgroup that limits the memory of this process and its workers."""
 
     def __init__(self, mount: Path = MOUNT, own: Path = OWN) -> None:
         self._files = next((f for f in _candidates(mount, own) if f.events.is_file()), None)
 
     def kills(self) -> int | None:
-        """How many processes in it the kernel has killed for memory; None when it cannot be known.
+        """Return the number of processes that the kernel has killed for memory; None if unknown.
 
-        Only grows. Processes in cgroups below it count as well.
+        The count only grows and includes processes in child cgroups.
         """
         said = _read(self._files.events) if self._files else ""
         found = _KILLS.search(said)
         return int(found.group(1)) if found else None
 
     def limit_text(self) -> str:
-        """Its limit, such as `512 MiB`; empty when there is none."""
+        """Return the memory limit, such as `512 MiB`; empty if there is none."""
         said = _read(self._files.limit).strip() if self._files else ""
         if not said.isdigit() or int(said) >= UNLIMITED:
             return ""

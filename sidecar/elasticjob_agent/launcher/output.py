@@ -1,7 +1,8 @@
-"""Where the workers' output goes: the launcher's own streams and bounded log files.
+"""Workers' output to the launcher's own streams and to bounded log files.
 
-A worker must never wait for a slow reader, a slow or a full disk. So each target is written by a
-thread of its own behind a queue of bounded size; what does not fit is left out, and a note says so.
+A worker must never wait for a slow reader or a slow or full disk. A separate thread for each
+stream, and one for all log files, writes from a bounded queue; output that does not fit is dropped
+and a note says so.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .boundedlog import BoundedLog
 
 QUEUE_BYTES = 64 * 1024 * 1024
 PIECE_BYTES = 128
-"""What a piece in the queue takes beside its content: a worker may write a few bytes at a time."""
+"""Overhead of a queued piece besides its content: a worker may write a few bytes at a time."""
 
 
 class Target:
-    """One place to write to; `write` and `close` run on the writer's thread."""
+    """Output destination; `write` and `close` run on the writer's thread."""
 
-    lost_bytes = 0  # left out because the queue was full; kept by the queue's owner
+    lost_bytes = 0  # dropped because the queue was full; maintained by the queue's owner
 
     def write(self, data: bytes) -> None:
         raise NotImplementedError
@@ -35,7 +36,7 @@ class Target:
 
 
 class StreamTarget(Target):
-    """The launcher's standard output or error. It may be shared, so its flags are left alone."""
+    """Launcher's standard output or error; possibly shared, so its flags stay unchanged."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -49,15 +50,15 @@ class StreamTarget(Target):
             except BlockingIOError:
                 select.select([], [self._fd], [])
             except OSError:
-                self._broken = True  # its reader is gone for good
+                self._broken = True  # the reader is gone for good
                 raise
 
     def close(self) -> None:
-        """Not ours to close."""
+        """Do nothing: the launcher does not own the stream."""
 
 
 class LogTarget(Target):
-    """A worker's log file."""
+    """Log file of a worker."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._log = BoundedLog(path, max_bytes)
@@ -75,7 +76,7 @@ class LogTarget(Target):
 
 
 class Writer:
-    """A thread that writes what it is given in order; `put` and `close` never wait."""
+    """Thread that writes queued data in order; `put` and `close` never block."""
 
     def __init__(self, name: str, on_trouble: Callable[[OSError], None]) -> None:
         self._on_trouble = on_trouble
@@ -93,7 +94,7 @@ class Writer:
             self._append(target, _note_of_loss(target) + data)
 
     def close(self, target: Target) -> None:
-        """Close the target once what was put before is written."""
+        """Close the target once all data queued before is written."""
         with self._changed:
             self._append(target, _note_of_loss(target))
             self._append(target, None)
@@ -120,7 +121,7 @@ class Writer:
             except OSError as error:
                 self._on_trouble(error)
             with self._changed:
-                # Only now, so that flush also waits for the piece in hand.
+                # Removed only after the write, so that flush waits for this piece too.
                 self._queue.popleft()
                 self._queued_bytes -= _cost(data)
                 self._changed.notify_all()
@@ -131,7 +132,7 @@ def _cost(data: bytes | None) -> int:
 
 
 def _note_of_loss(target: Target) -> bytes:
-    """Says what was left out since the last note; empty when nothing was."""
+    """Return a note on the data dropped since the last note; empty if none was dropped."""
     lost_bytes, target.lost_bytes = target.lost_bytes, 0
     if not lost_bytes:
         return b""
@@ -139,7 +140,7 @@ def _note_of_loss(target: Target) -> bytes:
 
 
 class Output:
-    """The launcher's two streams and all log files, with trouble reported once a kind."""
+    """Launcher's two streams and all log files; each kind of error is reported once."""
 
     def __init__(self, on_trouble: Callable[[str], None]) -> None:
         self._on_trouble = on_trouble
@@ -156,7 +157,7 @@ class Output:
         self._stream_writers[stream - 1].put(self._streams[stream - 1], data)
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own, on standard error."""
+        """Write a line of the launcher's own to standard error."""
         self.forward(2, f"[elasticjob] {text}\n".encode(errors="replace"))
 
     def log(self, target: LogTarget, data: bytes) -> None:
@@ -166,7 +167,7 @@ class Output:
         self._log_writer.close(target)
 
     def flush(self, within_seconds: float) -> None:
-        """Write what is queued; a reader or disk that does not take it in time loses it."""
+        """Write the queued data; data that a reader or disk does not accept in time is lost."""
         deadline = time.monotonic() + within_seconds
         for writer, stream in zip(self._stream_writers, self._streams):
             writer.close(stream)

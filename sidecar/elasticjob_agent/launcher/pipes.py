@@ -1,4 +1,4 @@
-"""The pipes of one worker's standard output and error."""
+"""Pipes of a worker's standard output and error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .spawn import LaunchError
 
 
 class Pipes:
-    """Read and write ends, output first; raises LaunchError where there are none."""
+    """Read and write ends, output first; raises LaunchError if pipes cannot be created."""
 
     def __init__(self) -> None:
         pairs: list[tuple[int, int]] = []

@@ -1,8 +1,8 @@
-"""Importing into the standby what workers will import, and nothing that must be theirs alone.
+"""Guarded imports in the zygote: modules that all workers can share, and no others.
 
-What is imported here is shared by all workers to come, so it must not depend on who they are: the
-guard refuses modules of the user's own, and those that read a rank, or a variable that the user's
-program sets, while they are imported.
+All later workers share these modules, so they must not depend on a worker's identity. The guard
+refuses the user's own modules and modules that read, while being imported, a rank or a variable
+that the user's program sets.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .identifiers import GENERATORS, owner
 from .imports import Wanted
 from .ranks import is_rank
 
-# Loading these does something to see, or reads what is not there.
+# Importing these has visible effects or fails.
 NEVER = frozenset({"__main__", "antigravity", "idlelib", "lib2to3", "test", "this", "turtle"})
 
 
 class Refused(BaseException):
-    """This import must not happen in the standby. Not an Exception: libraries catch those."""
+    """Import refused in the zygote. Not an Exception, because libraries catch those."""
 
 
 class Guard:
-    """A finder in front of all others, and an ear at the environment, while modules are imported.
+    """Import finder ahead of all others, and observer of environment access during imports.
 
-    `refusals` are the items that were refused, with the reason; after one this process is not
-    clean any more: parts of the refused package stay loaded.
+    `refusals` holds the refused items with the reason. After a refusal this process is no longer
+    clean: parts of the refused package stay loaded.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Guard:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within this block imports are guarded."""
+        """Guard the imports within the `with` block."""
         environ: Any = os.environ
         plain = environ._data
         environ._data = _Heard(plain, self._heard, self._changed)
@@ -69,17 +69,17 @@ class Guard:
             environ._data = plain
 
     def load(self, wanted: Wanted) -> None:
-        """Import it, or note why not. What cannot be found is the program's own business."""
+        """Import a module, or record the refusal. The program itself reports a missing module."""
         self._item = wanted.module
-        fit = threads() == 1 and not self._spoilt  # else another one is to blame
+        fit = threads() == 1 and not self._spoilt  # otherwise an earlier import is the cause
         self.effects.begin()
         try:
-            # As the statement does, which also imports those names that are modules.
+            # Like the import statement, which also imports names that are modules.
             __import__(wanted.module, None, None, wanted.names or ("__name__",))
         except Refused:
             pass
         except ImportError:
-            pass  # an optional one, perhaps; if not, the program says so itself
+            pass  # possibly optional; otherwise the program reports it
         except BaseException as error:
             self._refuse(f"it cannot be imported: {type(error).__name__}: {error}")
         effect = self.effects.found()
@@ -95,7 +95,7 @@ class Guard:
                 self.refusals.setdefault(module, reason)
 
     def lets_in(self, name: str) -> bool:
-        """Whether the package that this module is in is an installed one."""
+        """Return True if the module's top-level package is an installed one."""
         top = name.partition(".")[0]
         module = sys.modules.get(top)
         try:
@@ -105,21 +105,21 @@ class Guard:
         return spec is not None and self.installed(spec)
 
     def installed(self, spec: Any) -> bool:
-        """Whether it belongs to Python or to an installed package, not to the user."""
+        """Return True if the spec belongs to Python or an installed package, not to the user."""
         if spec.origin in ("built-in", "frozen"):
             return True
         places = list(spec.submodule_search_locations or ())
         if spec.origin and os.path.isabs(spec.origin):  # noqa: PTH117
             places.append(spec.origin)
-        return all(self._is_installed(place) for place in places)  # none: made by a loaded package
+        return all(self._is_installed(place) for place in places)  # empty: made by a loaded package
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As the other finders; what is the user's own is refused, or was refused before."""
+        """Find a spec through the other finders; refuse excluded modules and the user's own."""
         if name in self._excluded:
             self._refuse(f"it imports {name}, which is not preloaded")
             raise Refused(name)
         if path is not None and name not in GENERATORS:
-            return None  # part of a package that was let in
+            return None  # part of an admitted package
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if finder is not self and find is not None else None
@@ -134,7 +134,7 @@ class Guard:
 
     def _is_installed(self, place: str) -> bool:
         for each in (place, os.path.realpath(place)):
-            # Also of another environment that this one was pointed at.
+            # Includes packages of another environment on this one's path.
             if any(folder in f"{each}/" for folder in ("/site-packages/", "/dist-packages/")):
                 return True
             if each.startswith(self._places):
@@ -158,7 +158,7 @@ class Guard:
 
 
 class _Then:
-    """A loader that calls back once the module is loaded, and leaves no trace of itself."""
+    """Loader wrapper that calls back once the module is loaded and leaves no trace of itself."""
 
     def __init__(self, loader: Any, then: Callable[[str], object]) -> None:
         self._loader = loader
@@ -174,7 +174,7 @@ class _Then:
 
 
 class _Heard(dict):  # type: ignore[type-arg]
-    """The environment's own dictionary, which tells of each name that is looked up or changed."""
+    """Dictionary for `os.environ` that reports each name looked up or changed."""
 
     def __init__(self, content: Any, heard: Any, changed: Any) -> None:
         super().__init__(content)
@@ -188,7 +188,7 @@ class _Heard(dict):  # type: ignore[type-arg]
         return there
 
     def __getitem__(self, key: Any) -> Any:
-        # A copy of the whole looks up only names that are there.
+        # A copy of the whole environment looks up only existing names.
         self._told(os.fsdecode(key), super().__contains__(key))
         return super().__getitem__(key)
 
@@ -204,16 +204,16 @@ class _Heard(dict):  # type: ignore[type-arg]
 
 
 def is_excluded(name: str, excluded: Collection[str]) -> bool:
-    """Whether it, or a package it is in, is named."""
+    """Return True if a module or one of its parent packages is excluded."""
     parts = name.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
     return parts[0] in NEVER or any(package in excluded for package in packages)
 
 
 def _installed_places() -> tuple[str, ...]:
-    """The folders of the standard library and of installed packages, each with its last slash."""
+    """Return the folders of the standard library and installed packages, with trailing slash."""
     found = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    if hasattr(site, "getsitepackages"):  # not where an old virtualenv replaced the module
+    if hasattr(site, "getsitepackages"):  # missing if an old virtualenv replaced the module
         found += site.getsitepackages()
         if site.ENABLE_USER_SITE:
             found.append(site.getusersitepackages())

@@ -1,12 +1,13 @@
-"""The launcher's answer to other nodes: are this member's workers alive, and its agent?
+"""Probe server: reports to other nodes if this member's workers and agent are alive.
 
-A prober sends one JSON line, {"nonce": hex}, and gets one line back, signed with the job's key so
-that no stranger at this address can speak for the member. With a signed "round" beside the nonce
-it also tells the newest round it knows of: a launcher that has lost its agent ends older workers.
+A prober sends one JSON line, {"nonce": hex}, and receives one line, signed with the job's key so
+that no other process at this address can answer for the member. A signed "round" beside the nonce
+announces the newest round known to the prober: a launcher without an agent then stops older
+workers.
 
-A coordinator that keeps the lease of a member without an agent asks with "extends": true, gets a
-nonce of ours in the answer, and sends a second line: {"round", "live_seconds", "hmac"}, signed over
-that nonce. So a permission counts from our answer, and none counts twice.
+A coordinator that keeps the lease of a member without an agent sends "extends": true, receives a
+nonce of the launcher in the answer, and sends a second line, {"round", "live_seconds", "hmac"},
+signed over that nonce. A permission therefore counts from the launcher's answer, and only once.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ MAX_PROBERS = 128
 
 
 def signature(job_key: bytes, nonce: str, body: dict[str, Any]) -> str:
-    """Hex HMAC-SHA256 over the nonce, as sent, and the canonical JSON of `body` without "hmac"."""
+    """Return the hex HMAC-SHA256 over the nonce as sent and the canonical JSON of `body`.
+
+    The field "hmac" of `body` is left out.
+    """
     unsigned = {name: value for name, value in body.items() if name != "hmac"}
     return hmac.new(job_key, nonce.encode() + canonical(unsigned), hashlib.sha256).hexdigest()
 
 
 def newer_round(question: dict[str, Any], job_key: bytes) -> int:
-    """The newest round number that a prober of this job knows of; 0 if it told none."""
+    """Return the newest round number that a prober of this job knows; 0 if it sent none."""
     number, nonce, given = (question.get(name) for name in ("round", "nonce", "hmac"))
     if not isinstance(number, int) or isinstance(number, bool) or not job_key:
         return 0
@@ -50,7 +54,7 @@ def newer_round(question: dict[str, Any], job_key: bytes) -> int:
 
 
 def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> dict[str, Any]:
-    """What a prober gets: the signed body, or an error that says what its question must be."""
+    """Return the answer to a prober: the signed body, or an error that names the expected form."""
     nonce = question.get("nonce")
     if not isinstance(nonce, str) or not NONCE.fullmatch(nonce):
         return {"error": "nonce must be 16 to 128 lowercase hex digits, an even number of them"}
@@ -60,7 +64,7 @@ def answer(question: dict[str, Any], job_key: bytes, body: dict[str, Any]) -> di
 
 
 def permission(said: dict[str, Any], job_key: bytes, nonce: str) -> tuple[int, float] | None:
-    """The round whose workers may live, and for how long, if `said` is signed over our nonce."""
+    """Return the permitted round and its seconds if `said` is signed over the nonce, or None."""
     number, seconds, given = (said.get(name) for name in ("round", "live_seconds", "hmac"))
     if not isinstance(number, int) or isinstance(number, bool) or not job_key:
         return None
@@ -74,10 +78,10 @@ def permission(said: dict[str, Any], job_key: bytes, nonce: str) -> tuple[int, f
 
 
 class ProbeServer:
-    """Answers probes on a TCP port; `port` is the one it got.
+    """Probe server on a TCP port; `port` is the bound one.
 
-    `answer_to` gets a question and the nonce to put into the answer, empty where none is wanted.
-    `permitted` gets what a prober says to that nonce, the nonce, and when it was given out.
+    `answer_to` receives a question and the nonce for the answer, empty if none is requested.
+    `permitted` receives the prober's reply to that nonce, the nonce, and its time of issue.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ def _listening_socket(address: str, port: int) -> socket.socket:
 
 
 def _bound_to_all(port: int) -> socket.socket:
-    """Both address families where the host has IPv6, else IPv4."""
+    """Return a socket for both address families if the host has IPv6, else for IPv4."""
     try:
         return _bound(socket.AF_INET6, "::", port)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which environment variables differ between the workers of a job, or between its rounds."""
+"""Environment variables that differ between the workers of a job or between its rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RANKS = frozenset(
         "MASTER_ADDR", "MASTER_PORT",
     }
 )  # fmt: skip
-# One device for each worker, where somebody asks for that. Read when a driver starts, not before.
+# Device assignment per worker, if configured. Read only at the start of a driver.
 _DEVICES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
@@ -22,24 +22,25 @@ _PREFIXES = ("TORCHELASTIC_", "ELASTICJOB_")
 
 
 def is_rank(name: str) -> bool:
-    """Whether it tells a worker who it is, or in which round."""
+    """Return True if the variable identifies a worker or its round."""
     return name in _RANKS or name.startswith(_PREFIXES)
 
 
 def differs(name: str) -> bool:
-    """Return whether the variable's value may differ by worker or by round."""
+    """Return True if the variable's value may differ by worker or by round."""
     return is_rank(name) or name in _DEVICES
 
 
 def shared(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that is the same for all workers in all rounds."""
+    """Return the part of an environment that is the same for all workers in all rounds."""
     return {n: value for n, value in env.items() if not differs(n)}
 
 
 def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """`env` as the start of Python and imports would have made it, which made `here` of the same.
+    """Return `env` with the changes that Python's start and imports made to it in `here`.
 
-    Who a worker is, is not theirs to say: they were perhaps imported later, or not at all.
+    Variables that differ by worker keep their value: the worker may import these modules later or
+    not at all.
     """
     own = env.keys() - shared(env).keys()
     kept = {name: value for name, value in env.items() if name in own or name in here}
@@ -47,7 +48,7 @@ def with_changes(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, s
 
 
 def put(env: MutableMapping[str, str], values: Mapping[str, str | None]) -> None:
-    """Set these variables; remove those that are None."""
+    """Set these variables; remove those with value None."""
     for name, value in values.items():
         if value is not None:
             env[name] = value

@@ -1,4 +1,4 @@
-"""What an agent may ask of the launcher, parsed once from its messages."""
+"""Requests from the agent to the launcher, parsed once from JSON messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Attach(NamedTuple):
     """Identity of the agent; `orphan_seconds` None keeps the launcher's own setting.
 
-    `deadlines`: it tells until when workers may live.
+    `deadlines`: the agent sends deadlines for the workers.
     """
 
     member: str
@@ -29,9 +29,10 @@ class Attach(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The agent lives, and lets the workers live for `live_seconds` from `at` on, on its clock.
+    """Heartbeat of the agent; the workers may live for `live_seconds` from `at`, on its clock.
 
-    An older agent tells neither; one of a rendezvous without leases tells no `live_seconds`.
+    An older agent sends neither field; an agent of a rendezvous without leases sends no
+    `live_seconds`.
     """
 
     at: float | None = None
@@ -39,10 +40,10 @@ class Beat(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """Have a standby interpreter for workers of this command and environment.
+    """Request to preload a zygote for workers of this command and environment.
 
-    `env` is laid over the launcher's own, as that of the workers will be. `modules` are preloaded
-    besides what is found; `memory` is the file where what was learned is kept, or empty.
+    `env` is laid over the launcher's own, as for the workers. `modules` are preloaded in addition
+    to those found; `memory` is the file that stores learned modules, or empty.
     """
 
     argv: tuple[str, ...]
@@ -53,7 +54,10 @@ class Prepare(NamedTuple):
     def unlike(
         self, base_env: Mapping[str, str], argv: Sequence[str], env: Mapping[str, str]
     ) -> str:
-        """How a worker differs from these, whose launcher has `base_env`; empty if it does not."""
+        """Return the difference between a worker and this request, or an empty string.
+
+        `base_env` is the launcher's environment.
+        """
         if list(argv) != list(self.argv):
             return "the command changed"
         was, now = shared({**base_env, **self.env}), shared(env)
@@ -64,7 +68,10 @@ class Prepare(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Each worker: local_rank, argv, env, log_dir, prefix, unlogged, silent. `beat`: see there."""
+    """Request to start a round's workers, with the agent's heartbeat.
+
+    Each worker has local_rank, argv, env, log_dir, prefix, unlogged, silent.
+    """
 
     round: int
     workers: list[dict[str, Any]]
@@ -73,7 +80,7 @@ class Start(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """`dump`: workers that can write down where they stand do that first, and end by it."""
+    """Request to stop a round's workers; with `dump`, they end by writing their stacks if able."""
 
     round: int
     grace_seconds: float
@@ -91,7 +98,7 @@ class Release(NamedTuple):
 
 
 def request(message: dict[str, Any]) -> Request:
-    """The typed request; raises WireError that names the field."""
+    """Return the typed request; raise WireError that names the invalid field."""
     kind = message.get("type")
     if kind == "attach":
         return _attach(message)
@@ -102,7 +109,7 @@ def request(message: dict[str, Any]) -> Request:
     if kind == "start":
         return _start(message)
     if kind == "stop":
-        dump = bool(message.get("dump", False))  # an older agent does not say it
+        dump = bool(message.get("dump", False))  # older agents do not send it
         return Stop(_int(message, "round"), _seconds(message, "grace_seconds"), dump)
     if kind == "signal":
         return Signal(_int(message, "round"), _int(message, "signum", 1, 64))
@@ -162,7 +169,7 @@ def _worker(worker: Any) -> dict[str, Any]:
         "env": _env(worker),
         "log_dir": _text(worker, "log_dir"),
         "prefix": _text(worker, "prefix"),
-        # An older agent does not name these.
+        # Older agents do not send these.
         **{name: _streams(worker, name) for name in ("unlogged", "silent") if name in worker},
     }
 

@@ -1,7 +1,7 @@
-"""Folders that a program adds to `sys.path`, as its source says; nothing of it is run.
+"""Static analysis of the folders that a program adds to `sys.path`; the program is not run.
 
-Installed packages find what they import there too. What a program puts first goes before installed
-packages of the same names, which must not be preloaded then.
+Installed packages find their imports there too. Folders put first take precedence over installed
+packages of the same names, which then must not be preloaded.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from .ranks import differs
 
 @contextmanager
 def searching(first: Sequence[str], last: Sequence[str] = ()) -> Iterator[None]:
-    """Within this block these folders are searched before, and after, all others."""
+    """Search these folders before and after all others within the `with` block."""
     sys.path[:0] = first
     sys.path += last
     try:
         yield
     finally:
         for folder in first:
-            sys.path.remove(folder)  # the first of that name; packages may have put others
+            sys.path.remove(folder)  # removes the first match; packages may have added others
         for folder in last:
             at = len(sys.path) - 1 - sys.path[::-1].index(folder)
             del sys.path[at]
 
 
 class First(NamedTuple):
-    """`folders` in the order in which they are searched; `unread` is the first line of which the
-    folder cannot be told without running it, or 0. `last` are those that are appended.
+    """Folders that a file adds: `folders` in search order before others, `last` after them.
+
+    `unread` and `unread_last` are the first lines with a folder known only at run time, or 0.
     """
 
     folders: tuple[str, ...]
@@ -45,13 +46,13 @@ class First(NamedTuple):
 
 
 class Unknown(Exception):
-    """A value that only running the program would give."""
+    """Value known only at run time."""
 
 
 class Environ:
-    """The environment of a program: as it was started, and as it has changed it so far.
+    """Environment of a program: its initial values with the changes made so far.
 
-    Raises Unknown for what differs between workers, and for what was set to an unknown value.
+    Raises Unknown for variables that differ between workers or were set to an unknown value.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -76,7 +77,7 @@ class Environ:
             self._values[name] = value
 
     def forget(self, name: str) -> None:
-        """It has an unknown value from now on; of the empty name, all have."""
+        """Mark a variable's value as unknown from now on; the empty name marks all."""
         self._unknown.add(name)
 
 
@@ -88,7 +89,7 @@ def put_first(tree: ast.Module, path: str) -> First:
 
 
 class Values:
-    """The values of a file's expressions, as far as they are known without running it."""
+    """Evaluator of a file's expressions, as far as known without running it."""
 
     def __init__(self, path: str, environ: Environ) -> None:
         self.names: dict[str, Any] = {"__file__": os.path.abspath(path)}  # noqa: PTH100
@@ -101,7 +102,7 @@ class Values:
             self.names.pop(name, None)
 
     def value(self, node: ast.expr) -> Any:
-        """A text or a `Path`."""
+        """Return the value of an expression; raise Unknown if it is known only at run time."""
         try:
             return self._known(node)
         except (OSError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -235,7 +236,7 @@ class _Reader(Values):
             self.unread_last = self.unread_last or unread
 
     def _read(self, values: Sequence[ast.expr]) -> tuple[list[str], int]:
-        """The folders, and the first line of which one cannot be told, or 0."""
+        """Return the folders, and the first line with an unknown folder or 0."""
         found, unread = [], 0
         for value in values:
             try:
@@ -278,7 +279,7 @@ def _is_path(node: ast.expr) -> bool:
 
 
 def _before_the_rest(value: ast.expr) -> Sequence[ast.expr]:
-    """Of `[...] + sys.path` and `[..., *sys.path]`, what comes first."""
+    """Return the items before `sys.path` in `[...] + sys.path` and `[..., *sys.path]`."""
     if isinstance(value, ast.BinOp) and _is_path(value.right):
         value = value.left
     if isinstance(value, ast.BinOp) and _is_path(value.left):
@@ -289,7 +290,7 @@ def _before_the_rest(value: ast.expr) -> Sequence[ast.expr]:
 
 
 def _after_the_rest(value: ast.expr) -> Sequence[ast.expr]:
-    """Of `sys.path + [...]` and `[*sys.path, ...]`, what comes last."""
+    """Return the items after `sys.path` in `sys.path + [...]` and `[*sys.path, ...]`."""
     if isinstance(value, ast.BinOp) and _is_path(value.left):
         return [value.right]
     items = getattr(value, "elts", [])

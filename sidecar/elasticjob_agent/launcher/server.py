@@ -1,7 +1,7 @@
-"""The launcher's ear for agents: a unix socket that any of them may connect to.
+"""Unix socket server of the launcher, open to any agent.
 
-One agent is attached at a time. A newer one takes over from an older one, since an agent that was
-killed comes back as a new process.
+One agent is attached at a time. A newer one takes over from an older one: a killed agent returns
+as a new process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .wire import MAX_MESSAGE_BYTES
 
 
 class AgentServer:
-    """Accepts connections at `path`; `on_connected` gets each before it is read."""
+    """Server at `path`; `on_connected` receives each connection before it is read."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class AgentServer:
 
 
 def listening_socket(path: str) -> socket.socket:
-    """A unix socket for every uid, in place of one that a dead launcher left behind."""
+    """Return a unix socket open to every uid; replace one left behind by a dead launcher."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _remove_dead(path)
         sock.bind(path)
-        # The agent's container may run as another user than the trainer's.
+        # The agent's container may run as a different user than the trainer's.
         Path(path).chmod(0o666)
         sock.listen(16)
         sock.setblocking(False)

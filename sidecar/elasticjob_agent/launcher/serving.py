@@ -1,4 +1,4 @@
-"""In a fork of the standby: torch's store, served until the launcher ends this process."""
+"""Store process: a fork of the zygote that serves torch's TCPStore until the launcher kills it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .birth import adopted
 
 
 def serve(tell: int, launcher: int) -> NoReturn:
-    """Tell the pid and the port, then serve; without torch, tell nothing."""
+    """Write the pid and port to `tell`, then serve; write nothing if the store cannot start."""
     try:
         os.setsid()
         adopted(launcher)

@@ -1,4 +1,4 @@
-"""The launcher's settings: the only module here that reads the environment or the command line."""
+"""Launcher settings. The only module of the package that reads environment and command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWN_VARIABLES = (
     STANDBY_MIB,
 )
 STANDBY_LIMITS = (STANDBY_SECONDS, STANDBY_MIB)
-# Those that mean nothing else to a program.
+# Signals without another meaning for a program.
 SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGWINCH)
 LIBRARY = "python"
 DEFAULT_SOCKET = "/elasticjob/launcher.sock"
@@ -48,24 +48,24 @@ USAGE = "usage: python3 launcher.pyz -- COMMAND [ARGUMENT ...]"
 
 
 class SettingsError(Exception):
-    """The launcher cannot start as it was called; the text says what to change."""
+    """Invalid settings; the message names the fix."""
 
 
 class Limits(NamedTuple):
-    """What the standby may take: time to import everything, and resident memory."""
+    """Limits of the zygote: time to import everything, and resident memory."""
 
     seconds: float = 60.0
     most_bytes: int = 4 << 30
 
 
 class Settings(NamedTuple):
-    """What the launcher was told.
+    """Launcher settings.
 
-    `agent_fd` replaces the socket: one connected agent, and its end is the launcher's end.
-    `probe_port` 0 takes a free port, None opens none. `lifeline_pid` 0 is none. Workers inherit
-    the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
-    `save_signal` asks them for a checkpoint; 0 where none does. `init`: run below an init process,
-    for launchers that no container surrounds.
+    `agent_fd` replaces the socket: one connected agent, whose disconnect ends the launcher.
+    `probe_port` 0 selects a free port, None opens none. `lifeline_pid` 0 means none. Workers
+    inherit the descriptors `keep_fds`. `library` is the folder with `elasticjob.train` for them.
+    `save_signal` requests a checkpoint from them; 0 means none. `init`: run below an init process,
+    for launchers outside a container.
     """
 
     argv: tuple[str, ...]
@@ -85,7 +85,7 @@ class Settings(NamedTuple):
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Raises SettingsError, naming the variable or argument and the fix."""
+    """Parse and check the settings; raise SettingsError that names the variable and the fix."""
     agent_fd = _whole(environ, AGENT_FD, -1)
     probe_port = environ.get(PROBE_PORT, "0")
     settings = Settings(
@@ -121,9 +121,9 @@ def check_socket_path(path: str) -> None:
 
 
 def worker_environment(environ: Mapping[str, str], library: str = "") -> dict[str, str]:
-    """What workers inherit: everything but the launcher's own variables.
+    """Return the environment that workers inherit, without the launcher's own variables.
 
-    `library` comes last on PYTHONPATH: a package of the user's of the same name wins.
+    `library` goes last on PYTHONPATH: a user's package of the same name takes precedence.
     """
     found = {name: value for name, value in environ.items() if name not in OWN_VARIABLES}
     if library:
@@ -138,7 +138,7 @@ def from_process() -> Settings:
 
 
 def library_beside(program: str) -> str:
-    """The folder with what a worker may import of ours, if it was installed beside us."""
+    """Return the folder with ElasticJob's modules for workers, if installed beside the launcher."""
     folder = Path(program).absolute().parent / LIBRARY
     return str(folder) if (folder / "elasticjob").is_dir() else ""
 

@@ -1,6 +1,6 @@
-"""What the kernel shows of a forked worker: its command line and environment, as `ps` prints them.
+"""Command line and environment of a forked worker as shown by the kernel and `ps`.
 
-Both were written when the standby was started, and are written over in each worker.
+Both date from the start of the zygote and are overwritten in each worker.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from .ranks import shared
 
 ROOM = "ELASTICJOB_ROOM"
-"""The standby is started with this variable, so that there is room for what differs in a worker.
+"""Variable set at the zygote's start to reserve space for the variables that differ in a worker.
 
-The others stay as they are: a library may hold on to where it found one.
+The other variables stay in place: a library may keep a pointer to one.
 """
 ROOM_VALUE = "-" * 4096
 
 
 def show_as(words: Sequence[str], env: Mapping[str, str]) -> None:
-    """Let others see this command line, and this environment's ranks. What has no room is cut."""
+    """Overwrite the visible command line, and the ranks in the environment, cut to the space."""
     try:
         with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
             fields = stat.read().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""Starting one process that leads a session of its own and cannot outlive the launcher."""
+"""Start of a process that leads its own session and cannot outlive the launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Spawned(Protocol):
-        """A process that was started; `returncode` is for who reaps it to set."""
+        """Started process; the code that reaps it sets `returncode`."""
 
         returncode: int | None
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-# Bound here, once: a child between fork and exec must not import or look anything up.
+# Bound once at import: a child between fork and exec must not import or look up anything.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class LaunchError(Exception):
-    """A command that cannot be run, with the exit code a shell would give and the fix."""
+    """Command that cannot be run, with a shell's exit code and a message that names the fix."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class LaunchError(Exception):
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, so it can reap every one of them."""
+    """Become the subreaper of all orphaned descendants, so that this process reaps them."""
     if _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
@@ -55,7 +55,7 @@ def spawn(
     stderr_fd: int,
     keep_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` with standard input from /dev/null; raises LaunchError.
+    """Start `argv` with standard input from /dev/null; raise LaunchError on failure.
 
     Must be called from the launcher's main thread: the kernel sends the parent-death signal when
     the thread that forked ends, not when the process does.
@@ -80,11 +80,11 @@ def spawn(
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """What a child calls first, so that it is killed when `parent` ends."""
+    """Return the function that a child calls first, so that it is killed when `parent` ends."""
 
     def in_child() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call above
+        if os.getppid() != parent:  # the parent ended before the call above
             os._exit(127)
 
     return in_child

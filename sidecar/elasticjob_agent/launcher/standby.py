@@ -1,8 +1,8 @@
-"""The launcher's side of the standby interpreter: what state it is in, and forking from it.
+"""Launcher's side of the zygote (standby interpreter): its state, and forking from it.
 
-It is started when the agent asks for it, started again when it was lost or when it found that
-something must not be preloaded, and given up, with a reason, when that does not help. Waiting for
-it is the loop's; only a fork itself, a matter of milliseconds, holds the loop up.
+The zygote is started on the agent's request and restarted if it is lost or if it finds a module
+that must not be preloaded. If restarts do not help, it is given up with a reason. Waiting does not
+block the event loop; only a fork does, for milliseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .forking import Birth, Forked
     from .requests import Prepare
 
-# Unless it is known how long loading took before: as long as a worker would load.
+# Used until a load time has been measured: about the load time of a worker.
 START_WAIT_SECONDS = 5.0
 LEAST_WAIT_SECONDS = 2.0
 MOST_WAIT_SECONDS = 20.0
@@ -37,11 +37,11 @@ MOST_STARTS = 4
 MOST_REFUSALS = 20
 REST_SECONDS = 600.0
 SETTLED_SECONDS = 60.0
-MOST_ARGV_LETTERS = 200_000  # twice in one packet to the standby, with what was learned
+MOST_ARGV_LETTERS = 200_000  # sent twice in one packet, together with the learned modules
 
 
 class StandbyState:
-    """`OFF` was never asked for; `LOADING` has something under way; `OVER` was given up."""
+    """Zygote state: `OFF` was never requested, `LOADING` is preloading, `OVER` was given up."""
 
     OFF = "off"
     LOADING = "loading"
@@ -51,7 +51,7 @@ class StandbyState:
 
 
 class Standby:
-    """`on_settled` is called when it became ready or was given up, with the reason."""
+    """Zygote manager; `on_settled` is called once it is ready or given up, with the reason."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Standby:
         self._rest_seconds = REST_SECONDS
         self._lessons = Lessons(loop, self._learn)
         self._starts = 0
-        self._most_starts = MOST_STARTS  # more by each that found what must not be preloaded
+        self._most_starts = MOST_STARTS  # one more for each start that found a new exclusion
         self._began = 0.0
         self._load_seconds = 0.0
         self._workers = 1
@@ -86,7 +86,7 @@ class Standby:
         self._reason = "warm start was not asked for"
         self._waiting: Callable[[], None] | None = None
         self.on_able: Callable[[], object] = lambda: None
-        """Called when it can fork again after it has learned."""
+        """Callback for when the zygote can fork again after learning."""
 
     @property
     def asked_for(self) -> bool:
@@ -94,16 +94,16 @@ class Standby:
 
     @property
     def settled(self) -> bool:
-        """Whether waiting longer would change nothing."""
+        """True if waiting longer would not change the state."""
         return self._state not in (StandbyState.LOADING, StandbyState.LEARNING)
 
     @property
     def reason(self) -> str:
-        """Why it cannot fork now; empty when it can."""
+        """Reason that prevents a fork now; empty if there is none."""
         return "" if self._state == StandbyState.READY else self._reason
 
     def prepare(self, asked: Prepare) -> None:
-        """Have one for these workers. Asked again for the same, what is there stays."""
+        """Prepare a zygote for these workers; an identical request keeps the existing one."""
         if asked == self._asked and self._state != StandbyState.OFF:
             if self._state != StandbyState.LOADING:
                 over = self._state == StandbyState.OVER
@@ -125,9 +125,7 @@ class Standby:
         self._start()
 
     def when_settled(self, then: Callable[[], None]) -> None:
-        """Call back once: now, when it is ready, when it is given up, or after the time that a
-        cold start would take to load the same.
-        """
+        """Call back once: when ready, when given up, or after the load time of a cold start."""
         if self.settled:
             then()
             return
@@ -139,17 +137,17 @@ class Standby:
         self._loop.call_later(seconds, lambda: self._waited(then))
 
     def suit(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Have one for workers like this from now on."""
+        """Prepare a zygote for workers like this one from now on."""
         if self._asked is not None:
             self.prepare(self._asked._replace(argv=tuple(argv), env=shared(env)))
 
     def unlike(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
-        """How this worker differs from those it was preloaded for; empty when it does not."""
+        """Return the difference between a worker and the preloaded ones, or an empty string."""
         assert self._asked is not None
         return self._asked.unlike(self._base_env, argv, env)
 
     def fork(self, births: Sequence[Birth]) -> list[Forked | str]:
-        """A worker for each, or the reason why there is none."""
+        """Return a forked worker, or the reason for its absence, for each birth."""
         assert self._program is not None
         results = forking.fork(self._pass_on, self._program, births)
         lost = [result for result in results if isinstance(result, str)]
@@ -161,7 +159,10 @@ class Standby:
         return results
 
     def serve(self) -> int | None:
-        """Ask for a store; the descriptor on which its pid and port come, the caller's to close."""
+        """Request a store; return the descriptor that delivers its pid and port, or None.
+
+        The caller closes the descriptor.
+        """
         try:
             told, tell = os.pipe()
         except OSError:  # too many open files
@@ -176,7 +177,7 @@ class Standby:
         return told
 
     def reaped(self, pid: int, status: int) -> None:
-        """A child of the launcher's that is no worker has ended."""
+        """Handle the end of a launcher child that is not a worker."""
         if self._process is not None:
             self._process.reaped(pid, status)
 
@@ -185,7 +186,7 @@ class Standby:
             raise BrokenPipeError("it is not there")
         self._process.pass_on(message, fds)
 
-    # --- its life
+    # --- life cycle
 
     def _start(self) -> None:
         asked, wanted = self._asked, self._program
@@ -251,7 +252,7 @@ class Standby:
             self._process.send({"do": "learn", "workers": self._workers})
 
     def _unfit(self, refused: Mapping[str, str], reason: str) -> None:
-        """Something in it must not be there: once more without that."""
+        """Restart without the modules that must not be preloaded."""
         for name, why in refused.items():
             self._output.say(f"not preloaded: {name}: {why}")
         if not self._memory.excluded.issuperset(refused):
@@ -274,7 +275,7 @@ class Standby:
             self._start()
             return
         self._give_up(f"given up after {self._starts} standbys: {reason}")
-        # What ended it, such as memory that ran short, may have passed by then.
+        # The cause, such as a memory shortage, may be gone by then.
         self._second_try = self._loop.call_later(self._rest_seconds, self._anew)
         self._rest_seconds *= 2
 
@@ -289,8 +290,9 @@ class Standby:
         self._go_on()
 
     def _exceeded(self, reason: str, slow: bool) -> None:
-        """Nobody waits for it any longer; but what is slow when a disk or an image is first read is
-        tried once more, after the workers have read the same.
+        """Give up; try once more if only the time limit was exceeded.
+
+        A first read of a disk or image is slow; by the second try the workers have read the same.
         """
         again = slow and not self._was_slow
         self._give_up(reason)
@@ -308,7 +310,7 @@ class Standby:
             process, self._process = self._process, None
             process.end()
 
-    # --- who waits for it
+    # --- waiting callers
 
     def _waited(self, then: Callable[[], None]) -> None:
         if self._waiting is then:

@@ -1,4 +1,4 @@
-"""How the standby's process comes to run this package: the command that it is started with."""
+"""Start command of the zygote process, which runs this package in the program's interpreter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .command import Program
 
-# Runs this package from where it is, then forgets it: a program may have modules of these names.
-# What it imports is never the user's, so the working directory is not searched meanwhile.
+# Runs this package from its location, then removes it from `sys.modules`: a program may have
+# modules of these names. The working directory is not searched in the meantime, so that no module
+# of the user's is imported.
 BOOT = """
 import sys
 def begin():
@@ -41,13 +42,13 @@ BOOT_LINE = f"exec(compile({BOOT!r}, '<string>', 'exec'), {{'__name__': 'elastic
 
 
 def command(wanted: Program, fd: int) -> list[str]:
-    """For the program's interpreter; `fd` is its end of the socket to the launcher."""
+    """Return the command for the program's interpreter; `fd` is its end of the launcher socket."""
     folder, package = _own_place()
     start = [wanted.interpreter, *wanted.options, "-c", BOOT_LINE]
     return [*start, folder, package, str(fd)]
 
 
 def _own_place() -> tuple[str, str]:
-    """Where this package is imported from, a folder or a zip file, and its name there."""
+    """Return the folder or zip file that contains this package, and the package's name."""
     package = Path(__file__).parent
     return str(package.parent), package.name

@@ -1,7 +1,7 @@
-"""The standby's own process: it preloads, then forks a worker whenever the launcher asks.
+"""Zygote process: preloads modules, then forks a worker on each request of the launcher.
 
-It runs in the workers' interpreter, started with the options of their command. Requests and
-answers are JSON, one a packet, on a socket to the launcher. It never starts a thread.
+Runs in the workers' interpreter, started with the options of their command. Requests and answers
+are JSON, one per packet, on a socket to the launcher. The process never starts a thread.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MOST_NAMES = 4000
 
 
 class Standby:
-    """Serves the launcher on `sock` until that closes; `serve` returns only in a worker.
+    """Zygote that serves the launcher on `sock` until it closes; `serve` returns only in a worker.
 
-    `own` are the modules that it imported for itself, which a fresh interpreter has not; `given`
-    is the environment that it was started with.
+    `own` are the modules imported for the zygote itself, which a fresh interpreter lacks; `given`
+    is the environment at its start.
     """
 
     def __init__(self, sock: socket.socket, own: Collection[str], given: Mapping[str, str]) -> None:
@@ -64,7 +64,7 @@ class Standby:
         self._dates: Sequence[object] = ()
 
     def serve(self) -> Callable[[], Callable[[], object]]:
-        """In a worker: what gives that which runs the program."""
+        """Handle requests; return, in each worker, a function that gives its program."""
         while True:
             message, fds = self._received()
             kind = message["do"]
@@ -107,12 +107,12 @@ class Standby:
         ]
         wanted += self._known(asked["learned"], guard)
         self._guard = Guard(reading.sets, asked["modules"], self._excluded, self._temporary)
-        gc.disable()  # as much is made as is thrown away only by a collection, for nothing
+        gc.disable()  # imports allocate much and free little: collections would gain nothing
         self._import(wanted)
         self._answer("ready", seconds=time.monotonic() - began)
 
     def _end_if_unknown(self, steps: Sequence[Wanted | Change]) -> None:
-        """End where an installed package is imported after a change that cannot be read."""
+        """End if an installed package is imported after a change to an unknown value."""
         unknown: Change | None = None
         for step in steps:
             if isinstance(step, Change):
@@ -125,7 +125,7 @@ class Standby:
                 )
 
     def _chosen(self, reading: Reading, modules: Sequence[str]) -> Sequence[str]:
-        """Of modules that nobody is seen to import, none that may be imported after a change."""
+        """Return the configured modules; none if the program may change variables before them."""
         changed = {step.name for step in reading.steps if isinstance(step, Change)}
         found = [n for n in sorted({*changed, *reading.later}) if not differs(n)]
         unknown = any(isinstance(step, Change) and not step.known for step in reading.steps)
@@ -142,7 +142,7 @@ class Standby:
         return read(self._entry(guard), sys.path, guard.installed, self._given)
 
     def _outdated(self) -> str:
-        """Return why the preloaded modules no longer match the program; empty while they do."""
+        """Return the reason if preloaded modules no longer match the program; empty otherwise."""
         if _dates(self._reading.files) == self._dates:
             return ""
         assert self._guard is not None
@@ -162,9 +162,9 @@ class Standby:
         return [Source(target.name)]
 
     def _learn(self, workers: int) -> None:
-        """Import what workers imported since; stop when the launcher wants something.
+        """Import the modules that workers have imported since; stop on a request of the launcher.
 
-        Only the last `workers` of them can still write.
+        Only the last `workers` workers can still write.
         """
         for page in self._pages:
             self._heard.update(dict.fromkeys(page.names()))
@@ -175,7 +175,7 @@ class Standby:
         self._answer("learned", names=fresh)
 
     def _known(self, names: Sequence[str], guard: Guard) -> list[Wanted]:
-        """Of modules that a worker imported, those that may be imported here."""
+        """Return those of a worker's modules that may be imported here."""
         with searching(self._first, self._last):
             return [
                 Wanted(name)
@@ -184,7 +184,7 @@ class Standby:
             ]
 
     def _import(self, wanted: Sequence[Wanted | Change], while_idle: bool = False) -> None:
-        """Raises SystemExit when this process is not to be forked any more, having said so."""
+        """Import modules and apply changes; report and end if the process can no longer fork."""
         guard = self._guard
         assert guard is not None
         with searching(self._first, self._last), guard.watching():
@@ -206,12 +206,12 @@ class Standby:
             self._end_unfit(guard.refusals, "")
         self._end_if_unfit(unfit_for_fork())
         gc.collect()
-        gc.freeze()  # so that the workers' collections leave these pages shared
+        gc.freeze()  # keeps these pages shared during the workers' collections
 
     def _change(self, change: Change) -> None:
-        """Have the environment that the program would have made by now."""
+        """Apply a change that the program would have made to the environment by now."""
         if differs(change.name) or not change.known:
-            return  # nobody reads it here
+            return  # not read by any preloaded module
         if change.direct:
             self._direct.add(change.name)
             if change.value is None:
@@ -224,14 +224,14 @@ class Standby:
                 put(os.environ, {change.name: change.value})
 
     def _count(self, wanted: Wanted) -> None:
-        """Note which variables the program has set when an OpenBLAS was loaded."""
+        """Record the variables that the program has set by the time an OpenBLAS is loaded."""
         if self._applied and not of_python(wanted.module):
             now = {name: value for name, value in self._applied.items() if value is not None}
             for path in loaded_openblas():
                 self._counted.setdefault(path, now)
 
     def _environment(self) -> dict[str, str]:
-        """Return the changes that Python and packages made to the environment, not the program."""
+        """Return the environment with the changes of Python and packages, without the program's."""
         found = dict(os.environ)
         for name, value in self._applied.items():
             if name not in WHILE_PRELOADING and found.get(name) == value:
@@ -246,7 +246,7 @@ class Standby:
             self._end_unfit({}, reason)
 
     def _end_unfit(self, refused: dict[str, str], reason: str) -> None:
-        """Say so, and stay until the launcher has seen which processes are this one's."""
+        """Report the reason, then wait until the launcher has listed this process's descendants."""
         self._send({"is": "unfit", "refused": refused, "reason": reason})
         while self._sock.recv(PACKET_BYTES):
             pass
@@ -258,7 +258,10 @@ class Standby:
     # --- forking
 
     def _forked(self, asked: dict[str, Any], streams: Streams) -> bool:
-        """True in the worker. The process between ends at once, so that the launcher adopts."""
+        """Fork a worker; return True in the worker.
+
+        The intermediate process ends at once, so that the launcher adopts the worker.
+        """
         page = Page()
         self._pages.append(page)
         trouble = unfit_for_fork() or self._outdated()
@@ -339,7 +342,7 @@ def _dates(paths: Sequence[str]) -> list[object]:
 
 
 def worker(fd: int, own: Collection[str]) -> Callable[[], Callable[[], object]]:
-    """Be the standby on that socket; returns, in each worker, what gives its program."""
+    """Run the zygote on socket `fd`; return, in each worker, a function that gives its program."""
     os.environ.pop(ROOM, None)
     given = dict(os.environ)
     os.environ.update(WHILE_PRELOADING)

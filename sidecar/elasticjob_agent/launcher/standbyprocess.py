@@ -1,6 +1,6 @@
-"""One process of the standby: started, spoken to over a socket, and ended.
+"""Zygote process from the launcher's side: start, messages over a socket, end.
 
-Messages are JSON, one a packet. Whatever it prints comes out of the launcher with a prefix.
+Messages are JSON, one per packet. The launcher forwards the process's output with a prefix.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 PACKET_BYTES = 1 << 20
 PASS_SECONDS = 5.0
 PREFIX = b"[standby] "
-# What its helpers may take to clean up, such as multiprocessing's tracker of shared memory.
+# Time for helper processes, such as multiprocessing's resource tracker, to clean up.
 HELPER_SECONDS = 1.0
 
 
 class StandbyProcess:
-    """Runs from when it is made; raises LaunchError. `env` is that of the workers.
+    """Zygote process, started on construction, which may raise LaunchError.
 
-    `on_message` gets what it says; `on_lost` how it ended, once, if nobody ended it.
+    `env` is the workers' environment. `on_message` receives its messages; `on_lost` is called once
+    with the reason if it ends without `end`.
     """
 
     def __init__(
@@ -75,15 +76,15 @@ class StandbyProcess:
         loop.watch(ours.fileno(), self._hear)
 
     def send(self, message: dict[str, Any]) -> None:
-        """What it does not take is said, and its end is heard of."""
+        """Send a message; log a failure. SIGCHLD reports the end of the process."""
         if self._sock is not None:
             try:
                 self._sock.send(json.dumps(message).encode())
             except OSError as error:
-                self._output.say(f"the standby took no {message['do']!r}: {error}")
+                self._output.say(f"cannot send {message['do']!r} to the standby: {error}")
 
     def pass_on(self, message: dict[str, Any], fds: Sequence[int]) -> None:
-        """Send a message with descriptors; raises OSError."""
+        """Send a message with descriptors; raise OSError on failure."""
         if self._sock is None:
             raise BrokenPipeError("it is not there")
         if not select.select([], [self._sock], [], PASS_SECONDS)[1]:
@@ -92,26 +93,26 @@ class StandbyProcess:
         self._sock.sendmsg([json.dumps(message).encode()], [passed])
 
     def reaped(self, pid: int, status: int) -> None:
-        """A child of the launcher's that is no worker has ended."""
+        """Handle the end of a launcher child that is not a worker."""
         if self._over or pid != self.pid:
             return
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         self._process.returncode = -signum if signum else os.WEXITSTATUS(status)
-        self._hear()  # its last word may still be there
+        self._hear()  # a last message may be pending
         if not self._over:
             how = f"signal {signum}" if signum else f"exit code {os.WEXITSTATUS(status)}"
             tail = self._stream.tail.strip().rpartition("\n")[2]
             self._on_lost(f"the standby ended with {how}{': ' + tail if tail else ''}")
 
     def end(self) -> None:
-        """Kill it, and what it has started and made; the launcher reaps it."""
-        self._hear()  # which temporary files it has made
+        """Kill the process, its helpers and temporary files; the launcher reaps the process."""
+        self._hear()  # reads the paths of its temporary files
         self._over = True
         helpers = family(self.pid)
         self._hang_up()
         if self._process.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
-            self._process.returncode = -signal.SIGKILL  # it is reaped with all other children
+            self._process.returncode = -signal.SIGKILL  # reaped together with all other children
         self._stream.drain()
         self._stream.close()
         self._remove_temporary()
@@ -137,7 +138,7 @@ class StandbyProcess:
                 data = b""
             if not data:
                 self._hang_up()
-                return  # its end is heard of with SIGCHLD
+                return  # SIGCHLD reports the end
             message = json.loads(data)
             if message["is"] == "made":
                 self._temporary.append(message["path"])
@@ -152,7 +153,7 @@ class StandbyProcess:
 
 
 def _channels() -> tuple[socket.socket, socket.socket, int, int]:
-    """A pair of sockets for messages, and a pipe for what it prints; raises LaunchError."""
+    """Return a socket pair for messages and a pipe for output; raise LaunchError on failure."""
     pair: tuple[socket.socket, ...] = ()
     try:
         pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,4 @@
-"""How a round's worker processes come to be: forked from the standby, or started afresh."""
+"""Start of a round's worker processes: forked from the zygote, or started cold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """One process to start."""
+    """Process to start."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -31,14 +31,14 @@ class Plan(NamedTuple):
 
 
 class How(NamedTuple):
-    """What came of the plans, in their order; `cold_reason` is empty where all were forked."""
+    """Results of the plans, in order; `cold_reason` is empty if all processes were forked."""
 
     processes: list[Result]
     cold_reason: str
 
 
 class Starter:
-    """Starts processes; `standby` None leaves only the cold start."""
+    """Starter of worker processes; with `standby` None, all start cold."""
 
     def __init__(self, spawn: Spawn, standby: Standby | None, stores: Stores | None) -> None:
         self._spawn = spawn
@@ -46,9 +46,9 @@ class Starter:
         self._stores = stores
 
     def when_able(self, plans: Sequence[Plan], then: Callable[[], None]) -> None:
-        """Call back once there is nothing left to wait for: at once, unless the standby loads.
+        """Call back once there is nothing to wait for: at once, unless the zygote is loading.
 
-        That is no loss: it loads what the workers would have to load themselves.
+        The wait costs nothing: the zygote loads modules that the workers would load themselves.
         """
         if self._standby is None or self._unsuited(plans):
             then()
@@ -95,7 +95,7 @@ class Starter:
             return error
 
     def _unsuited(self, plans: Sequence[Plan]) -> str:
-        """Why the standby is not for these workers."""
+        """Return the reason why the zygote does not suit these workers; empty if it does."""
         if self._standby is None or not self._standby.asked_for:
             return "warm start is off"
         for plan in plans:

@@ -1,4 +1,4 @@
-"""Standard input, output and error, which whoever starts a process may have closed."""
+"""Standard input, output and error, which the starter of a process may have closed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def open_missing() -> None:
-    """Have each lead at least nowhere, before anything else is opened.
+    """Open each closed standard stream on /dev/null, before any other file is opened.
 
-    Whatever is opened next would get that number, and workers would write into it: a socket, say.
+    Otherwise the next file or socket would get that number, and workers would write into it.
     """
     for fd in range(3):
         try:

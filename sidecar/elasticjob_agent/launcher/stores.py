@@ -1,9 +1,9 @@
-"""The stores through which workers find each other, served by processes that outlive rank 0.
+"""Store processes: torch stores through which workers find each other, independent of rank 0.
 
-torch's rank 0 would serve it itself; then peers that come to it a moment too early wait for up to a
-second, and a rank 0 that is done takes it along. A fork of the standby serves it instead, at a free
-port, before anybody asks: the agent offers that port for the next round in which this node is
-first. Owns those processes.
+If rank 0 serves the store itself, as in torch, peers that connect slightly too early wait for up
+to a second, and the store ends with rank 0. A fork of the zygote serves it instead, at a free port
+and ahead of time: the agent offers that port for the next round in which this node is first. This
+module owns those processes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class Stores:
-    """Keeps one spare store while the standby can be forked; `on_spare` gets its port, or 0."""
+    """Keeper of one spare store while the zygote can fork; `on_spare` gets its port, or 0."""
 
     def __init__(self, loop: Loop, standby: Standby, on_spare: Callable[[int], None]) -> None:
         self._loop = loop
         self._standby = standby
         self._on_spare = on_spare
-        self._told: int | None = None  # where the answer of a store that is being made comes
+        self._told: int | None = None  # descriptor for the answer of a store being started
         self._timer: Timer | None = None
         self._spare_pid = 0
         self.spare_port = 0
@@ -39,7 +39,7 @@ class Stores:
         standby.on_able = self.refill
 
     def refill(self, then: Callable[[], None] = lambda: None) -> None:
-        """Have a spare, if there can be one; call back when it is there, or is not to be."""
+        """Start a spare store if possible; call back once it is ready or will not come."""
         possible = not (self._spare_pid or self._told is not None or self._standby.reason)
         told = self._standby.serve() if possible else None
         if told is None:
@@ -50,7 +50,7 @@ class Stores:
         self._timer = self._loop.call_later(SERVE_SECONDS, self._heard)
 
     def starting(self, envs: Sequence[Mapping[str, str]]) -> None:
-        """Workers are to be started: the last round's store has no use any more."""
+        """Prepare the start of workers: end the last round's store and assign or end the spare."""
         self._end(self._used_pid)
         self._used_pid = 0
         env = envs[0] if envs else {}
@@ -90,14 +90,14 @@ class Stores:
         self._then()
 
     def _end(self, pid: int) -> None:
-        """The launcher reaps it."""
+        """Kill a store process; the launcher reaps it."""
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _await_end(pid: int) -> None:
-    """Wait until a killed child has closed its sockets; it stays to be reaped."""
+    """Wait until a killed child has closed its sockets, without reaping it."""
     deadline = time.monotonic() + END_SECONDS
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:

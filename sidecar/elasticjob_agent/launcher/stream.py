@@ -1,4 +1,4 @@
-"""One output stream of a worker, from its pipe to the launcher's own stream and a log file."""
+"""Output stream of a worker, from its pipe to the launcher's own stream and a log file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .loop import Loop, Timer
 from .output import LogTarget, Output
 
 READ_BYTES = 256 * 1024
-SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which has a name only from Python 3.10 on
+SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, named only from Python 3.10 on
 PIPE_BYTES = 1024 * 1024
 DUMP_BYTES = 64 * 1024  # the stacks of all threads, and the names of extension modules
 HELD_LINE_SECONDS = 1.0
 
 
 class WorkerStream:
-    """Reads as soon as there is something; `tail` is the last of it, as text.
+    """Reader of a worker's pipe; `tail` is the end of the output, as text.
 
-    `number` is where it is forwarded to: standard output (1), standard error (2) or nowhere (0).
+    `number` selects the destination: standard output (1), standard error (2) or none (0).
 
-    An unfinished line is forwarded after a second without its end, so that the last word of a
-    worker that hangs is seen.
+    An unfinished line is forwarded after one second, so that the last output of a hanging worker
+    is visible.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WorkerStream:
         self._held_timer: Timer | None = None
         self._tail = b""
         os.set_blocking(read_fd, False)
-        with contextlib.suppress(OSError):  # over the user's limit: the usual size will do
+        with contextlib.suppress(OSError):  # over the user's limit: the default size suffices
             fcntl.fcntl(read_fd, SET_PIPE_SIZE, PIPE_BYTES)
         loop.watch(read_fd, self._readable)
         if self._log is not None:
@@ -59,11 +59,11 @@ class WorkerStream:
 
     @property
     def long_tail(self) -> str:
-        """As much as a worker needs that writes down where it stands."""
+        """Longer end of the output, large enough for a stack dump."""
         return self._tail.decode("utf-8", "replace")
 
     def drain(self) -> None:
-        """Take what is in the pipe now; at most its size, were somebody to write on for ever."""
+        """Read the pipe's current content; bounded, in case a process writes without end."""
         taken = 0
         while self._fd is not None and taken < 2 * PIPE_BYTES:
             count = self._readable()

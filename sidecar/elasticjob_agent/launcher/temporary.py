@@ -1,4 +1,4 @@
-"""Temporary files and folders that outlive the process which made them."""
+"""Removal of temporary files and folders that outlive the process that created them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its content."""
     if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
         import shutil
 

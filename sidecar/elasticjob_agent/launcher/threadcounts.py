@@ -1,7 +1,7 @@
-"""Thread counts of numeric libraries: one while preloading, then what a cold start would have had.
+"""Thread counts of numeric libraries: one while preloading, those of a cold start in a worker.
 
-Only OpenBLAS starts its threads when it is loaded; the others wait for the first parallel work, so
-they are preloaded with the very variables of the workers and need nothing here.
+Only OpenBLAS starts its threads when it is loaded. The others start them at the first parallel
+work, so they are preloaded with the workers' variables and need no handling here.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 from .ranks import put
 
-# Set for the standby while it preloads. numexpr too starts its threads when it is imported.
+# Set for the zygote while it preloads. numexpr also starts its threads when it is imported.
 WHILE_PRELOADING = {
     "OPENBLAS_NUM_THREADS": "1",
     "GOTO_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
 }
-# In the order in which OpenBLAS reads them.
+# In OpenBLAS' reading order.
 _COUNTS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-# Plain, with 64-bit integers, and as built into numpy and scipy.
+# Plain builds, builds with 64-bit integers, and those bundled with numpy and scipy.
 _NAMES = [
     f"{prefix}openblas_{{}}{suffix}" for prefix in ("", "scipy_") for suffix in ("", "64_", "_64")
 ]
 
 
 def without_preloading(here: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
-    """`here`, of a process that preloads, with those variables that it is given as in `env`."""
+    """Return `here`, the environment of a preloading process, with the thread counts of `env`."""
     own = {name for name, value in WHILE_PRELOADING.items() if here.get(name) == value}
     given = {name: env[name] for name in own if name in env}
     return {**{name: value for name, value in here.items() if name not in own}, **given}
@@ -40,10 +40,10 @@ def restore_thread_counts(
     applied: Mapping[str, str | None],
     counted: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Give numexpr and each loaded OpenBLAS the threads that a cold start would have.
+    """Give numexpr and each loaded OpenBLAS the thread count of a cold start.
 
-    `env` is the worker's environment; `applied` is what its program will change in it, and
-    `counted` what of that it has changed when the library at that path is loaded.
+    `env` is the worker's environment. `applied` are the changes that its program will make to it.
+    `counted` are, by library path, those made before that library is loaded.
     """
     numexpr: Any = getattr(sys.modules.get("numexpr"), "utils", None)
     if hasattr(numexpr, "_init_num_threads"):
@@ -73,7 +73,7 @@ def _asked(env: Mapping[str, str]) -> int:
 
 
 def loaded_openblas() -> Iterator[str]:
-    """The paths of the libraries."""
+    """Yield the paths of the loaded OpenBLAS libraries."""
     try:
         with open("/proc/self/maps") as maps:  # noqa: PTH123
             lines = maps.readlines()

@@ -1,4 +1,4 @@
-"""JSON lines: how the launcher, the agent and a prober write messages to each other."""
+"""JSON-lines protocol between the launcher, the agent and probers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class WireError(Exception):
-    """What arrived is no message of this protocol."""
+    """Received data is not a message of this protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -17,7 +17,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def canonical(message: dict[str, Any]) -> bytes:
-    """The one spelling of a message that both sides sign: keys sorted, no spaces, ASCII."""
+    """Return the canonical form of a message for signing: sorted keys, no spaces, ASCII."""
     return json.dumps(message, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
@@ -32,7 +32,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 class Lines:
-    """Cuts a byte stream into messages; a line longer than `limit_bytes` is an error."""
+    """Splitter of a byte stream into messages; a line longer than `limit_bytes` is an error."""
 
     def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._limit_bytes = limit_bytes

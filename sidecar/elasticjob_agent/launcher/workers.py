@@ -1,7 +1,7 @@
-"""A round's worker processes: started, signalled, and reaped to the last member of their groups.
+"""Worker processes of a round: start, signals, and reaping until their process groups are empty.
 
-Owns what is known of the running round. Driven by the loop: SIGCHLD, readable pipes and timers;
-nothing is polled while workers run.
+Owns the state of the running round. Driven by the event loop with SIGCHLD, readable pipes and
+timers; nothing is polled while workers run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .stream import WorkerStream
 if TYPE_CHECKING:
     from .spawn import Spawned
 
-# After SIGKILL, a dead group member whose parent left the group is not announced to us by SIGCHLD.
+# After SIGKILL, no SIGCHLD announces a dead group member whose parent left the group.
 RECHECK_SECONDS = 0.2
-# Python's faulthandler answers it with the stacks of all threads, and then lets it kill.
+# Python's faulthandler writes the stacks of all threads on it, then lets the signal kill.
 DUMP_SIGNAL = signal.SIGABRT
 
 
 class Worker:
-    """One worker process and its two streams."""
+    """Worker process and its two streams."""
 
     def __init__(self, local_rank: int, process: Spawned, streams: list[WorkerStream]) -> None:
         self.local_rank = local_rank
@@ -50,7 +50,7 @@ class Worker:
 
 
 class Round:
-    """A started round; `gone` once all its process groups are empty."""
+    """Started round; `gone` is set once all its process groups are empty."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -67,9 +67,9 @@ class Round:
 
 
 class Workers:
-    """Starts and ends one round at a time; `emit` gets its events as messages of the protocol.
+    """Runner of one round at a time; `emit` receives its events as protocol messages.
 
-    `starter` starts the processes; a round whose start it defers counts as running.
+    `starter` starts the processes; a round with a deferred start counts as running.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Workers:
 
     @property
     def running_pids(self) -> dict[int, int]:
-        """Of the workers that have not exited, by local rank."""
+        """Pids of the workers that have not exited, by local rank."""
         workers = self._round.workers if self._round is not None else []
         return {w.local_rank: w.process.pid for w in workers if not w.exited}
 
@@ -109,7 +109,7 @@ class Workers:
             self._emit({"type": "start_refused", "round": number, "message": message})
             return
         current = self._round = Round(number)
-        self._memory = MemoryGroup()  # anew: this process may have been moved
+        self._memory = MemoryGroup()  # looked up again: this process may have changed cgroups
         current.memory_kills = self._memory.kills()
         envs = [{**self._base_env, **spec["env"]} for spec in specs]
         plans = [Plan(tuple(spec["argv"]), env) for spec, env in zip(specs, envs)]
@@ -176,15 +176,15 @@ class Workers:
             self._terminate(current, grace_seconds)
 
     def stop_unasked(self, number: int) -> None:
-        """Kill the round's workers though no agent said so: their ends are no failures."""
+        """Kill the round's workers without an agent's order; their exits are not failures."""
         if self._round is not None and self._round.number == number:
             self._round.unasked = True
         self.stop(number, 0)
 
     def signal(self, number: int, signum: int, caught: bool = False) -> None:
-        """To all processes of the round, or only to those with a handler for it.
+        """Signal all processes of the round, or with `caught` only those with a handler for it.
 
-        Where a worker has one, not to its children: forks of it have its handler too.
+        The children of a worker with a handler get no signal: forks inherit its handler.
         """
         current = self._round
         if current is None or current.number != number:
@@ -198,7 +198,7 @@ class Workers:
                     signal_if_caught(pid, signum)
 
     def reap(self) -> None:
-        """Collect every child that ended: workers, and orphans handed to this subreaper."""
+        """Reap every child that ended: workers, and orphans adopted by this subreaper."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -212,7 +212,7 @@ class Workers:
             self._check_groups()
 
     def drain(self) -> None:
-        """Forward what workers have written so far."""
+        """Forward the output that workers have written so far."""
         for worker in self._round.workers if self._round is not None else []:
             for stream in worker.streams:
                 stream.drain()
@@ -243,9 +243,9 @@ class Workers:
         ]
 
     def _dump(self, current: Round, grace_seconds: float) -> None:
-        """Have workers write the stacks of their threads, by the signal that also ends them.
+        """Send workers the signal that makes them write their threads' stacks and then end.
 
-        Without a handler that signal only kills, perhaps slowly, for the sake of a core file.
+        Without a handler the signal only kills, possibly slowly because of a core file.
         """
         running = [worker for worker in current.workers if not worker.exited]
         able = [w for w in running if catches(w.process.pid, DUMP_SIGNAL)]
@@ -253,7 +253,7 @@ class Workers:
             self._kill(current)
             return
         current.terminated = current.dumped = True
-        for worker in running:  # not reaped yet: the numbers are still their own
+        for worker in running:  # not reaped yet: the pids are still valid
             os.kill(worker.process.pid, DUMP_SIGNAL if worker in able else signal.SIGTERM)
         self._terminate(current, grace_seconds)
 
@@ -285,7 +285,7 @@ class Workers:
 
     def _signal_groups(self, current: Round, signum: int) -> None:
         for worker in current.workers:
-            # A group that was seen empty may have its number taken by a stranger.
+            # The number of an empty group may have been reused.
             if not worker.group_gone:
                 kill_group(worker.process.pid, signum)
 
@@ -298,7 +298,7 @@ class Workers:
         worker.exited = True
         signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if signum is None else None
-        # Popen must not wait for the process again: its number may belong to another by then.
+        # Popen must not wait for the process again: its pid may have been reused by then.
         worker.process.returncode = code if code is not None else -(signum or 0)
         for stream in worker.streams:
             stream.drain()
@@ -308,11 +308,11 @@ class Workers:
         self._record_exit(current, worker.local_rank, pid, code, signum, "", tail, memory)
 
     def _killed_for_memory(self, current: Round) -> bool:
-        """Whether the kernel has killed for memory once more than was seen before."""
+        """Return True if the kernel's count of out-of-memory kills has grown, and consume one."""
         known, kills = current.memory_kills, self._memory.kills()
         if known is None or kills is None or kills <= known:
             return False
-        current.memory_kills = known + 1  # one kill explains one end
+        current.memory_kills = known + 1  # one kill explains one exit
         return True
 
     def _record_exit(
@@ -358,7 +358,7 @@ class Workers:
                     stream.drain()
                     stream.close()
         if current.dumped and not current.killed and all(w.exited for w in current.workers):
-            self._kill(current)  # all have said where they stood; what they left does not matter
+            self._kill(current)  # all stacks are written; leftover processes do not matter
         if all(worker.group_gone for worker in current.workers):
             current.gone = True
             if current.kill_timer is not None:

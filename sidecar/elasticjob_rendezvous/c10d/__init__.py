@@ -1,6 +1,6 @@
-"""Torch's `c10d` rendezvous: the dynamic rendezvous on a TCPStore or a FileStore.
+"""torch's `c10d` rendezvous: the dynamic rendezvous on a TCPStore or a FileStore.
 
-The one part of this library that uses torch (the extra `torch`), and only when a store is made.
+Requires torch (the extra `torch`), which is imported only when a store is created.
 """
 
 from elasticjob_rendezvous.c10d.backend import C10dRendezvousBackend

@@ -1,4 +1,4 @@
-"""The shared state in a store of torch's, which has compare-and-set but no absent keys."""
+"""Shared state in a torch store, which has compare-and-set but blocks on missing keys."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from elasticjob_rendezvous.api import RendezvousConnectionError, RendezvousState
 from elasticjob_rendezvous.dynamic.backend import RendezvousBackend, Token
 
 NOTHING = b"Y2FuaW1hZGFt"
-"""The value that stands for no state: to get an absent key would block. As in torch."""
+"""Value for "no state", since reading a missing key would block. As in torch."""
 STATE_PREFIX = "torch.rendezvous."
-"""Begins the keys of all rendezvous in a store."""
+"""Prefix of the keys of all rendezvous in a store."""
 _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
 class C10dRendezvousBackend(RendezvousBackend):
-    """A rendezvous backend on a `torch.distributed.Store`, byte-compatible with torch's.
+    """Rendezvous backend on a `torch.distributed.Store`, byte-compatible with torch's.
 
-    The token is the stored value itself, base64. A store's connection is not mended when it
-    breaks. Give the backend a store of its own: a blocking call on one holds up all others.
+    The token is the stored value itself, in base64. A broken connection of the store is not
+    restored. Use a separate store for the backend: a blocking call on it delays all others.
 
     Args:
-        store: holds the state.
-        run_id: which rendezvous.
+        store: store of the state.
+        run_id: id of the rendezvous.
 
     Raises:
         ValueError: the run id is empty.
-        RendezvousConnectionError: the store can't be reached.
+        RendezvousConnectionError: the store is unreachable.
     """
 
     errors: tuple[type[Exception], ...] = _FAILURES
@@ -50,14 +50,14 @@ class C10dRendezvousBackend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        if token and not isinstance(token, bytes):  # none of ours
+        if token and not isinstance(token, bytes):  # not a token of this backend
             found = self.get_state()
             return (*found, False) if found else None
         expected, desired = token or NOTHING, b64encode(state)
         stored = self._compare_set(expected, desired)
         if stored == expected != desired:
-            # Nothing else is stored, and yet our value was not taken: a TCPStore says so of a
-            # key that is gone. Unless that is so, a write is told by its value being there.
+            # The reply equals the expected value, yet ours was not stored: a TCPStore answers so
+            # for a missing key. In all other cases the stored value shows if our write succeeded.
             stored = self._compare_set(b"", NOTHING)
         found = _decoded(stored)
         return (*found, found[0] == state) if found else None
@@ -76,7 +76,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
 
 def state_key(run_id: str) -> str:
-    """The key of a rendezvous' state, as torch has it."""
+    """Return the key of a rendezvous' state, as in torch."""
     return f"{STATE_PREFIX}{run_id}"
 
 

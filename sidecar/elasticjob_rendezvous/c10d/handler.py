@@ -1,4 +1,4 @@
-"""The dynamic rendezvous whose rounds hand out torch's own kind of store."""
+"""Dynamic rendezvous whose rounds provide torch's own stores."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from elasticjob_rendezvous.dynamic.handler import DynamicRendezvousHandler
 def create_handler(
     store: Any, backend: RendezvousBackend, params: RendezvousParameters
 ) -> DynamicRendezvousHandler:
-    """A handler on any backend, with a `torch.distributed.Store` for its rounds.
+    """Create a handler on any backend, with a `torch.distributed.Store` for its rounds.
 
-    Settings and errors: see `dynamic.handler.create_handler`.
+    Settings and errors: see `dynamic.create.create_handler`.
     """
     prefixed = torch_distributed().PrefixStore
     return create_dynamic_handler(store, backend, params, prefixed, sharing(params, store))
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """A c10d handler from torch's parameters: `create_backend`, then `create_handler`."""
+    """Create a c10d handler from torch's parameters."""
     backend, store = create_backend(params)
     return create_handler(store, backend, params)

@@ -1,8 +1,8 @@
-"""The c10d rendezvous without torch: its state and its rounds' stores in a TCPStore of our own.
+"""c10d rendezvous without torch: state and rounds' stores in our own TCPStore implementation.
 
-One process hosts the store (`Host`); all connect to it. When that process ends, the store is
-gone with all that it held. Other than torch's, this backend connects to whoever hosts it next
-and begins anew there: the dynamic rendezvous' numbers go on (`dynamic.core.state.joined`).
+One process hosts the store (`Host`); all nodes connect to it. The store and its contents end with
+that process. Unlike torch's, this backend then connects to the store's next host and starts anew
+there; the round numbers of the dynamic rendezvous continue (`dynamic.core.state.joined`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 EMPTY_SECONDS = 5.0
 READ_SECONDS = 20.0
-"""How long a key of a round is waited for: whoever is to set it may just have died."""
+"""Maximum wait for a key of a round, since the node that should set it may have died."""
 
 
 class Host:
-    """Hosts a store while its process lives.
+    """Server of a store for the life of its process.
 
     Args:
-        address: where to listen; "" is all of this machine's addresses.
+        address: listen address; "" means all addresses of this machine.
 
     Raises:
-        RendezvousConnectionError: the port is taken.
+        RendezvousConnectionError: the port is in use.
     """
 
     def __init__(self, address: str, port: int) -> None:
@@ -45,13 +45,13 @@ class Host:
         log.info("process %d hosts the c10d store at port %d", os.getpid(), self.port)
 
     def close(self, patience_seconds: float = 0.0) -> None:
-        """End the store, after the others have gone or after that time."""
+        """Stop the store once its clients have disconnected, or after `patience_seconds`."""
         self._server.drained(patience_seconds)
         self._server.close()
 
 
 class MendingBackend(C10dRendezvousBackend):
-    """A backend on a `tcpstore.TCPStore`, which outlives the loss of the store's host."""
+    """Backend on a `tcpstore.TCPStore` that recovers from the loss of the store's host."""
 
     reconnects = True
     errors = (StoreGone, StoreTimeout, ValueError, RuntimeError)
@@ -68,13 +68,13 @@ class MendingBackend(C10dRendezvousBackend):
             raise RendezvousConnectionError(str(error)) from error
 
     def _begin_anew(self) -> None:
-        """To get an absent key would block: a store that is new to us gets the empty state."""
+        """Initialize the state in a new store, since reading a missing key would block."""
         store: TCPStore = self._store
         if store.connected and store.connections == self._connection:
             return
         found = store.compare_set(self._key, b"", NOTHING)
         if self._connection and found == NOTHING:
-            log.warning("%s: the c10d store came back empty: its host was lost", self._key)
+            log.warning("%s: the c10d store is empty: its host was lost", self._key)
         self._connection = store.connections
 
 
@@ -82,7 +82,7 @@ def emptied(run_id: str, host: str, port: int) -> None:
     """Delete all keys of a TCPStore but those of this run's rendezvous; see `masters.Sharing`.
 
     Raises:
-        RendezvousConnectionError: it can't be reached, or serves another run too.
+        RendezvousConnectionError: the store is unreachable, or also serves another run.
     """
     try:
         store = TCPStore(host, port, timedelta(seconds=EMPTY_SECONDS))
@@ -103,11 +103,12 @@ def connect(
     timeout_seconds: float,
     read_seconds: float = READ_SECONDS,
 ) -> tuple[MendingBackend, TCPStore, TCPStore]:
-    """A backend, the store for its rounds, and the backend's own: each has its connection, and
-    waits `read_seconds` for a key.
+    """Return a backend, the store for its rounds, and the backend's own store.
+
+    Each store has a separate connection, and waits up to `read_seconds` for a key.
 
     Raises:
-        RendezvousConnectionError: nobody hosts a store there, within that time.
+        RendezvousConnectionError: no store answers there within `timeout_seconds`.
     """
     timeout = timedelta(seconds=timeout_seconds)
     made: list[TCPStore] = []

@@ -1,4 +1,4 @@
-"""Probe of a c10d store: one question over a connection of its own."""
+"""Probe of a c10d store: one request over a separate connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "elasticjob/probe"
 
 
 class C10dProbe:
-    """See `store_monitor.StoreProbe`. One call at a time."""
+    """Probe for `store_monitor.StoreProbe`. One call at a time."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -33,7 +33,7 @@ class C10dProbe:
         return None
 
     def close(self) -> None:
-        """Ask no more: whoever hosts the store waits until its clients have gone."""
+        """Stop probing and disconnect: the store's host waits for its clients to disconnect."""
         self._closed = True
         if self._store is not None:
             self._store.close()

@@ -1,4 +1,4 @@
-"""The stores of a c10d rendezvous: a TCPStore that one process hosts, or a shared file."""
+"""Stores of a c10d rendezvous: a TCPStore hosted by one process, or a shared file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FAILURES = (ValueError, RuntimeError, TimeoutError)
 
 
 def torch_distributed() -> Any:
-    """torch's module of stores.
+    """Import and return `torch.distributed`.
 
     Raises:
         RendezvousError: torch is not installed.
@@ -48,29 +48,29 @@ def torch_distributed() -> Any:
             "the rendezvous backend c10d needs torch: install elasticjob[torch]"
         ) from error
     if first:
-        # The import leaves exceptions in cycles, which hold our callers' frames and so their
-        # stores and handlers.
+        # The import leaves exceptions in reference cycles, which keep our callers' frames and
+        # thus their stores and handlers alive.
         gc.collect()
     return distributed
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
-    """The backend that parameters ask for, and the store for its rounds.
+    """Create the backend from parameters, and the store for its rounds.
 
-    On a TCPStore each has a connection of its own, so that a caller who waits on the store
-    does not hold up the heartbeats.
+    On a TCPStore each has a separate connection, so that a wait on the store does not delay the
+    heartbeats.
 
     Settings:
-        store_type: `tcp` (default) or `file`; then the endpoint is a path, or empty for a
+        store_type: `tcp` (default) or `file`; for `file` the endpoint is a path, or empty for a
             new temporary file.
-        is_host: whether this process hosts the TCPStore. Where it is not said, a process
-            on the endpoint's machine tries to, and connects if another one does already.
-        read_timeout: seconds for each operation of a TCPStore (60).
+        is_host: True if this process hosts the TCPStore. Without the setting, a process on the
+            endpoint's machine tries to host it, and connects if another process already does.
+        read_timeout: timeout of each operation of a TCPStore in seconds (60).
 
     Raises:
         ValueError: a setting or the endpoint is malformed.
-        RendezvousConnectionError: the store can't be reached, or not be hosted as was asked.
-        RendezvousError: no temporary file could be made, or torch is missing.
+        RendezvousConnectionError: the store is unreachable, or could not be hosted as requested.
+        RendezvousError: no temporary file could be created, or torch is missing.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":
@@ -88,7 +88,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def sharing(params: RendezvousParameters, store: Any) -> Sharing:
-    """What the rounds of a run can have of torch's stores; `store` is the backend's."""
+    """Return the access to torch's shared stores for a run; `store` is the backend's."""
     lasting = None
     if params.backend == "c10d" and hasattr(store, "port"):
         host, _ = parse_endpoint(params.endpoint, DEFAULT_C10D_PORT)
@@ -100,8 +100,8 @@ def emptied(run_id: str, host: str, port: int) -> None:
     """Delete all keys of a TCPStore but those of this run's rendezvous.
 
     Raises:
-        RendezvousConnectionError: it can't be reached, serves another run too, or torch is
-            missing.
+        RendezvousConnectionError: the store is unreachable or also serves another run, or torch
+            is missing.
     """
     try:
         empty(_connected(host, port, False, EMPTY_SECONDS), run_id, f"{host}:{port}")
@@ -114,10 +114,10 @@ def emptied(run_id: str, host: str, port: int) -> None:
 
 
 def empty(store: Any, run_id: str, where: str) -> None:
-    """Delete all of its keys but those of this run's rendezvous.
+    """Delete all keys of a store but those of this run's rendezvous.
 
     Raises:
-        RendezvousConnectionError: it serves another run too.
+        RendezvousConnectionError: the store also serves another run.
     """
     keys: list[str] = store.list_keys()
     _refuse_other_runs(keys, run_id, where)
@@ -143,7 +143,7 @@ def _tcp_store(host: str, port: int, is_host: bool | None, read_timeout: int) ->
         try:
             return _connected(host, port, True, read_timeout)
         except RendezvousConnectionError as error:
-            log.info("another process hosts the store, as it seems: %s", error)
+            log.info("another process seems to host the store: %s", error)
     return _connected(host, port, False, read_timeout)
 
 
@@ -175,7 +175,7 @@ def _file_store(path: str) -> Any:
             raise RendezvousError(f"no temporary file for the c10d store: {error}") from error
         os.close(handle)
     elif not Path(path).parent.is_dir():  # torch would try for five minutes
-        raise RendezvousConnectionError(f"there is no folder for the c10d store in {path}")
+        raise RendezvousConnectionError(f"no directory for the c10d store file {path}")
     try:
         return torch_distributed().FileStore(path)
     except _FAILURES as error:

@@ -1,1 +1,1 @@
-"""The rendezvous protocol as pure values and step functions: no I/O, clock or environment."""
+"""Rendezvous protocol as values and step functions: no I/O, no clock, no environment."""

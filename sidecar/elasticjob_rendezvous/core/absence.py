@@ -1,10 +1,10 @@
-"""When a member without a key counts as gone, and when its workers count as stopped. Pure.
+"""Failure detector: loss of a member without a key, and the end of its workers. No I/O.
 
-Two questions of different weight. *Is it lost?* opens a new round: a healthy gang must
-not stop because an etcd outage cost a member its lease, so after a change of
-coordinator, and while a link to it is alive, it has time to register again. *Have its
-workers stopped?* lets the new round start: then it is asked, and only an answer, or more
-silence than it could survive itself, is taken for a yes.
+Two questions of different weight. *Is the member lost?* If so, a new round opens. An etcd outage
+that costs a member its lease must not stop a healthy gang, so a member has time to register again
+after a change of coordinator and while a link to it is alive. *Have its workers stopped?* If so,
+the new round may start. The coordinator probes the member first; only its answer, or a silence
+after which the member must have fenced itself, proves that they have.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ TOOK_OVER = "took over"
 RETURNED = "returned"
 ASK_SOON_SECONDS = 0.001
 KILL_SECONDS = 0.5
-"""The fixed allowance for killing: between the deadline of workers, which their launcher knows
-beforehand, and their end."""
+"""Fixed allowance for killing workers: from their deadline, which their launcher knows beforehand,
+to their end."""
 OBEY_SECONDS = 1.0
 """Maximum time for an agent to act on a newer round number."""
 
 
 def patience_seconds(bounds: Bounds) -> float:
-    """How long a member may live on the proof of links alone, and a little more."""
+    """Return the time that a member has to register again.
+
+    Covers its lease, and its life on the evidence of links alone plus the time to kill its
+    workers.
+    """
     return max(bounds.keep_alive_seconds, TRUST_SECONDS + KILL_SECONDS)
 
 
 def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers) -> bool:
-    """Whether a seat's member, which has no key, is lost; else be called again then."""
+    """Return True if a seat's member, which has no key, is lost; else request a later check."""
     since = timers.since(("absent", seat.id))
     if (seat.id, _last_session(seat, view)) in peers.gone:
         return True
@@ -55,9 +59,9 @@ def is_lost(seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers
 
 
 def _nobody_answers(seat: Seat, peers: Peers, timers: Timers, seconds: float) -> bool:
-    """Whether a member is as silent as a machine without power: neither link nor launcher.
+    """Return True if neither a link nor the launcher of the member answers, as after a power loss.
 
-    After an outage of etcd, which is what it has patience for, both would answer.
+    After an etcd outage, the reason for the time to register again, both would answer.
     """
     verdict = peers.inquire_meanwhile(seat, timers.now, seconds)
     _wake_to_ask(seat, peers, timers)
@@ -68,7 +72,7 @@ def _nobody_answers(seat: Seat, peers: Peers, timers: Timers, seconds: float) ->
 
 
 def _last_session(seat: Seat, view: View) -> str:
-    """The member's last session, as far as is known here."""
+    """Return the member's last session known here."""
     last = view.departed.get(seat.id)
     return seat.session if last is None else last.session
 
@@ -76,13 +80,14 @@ def _last_session(seat: Seat, view: View) -> str:
 def has_stopped(
     seat: Seat, view: View, bounds: Bounds, peers: Peers, timers: Timers, opened: float
 ) -> bool:
-    """Whether no worker runs any more at the seat of a member that has no key.
+    """Return True if no worker runs any more at the seat of a member that has no key.
 
-    It said so before it went, or it is asked: its launcher kills what is older than the
-    newest round, its agent gets the time to from when that round `opened`, and silence
-    counts once the member itself can trust nothing any more. Workers that are seen to run
-    have not stopped, whatever their agent should have done: it may hang since a moment, or
-    belong to a whole gang that outlives etcd.
+    A member that reported the end of its workers before its key went counts as stopped. Any other
+    is probed: its launcher kills workers older than the newest round, its agent has a fixed time
+    from the moment that round `opened`, and without an answer the workers count as stopped once
+    the member can have no valid evidence left. Workers seen running have not stopped, even past
+    the time that their agent had: the agent may have hung a moment ago, or belong to a gang that
+    outlives etcd.
     """
     since = timers.since(("absent", seat.id))
     last = view.departed.get(seat.id)
@@ -113,12 +118,12 @@ def has_stopped(
 def _latest_deadline(
     seat: Seat, since: float, view: View, bounds: Bounds, peers: Peers, timers: Timers
 ) -> float:
-    """Return the latest moment to which anybody can have let a silent member's workers live.
+    """Return the latest time until which a silent member's workers may have been allowed to live.
 
-    Its launcher ends them at a deadline, which only evidence moves: the member's lease, which
-    has ended, or not yet in its own eyes where its key was deleted; its link, from when we heard
-    of it last; permissions of our own; or what it answered last. Of a member whose link was never
-    ours the evidence came through the coordinator before us.
+    The launcher ends workers at a deadline, which only evidence moves: the member's lease, which
+    has ended, or not yet in the member's own view if its key was deleted; its link, from the last
+    heartbeat; permissions granted by this coordinator; or the member's last answer. The evidence
+    of a member that was never linked to this coordinator came through the previous one.
     """
     fenced = view.round is not None and seat.id in view.round.record.fenced
     latest = [since + bounds.keep_alive_seconds if fenced else since]
@@ -126,7 +131,7 @@ def _latest_deadline(
     latest += [peers.granted[seat.id]] if seat.id in peers.granted else []
     heard, took_over = peers.heard_at(seat.id), timers.known(TOOK_OVER)
     latest += [] if heard is None else [heard + TRUST_SECONDS]
-    # One that comes back shows that its gang outlived etcd, and the others were linked to it.
+    # A member that comes back shows that its gang outlived etcd: the others were linked to it.
     returned = timers.known(RETURNED)
     latest += [] if returned is None else [returned + TRUST_SECONDS]
     if took_over is not None and (heard is None or heard < took_over):
@@ -138,14 +143,14 @@ def _latest_deadline(
 
 
 def _wake_to_ask(seat: Seat, peers: Peers, timers: Timers) -> None:
-    """An inquiry that has just begun is sent with the next step."""
+    """Request a wake-up for the first probe of a new inquiry, which the next step sends."""
     at = peers.inquiries.first_at(seat.id)
     if at is not None:
         timers.passed(max(at, timers.now + ASK_SOON_SECONDS))
 
 
 def _said_stopped(last: Member, view: View) -> bool:
-    """Whether a member's last word was that no worker of the last round runs there."""
+    """Return True if the member last reported that no worker of the last round runs there."""
     match last.state:
         case MemberState.DONE:
             return True
@@ -157,7 +162,7 @@ def _said_stopped(last: Member, view: View) -> bool:
 
 
 def ended(id: str, timers: Timers) -> None:
-    """The member has a key again."""
+    """Note that the member has a key again."""
     timers.forget(("absent", id))
 
 

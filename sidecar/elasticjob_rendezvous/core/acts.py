@@ -1,7 +1,7 @@
-"""How the coordinator writes the round: one transaction that a deposed one can't commit. Pure.
+"""Round writes: one transaction each, which a deposed coordinator cannot commit. Pure.
 
-Every write compares the round's mod_revision and the create_revision of the coordinator's
-own session, so a deposed or mistaken coordinator changes nothing.
+Every write compares the round's mod_revision and the create_revision of the coordinator's own
+session key, so a deposed or mistaken coordinator changes nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from elasticjob_rendezvous.core.records import Member, Round, RoundState
 from elasticjob_rendezvous.core.view import Versioned, View
 
 DELETES_PER_TXN = 50
-"""As many as one write may hold beside what else is in it."""
+"""Maximum deletions in one transaction; leaves room for its other operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A transaction and the line that explains it in the log."""
+    """Transaction with the log line that explains it."""
 
     txn: Txn
     note: str = ""
@@ -29,9 +29,9 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a coordinator decides upon: all that is known at one moment.
+    """Snapshot that a coordinator decides on: everything known at one moment.
 
-    `own` is its own key, `bounds` those in force.
+    `own` is the coordinator's own key, `bounds` the rendezvous parameters in force.
     """
 
     view: View
@@ -41,13 +41,13 @@ class Scene:
 
     @property
     def current(self) -> Round:
-        """The round as it stands; only where there is one."""
+        """Current round; requires that one exists."""
         assert self.view.round is not None
         return self.view.round.record
 
 
 def held(own: Versioned[Member]) -> Compare:
-    """The session that coordinates is still there."""
+    """Return the condition that the coordinator's session still exists."""
     return Compare(own.key, Target.CREATE, own.created)
 
 
@@ -58,7 +58,7 @@ def write_round(
     ops: tuple[Op, ...] = (),
     compares: tuple[Compare, ...] = (),
 ) -> Act:
-    """Write the round, and whatever must become true together with it."""
+    """Return the write of the round, and of everything that must become true together with it."""
     view, own, keys = scene.view, scene.own, scene.view.keys
     revision = view.round.modified if view.round else 0
     others = [m for m in view.members().values() if m.key != own.key]

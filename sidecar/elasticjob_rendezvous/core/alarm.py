@@ -1,4 +1,4 @@
-"""When a step wants to be called again."""
+"""Earliest time at which a step has to run again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Alarm:
-    """The earliest time that anybody asked for during one step."""
+    """Earliest wake-up time requested during one step."""
 
     at: float | None = None
 
@@ -16,7 +16,7 @@ class Alarm:
             self.at = at if self.at is None else min(self.at, at)
 
     def passed(self, at: float, now: float) -> bool:
-        """Whether the time `at` has come; else be called then."""
+        """Return True if the time `at` has come; else request a wake-up then."""
         if now >= at:
             return True
         self.set(at)

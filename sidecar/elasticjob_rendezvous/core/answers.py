@@ -1,11 +1,13 @@
-"""Taking in what etcd answers, or that it does not. Pure.
+"""Handling of etcd's answers and failures. No I/O.
 
-Whoever finds in an answer that etcd lost its data, or our key, begins anew.
+After an answer that shows the loss of etcd's data, or of this member's key, the member registers
+again.
 """
 
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import sessions
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.effects import Read, Write
 from elasticjob_rendezvous.core.events import (
     Granted,
@@ -21,7 +23,7 @@ from elasticjob_rendezvous.core.membership import Membership
 
 
 def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRefused) -> None:
-    """News of our lease."""
+    """Handle an event about this member's lease, or about one it renews for orphaned workers."""
     match event:
         case Granted(lease, deadline):
             our.inflight.taken()
@@ -36,14 +38,14 @@ def take_lease(our: Membership, event: Granted | KeptAlive | LeaseGone | StoreRe
         case LeaseGone(lease):
             if lease == our.lease.id:
                 our.safety.store_answers(our.now)
-                sessions.lose(our, "its lease ran out")
+                sessions.lose(our, "its lease expired")
                 our.lease.forget()
         case StoreRefused():
             our.safety.store_refused_at = our.now
 
 
 def take_read(our: Membership, event: ReadDone) -> None:
-    """Where things stand."""
+    """Merge the result of a read into the view."""
     read, _ = our.inflight.taken()
     _calm(our)
     our.reached = True
@@ -66,7 +68,7 @@ def take_read(our: Membership, event: ReadDone) -> None:
 
 
 def take_txn(our: Membership, event: TxnDone) -> None:
-    """What came of a write, and what was read with it."""
+    """Merge the result of a write, and of the reads in it, into the view."""
     write, note = our.inflight.taken()
     _calm(our)
     our.reached = True
@@ -75,7 +77,7 @@ def take_txn(our: Membership, event: TxnDone) -> None:
     if our.inflight.tells_of_loss(
         our.view, our.watches, result.cluster_id, result.revision, result.ranges
     ):
-        # What was decided rested on data that is lost: start over from a read.
+        # The decision rested on lost data: start over from a read.
         sessions.begin_anew(our)
         return
     our.view.cluster_id = result.cluster_id
@@ -93,26 +95,31 @@ def take_txn(our: Membership, event: TxnDone) -> None:
 
 
 def take_doubt(our: Membership) -> None:
-    """Nobody knows whether a write was carried out."""
+    """Note that a write may or may not have been applied: read again before any decision."""
     our.inflight.taken()
     our.doubt = True
     our.backoff.failed(our.now)
 
 
 def take_failure(our: Membership, event: RequestFailed) -> None:
-    """Etcd did not serve us: hopeless at the start, a matter of patience later."""
+    """Back off after a request that etcd did not serve.
+
+    Before etcd's first answer a terminal error, or the connect timeout, refuses the member; after
+    it the member keeps trying.
+    """
     our.inflight.taken()
     our.backoff.failed(our.now)
     if our.reached:
         return
     if event.terminal:
-        our.refused = event.error
+        our.refused = Refused(event.error)
     elif our.now >= our.started_at + our.config.connect_seconds:
-        our.refused = f"no answer for {our.config.connect_seconds:g} s: {event.error}"
+        waited = f"no answer for {our.config.connect_seconds:g} s"
+        our.refused = Refused(f"{waited}: {event.error}")
 
 
 def _find_leader(our: Membership, revision: int, ranges: Ranges) -> bool:
-    """Learn who coordinates, if that was asked."""
+    """Update the known coordinator; return True if the read asked for it."""
     before = our.leadership.key
     found = our.leadership.found(revision, ranges, our.view.malformed)
     if our.leadership.key != before:

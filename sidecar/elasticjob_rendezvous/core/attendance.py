@@ -1,6 +1,6 @@
-"""When a member turns to its coordinator: links to it, and watches its key. Pure.
+"""Delayed start of a member's link to the coordinator, and of the watch on its key. No I/O.
 
-A thousand members must do neither in the very moment in which it forms a round.
+The delay keeps a thousand members from starting both at the moment the coordinator forms a round.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ from elasticjob_rendezvous.core.alarm import Alarm
 
 ATTEND_SECONDS = 1.0
 WATCH_LEADER_SECONDS = 0.2
-"""About how long after the round's end, or a change of coordinator, its key is watched: each
-member begins at its own time, for many at once would keep the last ones from their round."""
+"""Approximate delay of the watch on the coordinator's key, from the moment the round is final or
+the coordinator changes. Each member adds its own jitter: many watches at once would delay the
+round of the last members."""
 
 
 @dataclass(slots=True)
 class Attendance:
-    """`found_at`: when we learnt who coordinates; `sealed_at`: when we saw the last round final."""
+    """Times that the delays count from.
+
+    `found_at`: when the coordinator became known; `sealed_at`: when the last round was seen final.
+    """
 
     jitter: float
     found_at: float = 0.0
     sealed_at: float = 0.0
 
     def may_link(self, final: bool, now: float, alarm: Alarm) -> bool:
-        """Whether it is time to link to the coordinator: the round is `final`, or late."""
+        """Return True if this member may link to the coordinator: the round is `final`, or late."""
         return final or alarm.passed(self.found_at + ATTEND_SECONDS, now)
 
     def may_watch(self, final: bool, now: float, alarm: Alarm) -> bool:
-        """Whether it is time to watch the coordinator's key: what happens before is not missed."""
+        """Return True if this member may watch the coordinator's key; the delay loses no change."""
         if not self.may_link(final, now, alarm):
             return False
         if not final:

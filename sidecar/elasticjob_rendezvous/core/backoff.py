@@ -1,4 +1,4 @@
-"""How long a member waits before it asks an etcd that did not serve it again. Pure."""
+"""Back-off between requests to an etcd that did not serve one. No I/O."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LAST_SECONDS = 2.0
 
 @dataclass(slots=True)
 class Backoff:
-    """Twice as long after each failure, until etcd answers. `jitter` is of 0 to 1.
+    """Exponential back-off that ends with etcd's next answer. `jitter` is in [0, 1).
 
-    `until` is when the next request may be sent.
+    `until` is the earliest time of the next request.
     """
 
     jitter: float
@@ -28,7 +28,7 @@ class Backoff:
         self.lengthen()
 
     def lengthen(self) -> None:
-        """The next pause is longer, though nothing waits for this one."""
+        """Double the next pause, without starting one now."""
         self._seconds = min(self._seconds * 2, LAST_SECONDS)
 
     def answered(self) -> None:

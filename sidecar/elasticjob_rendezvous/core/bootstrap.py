@@ -1,4 +1,4 @@
-"""How the first round comes about, and outside Kubernetes the bounds before it. Pure."""
+"""First round of a job and, outside Kubernetes, the write of the bounds before it. No I/O."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundSta
 
 CROWD = 16
 CROWD_SECONDS = 0.25
-"""How long the members of a large job may take to come before its first round opens."""
+"""Time for the members of a large job to register before its first round opens."""
 FIRST = Round(1, RoundState.JOINABLE, Cause(CauseKind.START))
 
 
 def write_bounds(scene: Scene, memory: Coordinator) -> Act | None:
-    """Outside Kubernetes the first member writes the bounds, with the first round if it can."""
+    """Write the bounds as the first member outside Kubernetes, with the first round if possible."""
     keys = scene.view.keys
     put = Put(keys.bounds, encode(scene.bounds))
     none = Compare(keys.bounds, Target.CREATE, 0)
     if scene.view.round is None and scene.view.known() == 0:
         return open_first(scene, memory, (put,), (none,))
     compares = (none, held(scene.own))
-    return Act(Txn(compares, (put,), (Range(keys.bounds),)), "the bounds are written")
+    return Act(Txn(compares, (put,), (Range(keys.bounds),)), "bounds written")
 
 
 def open_first(
@@ -34,9 +34,9 @@ def open_first(
     ops: tuple[Op, ...] = (),
     compares: tuple[Compare, ...] = (),
 ) -> Act | None:
-    """Round 1: with the question to its members, if enough are waiting already.
+    """Open round 1, frozen at once if enough members are waiting already.
 
-    Whatever is written wakes every member. So a crowd is given a moment to be all there.
+    Every write wakes all members, so the members of a large job get a moment to register first.
     """
     bounds, timers = scene.bounds, memory.timers
     timers.since(("state", 1, RoundState.JOINABLE))

@@ -1,4 +1,7 @@
-"""The size and the patience of a job: the record of the operator, or of the first member."""
+"""Rendezvous parameters of a job: sizes, timeouts and drain requests.
+
+Written by the operator; outside Kubernetes by the first member.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from elasticjob_rendezvous.core.records import Member
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The operator's word that a member is to leave; `preempted`: the cluster wants it gone."""
+    """Drain request of the operator for a member; `preempted`: the cluster wants its pod gone."""
 
     member: str
     reason: str
@@ -19,9 +22,11 @@ class Mark:
 
 LONGEST_SECONDS = 1e9
 LEAST_KEEP_ALIVE_SECONDS = 2
-"""etcd grants no shorter lease, and nodes of torch's c10d say once a second that they live."""
+"""Minimum lease: etcd grants no shorter one, and nodes of torch's c10d send a heartbeat once a
+second."""
 LEAST_CONFIRM_SECONDS = 1
-"""A member that does not confirm is left out of the round; on a busy machine that takes a while."""
+"""Minimum confirmation timeout: a member that does not confirm is left out of the round, and on a
+busy machine a confirmation takes a while."""
 LEAST_JOIN_SECONDS = 1
 
 _PATIENCE = (
@@ -37,15 +42,15 @@ _PATIENCE = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The size and the patience of a job. Durations are seconds.
+    """Rendezvous parameters of a job. Durations are seconds.
 
-    `expected` is how many members can come at present (the wanted size less
-    what cannot run); None means unknown, which counts as `max_nodes`.
-    `scale_up_wait_seconds` is how long newcomers wait for a checkpoint before they
-    interrupt a round; 0 lets them at once.
-    `ceiling_nodes` is the most that the job may ever have, whatever it wants at present;
-    0 means `max_nodes`.
-    `leave_seconds` is how long a node has from when it is told to go until it is gone.
+    `expected` is the number of members that can come at present (the wanted size less those that
+    cannot run); None means unknown, which counts as `max_nodes`.
+    `scale_up_wait_seconds` is the maximum time that newcomers wait for a checkpoint before they
+    interrupt a round; 0 lets them interrupt it at once.
+    `ceiling_nodes` is the maximum size that the job may ever have, whatever it wants at present; 0
+    means `max_nodes`.
+    `leave_seconds` is the time that a node has from the request to leave until it is gone.
     """
 
     min_nodes: int
@@ -65,7 +70,7 @@ class Bounds:
     marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no arithmetic of sizes and times survives; a reader then names the record."""
+        """Refuse sizes and durations that break arithmetic; the reader then names the record."""
         least = {"min_nodes": 1, "max_nodes": 1, "increment": 1, "max_restarts": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -77,17 +82,17 @@ class Bounds:
 
     @property
     def wanted(self) -> int:
-        """How many members are worth waiting for."""
+        """Number of members worth waiting for."""
         expected = self.max_nodes if self.expected is None else self.expected
         return min(self.max_nodes, expected)
 
     @property
     def sizes(self) -> str:
-        """The sizes as members declare them, so that a stranger to this job is known."""
+        """Sizes in the form that members declare, which reveals a member of another job."""
         return f"{self.min_nodes}:{self.max_nodes}:{self.increment}"
 
     def agrees(self, member: Member) -> bool:
-        """Whether `member` was started with these sizes, or leaves them to the operator."""
+        """Return True if `member` was started with these sizes, or leaves them to the operator."""
         return not member.sizes or member.sizes == self.sizes
 
     def marked(self, member: str) -> Mark | None:

@@ -1,4 +1,4 @@
-"""Who is here, who waits and whose workers still run: the freeze rule's arithmetic. Pure."""
+"""Quorum of a joinable round: present, waiting and unstopped members, and the freeze rule. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Members = Mapping[str, Versioned[Member]]
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The members of a joinable round, sorted by what they can do.
+    """Members of a joinable round, grouped by availability.
 
     Args:
         waiting: could be frozen now, in no particular order.
-        unstopped: workers of an older round may still run here.
+        unstopped: may still have running workers of an older round.
         survivors: of the last roster, present and not about to leave.
         live: present and not about to leave.
     """
@@ -37,7 +37,7 @@ def take(
     bounds: Bounds,
     silenced: Container[str],
 ) -> Census:
-    """Sort the members. `silenced` ids failed to confirm lately and do not count."""
+    """Group the members. `silenced` ids failed to confirm recently and do not count."""
     seated = {seat.id for seat in roster.seats} if roster else set()
     marked = {mark.member for mark in bounds.marks}
     waiting, unstopped, live = [], [], set()
@@ -61,25 +61,25 @@ def take(
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Ask these members to confirm."""
+    """Decision to ask these members to confirm."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nobody is asked yet; `reason` is for people."""
+    """Decision to ask nobody yet; `reason` is for people."""
 
     reason: str
     last_call: bool = False
 
 
 def choose(census: Census, bounds: Bounds, previous: int, last_call_over: bool) -> Freeze | Wait:
-    """Whether to freeze now, and whom.
+    """Decide whether to freeze now, and with which members.
 
-    Survivors of the last roster come first, then the rest, each in rank order.
-    After a first round nobody waits out the last call while all that live wait:
-    training that stands still costs more than a later join.
+    Survivors of the last roster come first, then the rest, each in rank order. After the first
+    round nobody waits out the last call once all survivors wait, if they are enough: idle training
+    costs more than a later join.
     """
     target = legal_size(bounds, len(census.waiting))
     if target < bounds.min_nodes or target == 0:

@@ -1,4 +1,4 @@
-"""How the coordinator ends the job: when there is no more to hope for, and the write. Pure."""
+"""End of the job: the charge that is one too many, and the write of the outcome. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_rendezvous.core.retention import surplus
 
 
 def close(scene: Scene, outcome: Outcome, base: Round | None = None) -> Act:
-    """Close the round, or what it is to be beforehand (`base`), with this outcome."""
+    """Close the round, or its changed form `base`, with this outcome."""
     closed = replace(base or scene.current, state=RoundState.CLOSED, ids=(), outcome=outcome)
     said = f"closed: {outcome.kind} {outcome.detail}".rstrip()
     return write_round(scene, closed, said, surplus(scene.view))
@@ -23,7 +23,7 @@ def close(scene: Scene, outcome: Outcome, base: Round | None = None) -> Act:
 def outcome_of_charge(
     scene: Scene, charged: tuple[int, ...], streak: Streak, number: int
 ) -> Outcome | None:
-    """The end of the job, if the charge of round `number` was one too many."""
+    """Return the outcome of the job if the charge of round `number` was one too many; else None."""
     failures = scene.view.failures_of(number).values()
     said = verdicts.told(failures, scene.view.dones_of(number).values())
     if verdicts.spent(charged, scene.bounds):

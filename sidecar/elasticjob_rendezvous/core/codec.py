@@ -1,9 +1,9 @@
-"""How records become the bytes stored in etcd and back.
+"""JSON encoding of the records stored in etcd.
 
-JSON objects with camelCase names; fields that hold their default are left out,
-and unknown fields are ignored, so that an older and a newer release can share a
-job. A record that is a named tuple is an array of its fields in their order:
-shorter, and much quicker to read where there are many. Owns the format, not the records.
+JSON objects with camelCase names. Fields at their default are left out and unknown fields are
+ignored, so that an older and a newer release can share a job. A named tuple is stored as an array
+of its fields in order: shorter, and much faster to read in large numbers. Owns the format, not the
+records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNREADABLE = (
 
 
 class MalformedRecord(ValueError):
-    """A stored value is not what its key promises: it names the key and the fault."""
+    """Stored value that does not match the record of its key; names the key and the fault."""
 
     def __init__(self, key: str, fault: str) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ class MalformedRecord(ValueError):
 
 
 def encode(record: object) -> bytes:
-    """The stored form of a record dataclass."""
+    """Return the stored form of a record dataclass."""
     return _ENCODER.encode(_plain(record)).encode()
 
 
@@ -51,7 +51,7 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
     try:
         text = value.decode()
         document = json.loads(text)
-        if "\\ud" in text.lower():  # half a character could be read, and never written again
+        if "\\ud" in text.lower():  # a lone surrogate can be read, but not written again
             _ENCODER.encode(document).encode()
         read: Callable[[Any], Any] = _reader(kind)  # type: ignore[arg-type]
         return typing.cast(Record, read(document))
@@ -70,7 +70,7 @@ def prepare(*kinds: type) -> None:
 
 @cache
 def _names(kind: Any) -> tuple[tuple[str, str, object], ...]:
-    """(attribute, stored name, default) of each field."""
+    """Return (attribute, stored name, default) of each field."""
     found = []
     for field in fields(kind):
         head, *rest = field.name.split("_")
@@ -98,13 +98,13 @@ def _plain(value: Any) -> Any:
 
 
 def _is_row(kind: Any) -> bool:
-    """Whether it is a named tuple, whose fields are of plain types."""
+    """Return True for a named tuple, whose fields are of plain types."""
     return hasattr(kind, "_fields")
 
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """A function that turns parsed JSON into `kind`, built once a type."""
+    """Return the function that turns parsed JSON into `kind`, built once per type."""
     origin = get_origin(kind)
     if origin is tuple:
         return _tuple_reader(get_args(kind)[0])
@@ -139,11 +139,11 @@ def _tuple_reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _row_reader(kind: Any) -> Callable[[Any], Any]:
-    """Fields of plain types, in order; more than we know are left alone, fewer are defaults."""
+    """Return a reader of named tuples: extra fields are ignored, missing ones are defaults."""
     hints = get_type_hints(kind)
     expected = tuple(hints[attribute] for attribute in kind._fields)
     most = len(expected)
-    make = tuple.__new__  # without the detour over the named tuple's own, which counts again
+    make = tuple.__new__  # skips the named tuple's own, which counts the fields again
 
     def read(row: Any) -> Any:
         if type(row) is list and tuple(map(type, row)) == expected:
@@ -170,7 +170,7 @@ def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
         for attribute, name, hint, reader, default in plan:
             if name in document:
                 value = document[name]
-                # Nothing needs to be done for the values of plain types, and they are most.
+                # Values of plain types, the majority, need no conversion.
                 values[attribute] = value if type(value) is hint else reader(value)
             elif default is MISSING:
                 raise KeyError(f"{name} is missing")

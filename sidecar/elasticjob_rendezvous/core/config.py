@@ -1,4 +1,4 @@
-"""What one engine is told once: its job, who it is, and its patience."""
+"""Constant inputs of one engine: its job, its identity and its timeouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elasticjob_rendezvous.core.bounds import Bounds
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this member is, for its whole life. See `records.Member` for the fields."""
+    """Identity of this member for its whole life. See `records.Member` for the fields."""
 
     id: str
     name: str
@@ -23,17 +23,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What one engine is told once.
+    """Constant inputs of one engine.
 
     Args:
-        prefix: the job's key prefix, ending in a slash.
-        identity: who this member is.
-        bounds: what to write if there are none; None where an operator writes them.
-        session_nonce: drawn by the edge; sessions are named from it.
-        jitter: a number in [0, 1) drawn by the edge, fixed for this member.
-        orphan_seconds: how long workers may live without their agent.
-        keep_alive_seconds: the lease to ask for while no bounds are known.
-        connect_seconds: how long to try for the first answer of etcd.
+        prefix: key prefix of the job, ending in a slash.
+        identity: identity of this member.
+        bounds: parameters to write if there are none; None where an operator writes them.
+        session_nonce: random prefix of session names, drawn by the caller.
+        jitter: a number in [0, 1) drawn by the caller, fixed for this member.
+        orphan_seconds: maximum life of workers without their agent.
+        keep_alive_seconds: lease to request while no bounds are known.
+        connect_seconds: timeout for the first answer of etcd.
     """
 
     prefix: str

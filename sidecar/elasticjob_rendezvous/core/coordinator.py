@@ -1,7 +1,6 @@
-"""What a coordinator remembers from one look at the job to the next. Pure.
+"""Memory of a coordinator between two decisions. No I/O.
 
-The coordinator is the member whose session was created first. What it does is `deciding`'s
-matter.
+The coordinator is the member whose session was created first. `deciding` makes its decisions.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from elasticjob_rendezvous.core.timers import Timers
 
 @dataclass(slots=True)
 class Coordinator:
-    """The memory of one coordinatorship. Nothing in it is needed for correctness.
+    """Memory of one coordinatorship. Correctness does not depend on it.
 
     Attributes:
-        timers: first sightings; all begin anew with a new coordinator.
+        timers: first sightings; all restart with a new coordinator.
         peers: links and probes.
-        last: the newest final round and roster this member has seen, to restore
-            them if etcd loses its data.
-        leavers: member of the final round -> why it said that it leaves.
-        detected_ms: round -> how long it took from the first symptom to open it.
-        awaited: how many members must still speak before there is anything to do; 0: not known.
+        last: newest final round and roster that this member has seen, to restore them if etcd
+            loses its data.
+        leavers: member of the final round -> its reason for leaving.
+        detected_ms: round -> time from the first symptom to its opening.
+        awaited: number of members that must still report before anything is due; 0: not known.
     """
 
     peers: Peers = field(default_factory=Peers)
@@ -40,9 +39,9 @@ class Coordinator:
     awaited: int = 0
 
     def take_over(self, now: float, proven_gone: Iterable[Session]) -> None:
-        """Begin a coordinatorship: all timers restart on our own clock.
+        """Begin a coordinatorship: all timers restart on this process's clock.
 
-        `proven_gone` are sessions (of former coordinators) whose end we proved ourselves.
+        `proven_gone` are sessions (of former coordinators) whose end this member proved itself.
         """
         self.timers.clear()
         self.timers.begin_step(now)

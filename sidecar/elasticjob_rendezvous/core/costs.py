@@ -1,4 +1,4 @@
-"""The record of what a round cost, part by part, and when each part is known. Pure."""
+"""Record of a round's cost by phase, and the rules for when each phase is known. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from elasticjob_rendezvous.core.records import Cause, Member, MemberState
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a round cost, in milliseconds of its coordinator's clock; None is unknown.
+    """Cost of a round in milliseconds of its coordinator's clock; None is unknown.
 
     detect: first symptom to decision; stop: decision to the last worker stopped;
     join: to `frozen`; confirm: to `final`; start: `final` to all workers started;
-    first_step: from there to the first step of the slowest, where the workers report their steps;
-    backoff: how long it was put off after a failure, which is part of none of them.
-    cold_nodes: on how many nodes workers were started cold; None where nobody says.
-    cold_reason: why, of that which took longest.
+    first_step: from there to the first step of the slowest worker, where workers report steps;
+    backoff: delay after a failure, part of none of the other phases.
+    cold_nodes: number of nodes with cold-started workers; None if no agent reports it.
+    cold_reason: reason of the cold start that took longest.
     """
 
     number: int
@@ -37,17 +37,17 @@ class History:
 
 
 def spent_ms(begin: float | None, end: float | None) -> int | None:
-    """Milliseconds between two moments of one clock; None when one of them was not seen."""
+    """Return the milliseconds between two moments of one clock; None if either was not seen."""
     return None if begin is None or end is None else round((end - begin) * 1000)
 
 
 def after_start(history: History, roster: Iterable[Member | None]) -> History:
-    """The history of a final round with what its members have said of their start by now.
+    """Return the history of a final round, extended by the start times that its members report.
 
-    A part is known once every member has said it. The member that starts last need not be the one
-    that steps last: both are measured from `final`, so that the parts add up to the first step of
-    the slowest. What was known once stays: workers that are started again later did not cost this
-    round more.
+    A phase is known once every member has reported it. The member that starts last need not be the
+    one that steps last: both are measured from `final`, so that the phases add up to the first
+    step of the slowest. A known phase does not change: workers that start again later did not make
+    this round more expensive.
     """
     members = list(roster)
     running = [member for member in members if member is not None and _runs(member, history)]
@@ -67,7 +67,7 @@ def after_start(history: History, roster: Iterable[Member | None]) -> History:
 
 
 def slowest(one: History, other: History) -> History:
-    """`one` with the start and the first step of the slower of two nodes, each measured alone."""
+    """Return `one` with the start and first step of the slower of two separately measured nodes."""
     start = longest(one.start_ms, other.start_ms)
     steps = [
         history.start_ms + history.first_step_ms
@@ -79,7 +79,7 @@ def slowest(one: History, other: History) -> History:
 
 
 def longest(one: int | None, other: int | None) -> int | None:
-    """Return the larger of two times; an unknown one does not count."""
+    """Return the longer of two durations; an unknown one does not count."""
     return max((ms for ms in (one, other) if ms is not None), default=None)
 
 

@@ -1,7 +1,7 @@
-"""How often training was interrupted, and by what: one count for each round that ended. Pure.
+"""Counts of ended rounds by cause. Pure.
 
-A final round that did not end with its job is counted once: as a charged failure
-(`Round.charged`), or here. A failure that awaits its verdict is counted by the verdict.
+A final round that did not end with its job counts once: as a charged failure (`Round.charged`), or
+here. A failure that awaits its verdict is counted by the verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob_rendezvous.core.roster import Seat
 
 
 def counted(counts: Counts, kind: CauseKind) -> Counts:
-    """The counts after a round ended for this cause; a failure is counted where it is charged."""
+    """Return the counts after a round ended for this cause; a failure counts when it is charged."""
     match kind:
         case CauseKind.LOSS:
             return replace(counts, losses=counts.losses + 1)
@@ -37,9 +37,9 @@ def counted(counts: Counts, kind: CauseKind) -> Counts:
 def leave_cause(
     leaving: Iterable[Seat], reasons: dict[str, str], bounds: Bounds, *, urgent: bool = False
 ) -> Cause:
-    """Why a round ends that these members leave: a preemption when any of them was preempted.
+    """Return the cause of a round end by leaves: a preemption if any of the members was preempted.
 
-    `reasons` are their own words, by id.
+    `reasons` are the members' own reasons, by id.
     """
     seats = tuple(leaving)
     marks = (bounds.marked(seat.id) for seat in seats)
@@ -53,10 +53,11 @@ def leave_cause(
 def with_later_leaves(
     cause: Cause, ended: Iterable[Seat], why: Callable[[str], str | None], bounds: Bounds
 ) -> Cause:
-    """The cause of a round that a leave opened, with those who left until it froze.
+    """Return the cause of a round that a leave opened, extended by the leaves until it froze.
 
-    `ended` are the seats of the round that the leave ended, but for the done; `why` tells
-    why a member left, or None. A later leave that was a preemption is `told_of_preemption`'s.
+    `ended` are the seats of the round that the leave ended, without finished members; `why`
+    returns a member's reason for leaving, or None. `told_of_preemption` handles later leaves that
+    were preemptions.
     """
     if cause.kind not in (CauseKind.LEAVE, CauseKind.PREEMPTION):
         return cause
@@ -78,9 +79,9 @@ def with_later_leaves(
 def told_of_preemption(
     cause: Cause, counts: Counts, ended: Iterable[Seat], bounds: Bounds
 ) -> tuple[Cause, Counts] | None:
-    """Cause and counts once the operator's word that a leave was a preemption has come late.
+    """Return cause and counts after a late report of the operator that a leave was a preemption.
 
-    `ended` are the seats of the round that the leave ended. None when there is no such word.
+    `ended` are the seats of the round that the leave ended. Return None without such a report.
     """
     if cause.kind is not CauseKind.LEAVE:
         return None
@@ -93,6 +94,6 @@ def told_of_preemption(
 
 
 def _why(seat: Seat, own_word: str, bounds: Bounds) -> str:
-    """Who marked a member to leave knows better than itself."""
+    """Return the reason of the member's drain request if there is one, else its own."""
     mark = bounds.marked(seat.id)
     return own_word if mark is None else mark.reason

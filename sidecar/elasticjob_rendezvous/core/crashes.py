@@ -1,8 +1,8 @@
-"""Failures in a row: how long the next recovery waits, and when there is no hope. Pure.
+"""Crash-loop back-off: pause before the next recovery, and early end of a hopeless job. Pure.
 
-Only charged failures count. A job that fails again soon after its start, before its first
-step, waits longer each time; one that fails at the same step again and again is ended
-early. What a node's loss or leave caused waits for nothing.
+Only charged failures count. A job that fails again soon after its start, before its first step,
+waits longer each time; one that fails at the same step again and again ends early. The loss or
+leave of a node causes no pause.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundSta
 from elasticjob_rendezvous.core.timers import Timers
 
 SOON_SECONDS = 60.0
-"""Workers that lived for longer did not fail at their start."""
+"""Maximum lifetime of workers whose failure counts as a failure at the start."""
 LONGEST_PAUSE_SECONDS = 60.0
 HOPELESS = 3
-"""So many failures in a row at the same step are not going to end."""
+"""Number of failures in a row at the same step that ends the job."""
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What the coordinator saw of a final round: for how long it stood, whether a step was told."""
+    """Final round as the coordinator saw it: its duration, and whether a step was reported."""
 
     seconds: float
     stepped: bool = False
@@ -36,7 +36,7 @@ class Life:
 
 
 def lived(number: int, timers: Timers) -> Life:
-    """What the coordinator saw of a final round; a new one saw less of it."""
+    """Return what the coordinator saw of a final round; a new coordinator saw less of it."""
     began = timers.known(("state", number, RoundState.FINAL))
     ended = timers.known(("state", number + 1, RoundState.JOINABLE))
     end = timers.now if ended is None else ended
@@ -45,9 +45,9 @@ def lived(number: int, timers: Timers) -> Life:
 
 
 def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> Streak:
-    """The streak after a round of these failures was charged.
+    """Return the streak after a round with these failures was charged.
 
-    A new coordinator saw only the end of the round; workers know how long they ran.
+    A new coordinator saw only the end of the round; workers report how long they ran.
     """
     ran_ms = max((failure.ran_ms or 0 for failure in failures), default=0)
     stepped = any(failure.step is not None for failure in failures)
@@ -61,29 +61,29 @@ def after_failure(streak: Streak, failures: Collection[Failure], life: Life) -> 
 
 
 def after_round(streak: Streak, life: Life) -> Streak:
-    """The streak after a round that ended for another reason, or whose verdict is open."""
+    """Return the streak after a round that ended for another reason, or whose verdict is open."""
     return replace(streak, row=0) if life.was_long else streak
 
 
 def pause_seconds(streak: Streak) -> float:
-    """How long the recovery from the last failure waits: 0, 1, 2, 4, … s."""
+    """Return the pause before the recovery from the last failure: 0, 1, 2, 4, … s."""
     if streak.row < 2:
         return 0.0
     return min(2.0 ** min(streak.row - 2, 16), LONGEST_PAUSE_SECONDS)
 
 
 def is_hopeless(streak: Streak) -> bool:
-    """Whether the job fails at the same step again and again."""
+    """Return True if the job fails at the same step again and again."""
     return streak.times >= HOPELESS
 
 
 def hopeless(streak: Streak) -> str:
-    """Why the job ends early, for people."""
+    """Return the reason for the job's early end, for people."""
     return f"no progress: the {_ordinal(streak.times)} failure in a row at step {streak.step}"
 
 
 def explained(cause: Cause, streak: Streak) -> Cause:
-    """The cause with the pause that follows it, if there is one."""
+    """Return the cause with the pause that follows it, if there is one."""
     pause = pause_seconds(streak)
     if not pause:
         return cause
@@ -92,10 +92,10 @@ def explained(cause: Cause, streak: Streak) -> Cause:
 
 
 def put_right(current: Round, failures: Collection[Failure]) -> Cause:
-    """The cause of a round that a failure opened, now that more have told of theirs.
+    """Return the corrected cause of a round that a failure opened, after later failure reports.
 
-    Who told first need not be who failed first: peers of one that hung, or crashed, notice at
-    once, and of several that fail together any may be the first to be heard.
+    The first report need not come from the worker that failed first: peers of a hung or crashed
+    worker notice at once, and of several that fail together any may report first.
     """
     cause, known = current.cause, verdicts.cause_of(failures)
     if known is None or not cause.kind is known.kind is CauseKind.FAILURE:

@@ -1,4 +1,4 @@
-"""Our node's workers: what their agent tells of them, and what it can't tell yet. Pure."""
+"""Worker group of this node, from the reports of its agent. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from elasticjob_rendezvous.core.records import Round
 
 @dataclass(slots=True)
 class Crew:
-    """`local` is what the agent told last; workers it was ordered to start count as starting."""
+    """State of the worker group.
+
+    `local` is the agent's last report; workers that it was ordered to start count as starting.
+    """
 
     local: Local = field(default_factory=Local)
     _promised: int = 0
@@ -21,18 +24,18 @@ class Crew:
 
     @property
     def idle(self) -> bool:
-        """Whether no worker runs here."""
+        """True if no worker runs here."""
         return self.local.workers is Workers.NONE
 
     def tell(self, local: Local) -> None:
-        """Take in what the agent says; its first word is of workers that it found."""
+        """Take in a report of the agent; its first one shows workers that it found at its start."""
         if not self._told and local.workers is not Workers.NONE:
             self._found_round = local.round
         self._told = True
         self.local = self._with_promise(local)
 
     def promise(self, number: int) -> None:
-        """Workers of round `number` may be started from now on, whatever the agent last said."""
+        """Count workers of round `number` as starting from now on, whatever the last report was."""
         self._promised = max(self._promised, number)
         self.local = self._with_promise(self.local)
 
@@ -44,10 +47,10 @@ class Crew:
         )
 
     def is_late(self, at: Round | None, grace_seconds: float, now: float, alarm: Alarm) -> bool:
-        """Whether our workers should long have stopped, as the round stands (`at`).
+        """Return True if the workers should have stopped long ago, given the current round `at`.
 
-        So it is when we found them running at our start though their round was over, and
-        when the grace has passed since we saw it end.
+        That is so for workers that were running at the agent's start although their round was
+        over, and once the grace period has passed since this member saw their round end.
         """
         number = self.local.round
         if at is None or self.idle:

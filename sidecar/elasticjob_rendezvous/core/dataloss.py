@@ -1,7 +1,7 @@
-"""How the coordinator goes on after etcd lost its data: no round number is used twice. Pure.
+"""Recovery after etcd lost its data: no round number is used twice. No I/O.
 
-The round is restored where we know that nobody knows more; else a new number is taken that
-is higher than any which a member has seen.
+The round is restored if no member knows more than this one; else the next round takes a number
+above all that any member has seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOST = "data lost"
 
 
 def restore(scene: Scene, timers: Timers, last: tuple[Round, Roster] | None) -> Act | None:
-    """The round that is lost, from our memory (`last`) of it; a newer one where that is older."""
+    """Restore the lost round from memory (`last`), or open a newer one if the memory is older."""
     known = scene.view.known()
     if not timers.over(LOST, scene.bounds.keep_alive_seconds):
         return None  # let the others register again: they may know a higher number
@@ -43,7 +43,7 @@ def restore(scene: Scene, timers: Timers, last: tuple[Round, Roster] | None) -> 
 
 
 def overtake(scene: Scene, timers: Timers) -> Act | None:
-    """A number above all that are known, where somebody knows this number or higher ones."""
+    """Open a round above all known numbers if a member already used this number or a higher one."""
     current = scene.current
     if current.state is RoundState.CLOSED:
         return None
@@ -52,7 +52,7 @@ def overtake(scene: Scene, timers: Timers) -> Act | None:
     top = max([scene.view.known(), *used])
     if top <= current.number and not used:
         return None
-    timers.forget(LOST)  # who comes only now was not waited for then
+    timers.forget(LOST)  # late members need the full time to register
     number = max(top, current.number) + 1
     cause = Cause(CauseKind.DATA_LOST, (), f"members know of round {top}")
     ended = current.state is RoundState.FINAL
@@ -69,10 +69,10 @@ def overtake(scene: Scene, timers: Timers) -> Act | None:
 
 
 def may_register(scene: Scene, timers: Timers, opened: float) -> bool:
-    """Whether members of a round that etcd forgot may yet come, or else stop their workers.
+    """Return True if members of a round that etcd forgot may still register, or stop their workers.
 
-    Nobody can be asked, for who was seated is not known. But who outlived etcd is told by it, once
-    it is within reach, that its lease is gone, and has little time to register then.
+    Nobody can be probed, because the seats are unknown. But a member that outlived etcd learns,
+    once etcd is reachable, that its lease is gone, and then has little time to register.
     """
     current = scene.current
     lost = current.cause.kind is CauseKind.DATA_LOST
@@ -84,7 +84,7 @@ def may_register(scene: Scene, timers: Timers, opened: float) -> bool:
 
 
 def _used_before(scene: Scene, member: Member) -> bool:
-    """Whether `member` ran a round of this number that is not the one we know."""
+    """Return True if `member` ran a different round with the current number or a higher one."""
     current = scene.current
     if member.round < current.number:
         return False

@@ -1,9 +1,8 @@
-"""What the coordinator does next: one pure look at the view, at most one transaction.
+"""Next action of the coordinator: one look at the view, at most one transaction. No I/O.
 
-This file is the order of things; what they are stands beside it: `fencing`, `bootstrap` and
-`dataloss` (no round, or not the newest), `judging` (rounds that ended), and a room for each
-state that a round can be in. `acts` is how all of them write, `coordinator` what is remembered
-from one look to the next.
+This module holds the order of the checks; the checks are in `fencing`, `bootstrap` and `dataloss`
+(no round, or not the newest), `judging` (ended rounds), and one module for each state of a round.
+`acts` writes for all of them; `coordinator` is the memory between two decisions.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def decide(
     clock: Clock,
     brought: Bounds | None = None,
 ) -> Act | None:
-    """The next transaction, if one is due; `memory.timers.wake` says when to look again.
+    """Return the next transaction, if one is due; `memory.timers.wake` is the time to look again.
 
-    `own` is the coordinator's key, `brought` the bounds to write where nobody else does.
+    `own` is the coordinator's key, `brought` the bounds to write if no operator writes them.
     """
     timers, keys = memory.timers, view.keys
     timers.begin_step(clock.now)
@@ -54,7 +53,7 @@ def decide(
 
 
 def _in_round(memory: Coordinator, scene: Scene) -> Act | None:
-    """What is due in the round that stands, the newest that anybody knows of."""
+    """Return the action due in the current round, the newest that any member knows."""
     current, timers = scene.current, memory.timers
     timers.since(("state", current.number, current.state))
     if current.state is not RoundState.FROZEN and (

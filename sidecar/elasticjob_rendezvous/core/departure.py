@@ -1,4 +1,4 @@
-"""Since when a member leaves, and how long it waits for others meanwhile. Pure."""
+"""Start of a member's leave, and its timeouts. No I/O."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from elasticjob_rendezvous.core.alarm import Alarm
 
 PATIENCE_SECONDS = 3.0
-"""How long a member that leaves waits for etcd to take its key; then the lease will."""
+"""Maximum time that a leaving member waits for etcd to delete its key; then the lease expires."""
 SEEN_SECONDS = 2.0
-"""How long it keeps its key for a coordinator to read that it leaves."""
+"""Time that a leaving member keeps its key for a coordinator to read the leave."""
 
 
 @dataclass(slots=True)
 class Departure:
-    """`since`: when we first knew that we leave; `idle_since`: when no worker ran any more."""
+    """Times of a leave.
+
+    `since`: when the leave became known here; `idle_since`: when no worker ran any more.
+    """
 
     since: float | None = None
     idle_since: float | None = None
 
     def tell(self, leaving: bool, idle: bool, now: float) -> None:
-        """Note whether we leave; a mark may be withdrawn before we have gone."""
+        """Note whether this member leaves; a drain request may be withdrawn before it is gone."""
         if not leaving:
             self.since = self.idle_since = None
             return
@@ -29,12 +32,12 @@ class Departure:
             self.idle_since = now if self.idle_since is None else self.idle_since
 
     def was_seen(self, now: float, alarm: Alarm) -> bool:
-        """Whether the round need not be kept waiting for to learn that we left.
+        """Return True if the key is no longer needed to announce the leave.
 
-        Until it moves on our key stays, for whoever coordinates by then to read why.
+        Until the round moves on the key stays, for its coordinator to read the reason.
         """
         return self.since is None or alarm.passed(self.since + SEEN_SECONDS, now)
 
     def gave_up(self, now: float, alarm: Alarm) -> bool:
-        """We leave, our workers have stopped, and etcd does not answer."""
+        """Return True if the member leaves, its workers have stopped, and etcd does not answer."""
         return self.idle_since is not None and alarm.passed(self.idle_since + PATIENCE_SECONDS, now)

@@ -1,4 +1,4 @@
-"""What the agent should do with its workers, from what the engine knows. Pure."""
+"""Directive for the agent, derived from the state of the engine. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the directive rests on beside our own key's facts.
+    """Inputs of the directive besides the facts about this member's own key.
 
-    `safe`: workers may go on (see `safety`). `remembered`: the last roster we ran in.
-    `late`: our workers were told to stop long ago: there is no grace left for them.
-    `saving`: we leave, but our workers run on to save together with the gang.
-    `store`: why etcd cannot be used, if it cannot: what a member without workers waits for.
+    `safe`: the workers may continue (see `safety`).
+    `remembered`: last roster that this member ran in.
+    `late`: the workers were ordered to stop long ago and get no more grace.
+    `saving`: the member leaves, but its workers run on to save together with the gang.
+    `store`: trouble that makes etcd unusable, or None; members without workers wait for its end.
     """
 
     own: Own
@@ -52,7 +53,7 @@ class Facts:
 
 
 def direct(facts: Facts) -> Directive:
-    """The directive for a member that has neither left nor been refused."""
+    """Return the directive for a member that has neither left nor been refused."""
     own = facts.own
     current = own.view.round.record if own.view.round else None
     if current is not None and current.state is RoundState.CLOSED:
@@ -70,21 +71,21 @@ def direct(facts: Facts) -> Directive:
 
 
 def _why_idle(facts: Facts, current: Round) -> str:
-    """What a member without workers waits for, for people."""
+    """Return the reason why a member without workers waits, for people."""
     if facts.store is not None:
         return facts.store.waiting
     text = f"round {current.number} is {current.state}"
     local, bounds = facts.own.local, facts.bounds
     if current.state is RoundState.FINAL and local.done and local.round == current.number:
-        return f"{text}: this node is done, and ends with the others"
+        return f"{text}: this node is done, and ends when the others do"
     if current.state is RoundState.JOINABLE and current.number == 1 and bounds is not None:
-        fewest = f"with {bounds.min_nodes} or more after {bounds.last_call_seconds:g} s"
-        return f"{text}: it begins with {bounds.wanted} nodes, or {fewest}"
+        fewest = f"with at least {bounds.min_nodes} after {bounds.last_call_seconds:g} s"
+        return f"{text}: it starts with {bounds.wanted} nodes, or {fewest}"
     held = facts.bounds is not None and facts.bounds.scale_up_wait_seconds > 0
     if not held or current.state is not RoundState.FINAL:
         return text
     assert facts.bounds is not None
-    # Whoever does not coordinate knows of itself alone.
+    # A member that does not coordinate knows only of itself.
     why = waiting_reason(facts.bounds, current.nodes, 1)
     return f"{text}: {why}" if why else text
 
@@ -108,14 +109,14 @@ def _with_workers(facts: Facts, current: Round | None) -> Directive:
     if roster is None and facts.remembered and facts.remembered.number == local.round:
         roster = facts.remembered
     if roster is None:
-        return Idle("workers run; their roster is being read")
+        return Idle("workers are running; reading their roster")
     at = current is not None and current.number == local.round and current.state is RoundState.FINAL
     save = current.save if at and current is not None else None
     return Run(roster, own.config.identity.id, facts.max_restarts, save, asks=True)
 
 
 def _may_start(own: Own, current: Round) -> bool:
-    """Only on a final round that seats us, with a lease that holds."""
+    """Return True on a final round that seats this member, under a valid lease."""
     if current.state is not RoundState.FINAL or not own.local.ready or not own.lease_holds:
         return False
     if own.stored is None or own.stored.record.state is not MemberState.WAITING:

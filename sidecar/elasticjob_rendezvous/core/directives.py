@@ -1,8 +1,9 @@
-"""What the agent should do with its workers: a state, of which only the newest counts."""
+"""Directives to the agent about its workers: a state, of which only the newest counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from elasticjob_rendezvous.core.failures import Failure
 from elasticjob_rendezvous.core.records import Cause, Outcome, Save
@@ -11,7 +12,7 @@ from elasticjob_rendezvous.core.roster import Roster
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Start nothing for now; what runs is left alone (only `Stop` and `Finish` end workers).
+    """Order to start nothing for now; running workers stay (only `Stop` and `Finish` end them).
 
     `reason` is for people.
     """
@@ -21,10 +22,10 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Workers of this final round should run, seated by `roster`.
+    """Order to run workers of this final round, seated by `roster`.
 
-    `save` asks them for a checkpoint. `asks`: they are asked before a planned stop, so a node
-    that leaves waits for that, or for `Stop`.
+    `save` asks them for a checkpoint. `asks`: a planned stop is preceded by such a request, so a
+    leaving node waits for it, or for `Stop`.
     """
 
     roster: Roster
@@ -36,7 +37,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Workers of `round` must end: at once with `kill`, else SIGTERM and the grace."""
+    """Order to end workers of `round`: at once with `kill`, else with SIGTERM and the grace."""
 
     round: int
     kill: bool
@@ -46,23 +47,31 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """This member's key is gone because it left; the agent can exit."""
+    """Notice that this member left and its key is gone; the agent can exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is closed: end what still runs, then exit with the outcome."""
+    """Order to end what still runs, then exit with the outcome: the job is closed."""
 
     outcome: Outcome
     failure: Failure | None = None
     grace_seconds: float = 10.0
 
 
+class RefusalKind(StrEnum):
+    """Cause of a refusal, by which callers choose the error they raise."""
+
+    STORE = "Store"  # etcd refuses this member, or does not answer
+    BOUNDS = "Bounds"  # this member was started with other sizes than the job has
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """This member may not take part (differing bounds, …): a clear error for its user."""
+    """Notice that this member may not take part: an error for its user, told by `reason`."""
 
     reason: str
+    kind: RefusalKind = RefusalKind.STORE
 
 
 Directive = Idle | Run | Stop | Left | Finish | Refused

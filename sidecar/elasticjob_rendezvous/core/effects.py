@@ -1,4 +1,4 @@
-"""What a step asks the world to do; what comes of it are events again."""
+"""Effects that a step requests; their results come back as events."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from elasticjob_rendezvous.core.records import Farewell
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Ask etcd for a lease; answered by `Granted` or `RequestFailed`."""
+    """Request for a lease; answered by `Granted` or `RequestFailed`."""
 
     ttl_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Renew a lease; answered by `KeptAlive`, `LeaseGone` or nothing (then asked again)."""
+    """Renewal of a lease; answered by `KeptAlive`, `LeaseGone` or nothing (then sent again)."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read ranges in one request; answered by `ReadDone` or `RequestFailed`."""
+    """Ranges to read in one request; answered by `ReadDone` or `RequestFailed`."""
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Run a Txn; answered by `TxnDone`, `TxnAmbiguous` or `RequestFailed`."""
+    """Transaction to run; answered by `TxnDone`, `TxnAmbiguous` or `RequestFailed`."""
 
     txn: Txn
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Watch these ranges from `revision` on, or with 0 from now on.
+    """Watch on these ranges from `revision` on, or with 0 from now on.
 
-    Answered by `WatchOpened`, any number of `Changed`, and `WatchBroken` at its end.
-    Watches live side by side until `Unwatch`. Opening one before reading is the fast
-    order: etcd brings a watch that starts in the past up to date only every 100 ms.
-    With `deletions_only` puts need not be reported.
+    Answered by `WatchOpened`, any number of `Changed`, and `WatchBroken` at its end. Watches live
+    side by side until `Unwatch`. Opening one before reading is the fast order: etcd brings a watch
+    that starts in the past up to date only every 100 ms. With `deletions_only` puts need not be
+    reported.
     """
 
     generation: int
@@ -54,14 +54,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Unwatch:
-    """Close this watch, silently."""
+    """End of this watch, without an event."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Hold a link to this coordinator's agent, instead of any other (and redial it)."""
+    """Link to hold to this coordinator's agent, instead of any other; redialled when it breaks."""
 
     member: str
     session: str
@@ -71,30 +71,30 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Unlink:
-    """Hold no link."""
+    """Order to hold no link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Tell linked members the round number that this coordinator knows of."""
+    """Round number known to this coordinator, to be sent to linked members."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """From now on tell with each heartbeat, on every link, who leaves and why."""
+    """Leave notices, to be sent with each heartbeat on every link from now on."""
 
     leaving: tuple[Farewell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a member's launcher (or agent) whether it lives; answered by `Probed`.
+    """Liveness question to a member's launcher (or agent); answered by `Probed`.
 
-    `round` is the newest number that is known: a launcher that has lost its agent
-    ends the workers of an older one. Those of this round it may let live until `live_until`,
-    on our clock: so long is the lease of their member kept. 0 gives no permission.
+    `round` is the newest known number: a launcher that has lost its agent ends the workers of an
+    older one. The launcher may let workers of this round live until `live_until`, on this
+    process's clock, the time for which their member's lease is renewed. 0 gives no permission.
     """
 
     member: str
@@ -108,7 +108,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line for the log: a transition (`info`) or a surprise."""
+    """Log line: a transition (`info`) or a surprise (`warning`)."""
 
     text: str
     warning: bool = False
@@ -117,4 +117,4 @@ class Note:
 Effect = (
     Grant | KeepAlive | Read | Write | Watch | Unwatch | Link | Unlink | Serve | Tell | Probe | Note
 )
-"""At most one of Grant, Read and Write is under way at any time."""
+"""At most one of Grant, Read and Write is in flight at any time."""

@@ -1,4 +1,4 @@
-"""Whether a final round ends: success, a reason for the next round, or nothing yet. Pure."""
+"""End of a final round: success, a cause for the next round, or nothing yet. No I/O."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from elasticjob_rendezvous.core.view import View
 
 QUIET_PART = 6
 LEAVE_COALESCE_SECONDS = 0.2
-"""Leaves this close to the first one may still share its round."""
+"""Maximum time after the first leave for another one to share its round."""
 LEAVE_QUIET_SECONDS = 0.06
-"""As long without another leave is enough, unless one is known to come."""
+"""Time without another leave that ends the wait early, unless one is known to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalLook:
-    """`cause` set means: open the next round. `symptom` is when the trouble first showed."""
+    """Judgement of a final round.
+
+    `cause`, if set, opens the next round; `symptom` is the time of the first sign of trouble.
+    """
 
     succeeded: bool = False
     cause: Cause | None = None
@@ -42,8 +45,8 @@ def look_at_final(
 ) -> FinalLook:
     """Judge a final round.
 
-    `leavers` remembers who said that it leaves, and why, across calls; `silent` members
-    failed to confirm lately and do not count as newcomers.
+    `leavers` remembers the leaving members and their reasons across calls; `silent` members failed
+    to confirm recently and do not count as newcomers.
     """
     number = roster.number
     done = view.dones_of(number)
@@ -56,7 +59,7 @@ def look_at_final(
     pending = [seat for seat in roster.seats if seat.id not in done]
     lost, unproven = _lost(view, pending, bounds, peers, timers, leavers)
     leaving = [seat for seat in pending if seat.id in leavers]
-    if not leaving:  # else the gang is not whole, which is why others stopped: it is the leave
+    if not leaving:  # else the others stopped because of the leave
         lost += [seat for seat in pending if _stopped_by_itself(seat, view, number)]
     failures = list(view.failures_of(number).values())
     if failures and (verdicts.speaks_for_itself(failures) or not (lost or leaving)):
@@ -72,7 +75,7 @@ def look_at_final(
         staying = [seat for seat in pending if seat.id not in leavers]
         if not _all_left(leaving, staying, number, bounds, timers):
             return FinalLook()
-        # Where collectives broke, or may have some time ago, the other peers are stuck in them.
+        # If collectives broke, or may have some time ago, the other peers are stuck in them.
         urgent = bool(failures) or any(_went_untold(seat, view) for seat in leaving)
         cause = leave_cause(leaving, leavers, bounds, urgent=urgent)
         return FinalLook(cause=cause, symptom=first)
@@ -89,9 +92,9 @@ def _lost(
     timers: Timers,
     leavers: Container[str],
 ) -> tuple[list[Seat], bool]:
-    """Members that are gone though they neither left nor were done.
+    """Return the members that are gone though they neither left nor were done.
 
-    And whether any other is absent without proof, so that nothing planned may begin.
+    Also return whether another member is absent without proof, which holds back every planned end.
     """
     lost, unproven = [], False
     for seat in seats:
@@ -106,9 +109,9 @@ def _lost(
 
 
 def _stopped_by_itself(seat: Seat, view: View, number: int) -> bool:
-    """Whether its workers of this round ended without success or failure: it was cut off.
+    """Return True if a member's workers ended without success or failure: it was cut off.
 
-    One that waits with an older number has only not started yet.
+    A member that waits with an older number has only not started yet.
     """
     member = view.member(seat.id)
     if member is None:
@@ -118,7 +121,7 @@ def _stopped_by_itself(seat: Seat, view: View, number: int) -> bool:
 
 
 def _went_untold(seat: Seat, view: View) -> bool:
-    """Whether a leaver is gone and only a link told that it would go."""
+    """Return True if a leaver is gone and only a link announced its leave."""
     last = view.last_word(seat.id)
     return view.member(seat.id) is None and (last is None or last.state is not MemberState.LEAVING)
 
@@ -126,7 +129,7 @@ def _went_untold(seat: Seat, view: View) -> bool:
 def _all_left(
     leaving: list[Seat], staying: list[Seat], number: int, bounds: Bounds, timers: Timers
 ) -> bool:
-    """Whether no other leave is waited for any more."""
+    """Return True if the wait for further leaves is over."""
     leave = ("leave", number)
     if any(bounds.marked(seat.id) is not None for seat in staying):
         return timers.over(leave, LEAVE_COALESCE_SECONDS)
@@ -136,7 +139,7 @@ def _all_left(
 def _resize(
     view: View, roster: Roster, bounds: Bounds, timers: Timers, silent: Container[str]
 ) -> FinalLook:
-    """Newcomers when the legal size grows; a scale-down nobody followed."""
+    """Judge a change of size: newcomers that raise the legal size, or an overdue scale-down."""
     size = len(roster.seats)
     if size > bounds.max_nodes:
         if timers.over(("over", roster.number), bounds.stop_grace_seconds):
@@ -155,7 +158,7 @@ def _resize(
     if size + len(new) < bounds.wanted:
         seconds = bounds.settle_seconds
         if bounds.expected is None:
-            # Nobody knows how many will come: a quiet moment after the last one is enough.
+            # The expected number is unknown: a quiet moment after the last newcomer is enough.
             settled = timers.calm(settling, len(new), seconds / QUIET_PART, seconds)
         else:
             settled = timers.over(settling, seconds)

@@ -1,14 +1,13 @@
-"""One agent's side of the protocol: a step function over events, with no I/O.
+"""Protocol engine of one agent: a step function over events, with no I/O.
 
-`Engine.step` takes one event and returns effects; between events nothing happens.
-After each event it looks at everything it knows and does the next right thing
-(level-triggered), so a lost or repeated event costs time and never correctness.
-At most one request to etcd is under way; when its outcome is in doubt the engine
-reads again before it decides anew.
+`Engine.step` takes one event and returns effects; between events nothing happens. After each event
+it looks at its whole state and does what is due (level-triggered), so a lost or repeated event
+costs time and never correctness. At most one request to etcd is in flight; when its outcome is in
+doubt the engine reads again before it decides anew.
 
-This file is the order of things; what they are stands beside it: `membership` (all that is
-known), `intake` and `answers` (what an event tells), `tending` (what needs no request),
-`requesting` (what does), `directing` (what the agent is to do).
+This module holds the order of the parts: `membership` (the state), `intake` and `answers`
+(handling of events), `tending` (upkeep without requests), `requesting` (the next request) and
+`directing` (the directive for the agent).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.directing import Facts, direct
-from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Refused, Run
+from elasticjob_rendezvous.core.directives import Directive, Idle, Left, Run
 from elasticjob_rendezvous.core.effects import Effect
 from elasticjob_rendezvous.core.events import Clock, Event, LeavesTold, PeerHeard, PeerUp
 from elasticjob_rendezvous.core.intake import take
@@ -32,13 +31,13 @@ from elasticjob_rendezvous.core.vouching import live_until, may_go_on, vouched_u
 
 
 class Engine:
-    """The protocol of one member. `events`, `effects` and `directives` are its language.
+    """Protocol of one member; its interface is `events`, `effects` and `directives`.
 
     Attributes:
-        directive: what the agent should do now.
-        wake_at: when to send `Tick`, if nothing else happens before.
-        view, local, session, lease, safety, watches, leadership, coordinator: how it stands
-            with this member now (see `membership`); to be read only.
+        directive: present order to the agent.
+        wake_at: time to send `Tick`, if nothing else happens before.
+        view, local, session, lease, safety, watches, leadership, coordinator: state of this member
+            (see `membership`); read-only.
     """
 
     def __init__(self, config: Config) -> None:
@@ -70,16 +69,16 @@ class Engine:
 
     @property
     def live_until(self) -> float:
-        """Until when workers may live by what is known now, on the clock of `step`."""
+        """Deadline of the workers by present knowledge, on the clock of `step`."""
         return live_until(self._our)
 
     @property
     def vouched_until(self) -> float:
-        """Until when linked members may rely on the round that they are told, on that clock."""
+        """Time until which linked members may rely on their round number, on that clock."""
         return vouched_until(self._our)
 
     def step(self, event: Event, clock: Clock) -> list[Effect]:
-        """Take one event in; returns what is to be done, in order."""
+        """Take in one event; return the effects to perform, in order."""
         our = self._our
         our.clock = clock
         if isinstance(event, PeerHeard | PeerUp) and self._is_routine(event):
@@ -101,30 +100,29 @@ class Engine:
         return our.effects
 
     def hand_over(self) -> Directive:
-        """The directive, as it is taken by the agent: from now on it may be obeyed.
+        """Return the directive to the agent, which may obey it from now on.
 
-        Workers ordered by a `Run` that was handed over count as starting until the agent
-        says otherwise: answering a later `Stop`, it names their round even if it never
-        started them.
+        Workers ordered by a `Run` that was handed over count as starting until the agent reports
+        otherwise: in answer to a later `Stop` it names their round even if it never started them.
         """
         if isinstance(self.directive, Run):
             self._our.crew.promise(self.directive.roster.number)
         return self.directive
 
     def _is_routine(self, event: PeerHeard | PeerUp) -> bool:
-        """Whether nothing follows from it; without a lease to vouch for us it is evidence."""
+        """Return True if the event has no consequence; without a valid lease it is evidence."""
         our = self._our
         return our.safety.backed(our.now) and our.coordinator.peers.is_routine(event)
 
     def _name_malformed(self) -> None:
-        """Say once of each record that it cannot be read, and so counts for nothing."""
+        """Log each malformed record once; it counts for nothing."""
         for key, error in self._our.view.malformed.items():
             if self._malformed.get(key) != str(error):
                 self._malformed[key] = str(error)
-                self._our.note(f"a record is passed over: {error}", warning=True)
+                self._our.note(f"record ignored: {error}", warning=True)
 
     def _request(self) -> None:
-        """The next request, if none is under way and etcd need not be spared."""
+        """Send the next request, if none is in flight and no back-off spares etcd."""
         our = self._our
         if our.inflight.request is not None or not our.alarm.passed(our.backoff.until, our.now):
             return
@@ -135,8 +133,8 @@ class Engine:
 
     def _direct(self) -> Directive:
         our = self._our
-        if our.refused:
-            return Refused(our.refused)
+        if our.refused is not None:
+            return our.refused
         if our.left or our.departure.gave_up(our.now, our.alarm):
             return Left()
         bounds = our.bounds

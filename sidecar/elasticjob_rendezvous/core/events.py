@@ -1,8 +1,8 @@
-"""What the world tells the protocol.
+"""Events: the inputs of the protocol.
 
-`Event`s go in, `effects` come out, and the `directives` say at any moment what the agent
-should do with its workers. The driver on a real etcd (`elasticjob_rendezvous.etcd.driver`)
-and the simulation (`tests/sim`) both speak exactly this; nothing here does I/O.
+`Event`s go in, `effects` come out, and the `directives` state at any moment what the agent should
+do with its workers. The driver on a real etcd (`elasticjob_rendezvous.etcd.driver`) and the
+simulation (`tests/sim`) both use exactly this interface; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_rendezvous.core.store_trouble import StoreTrouble
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The time of one step: monotonic seconds for waits, UTC milliseconds for people."""
+    """Time of one step: monotonic seconds for waits, UTC milliseconds for people."""
 
     now: float
     utc_ms: int
@@ -59,7 +59,7 @@ class LeaseGone:
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """Answer to `Read`: what each range held at `revision`."""
+    """Answer to `Read`: content of each range at `revision`."""
 
     revision: int
     cluster_id: int
@@ -80,9 +80,9 @@ class TxnAmbiguous:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """`Read`, `Write` or `Grant` was certainly not applied.
+    """Failure of `Read`, `Write` or `Grant`, which was certainly not applied.
 
-    `terminal`: asking again cannot help (no permission, not an etcd, …).
+    `terminal`: another attempt cannot help (no permission, not an etcd, …).
     """
 
     error: str = ""
@@ -91,21 +91,21 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class StoreRefused:
-    """Every etcd endpoint refused the connection: it is down, we are not cut off from it."""
+    """Refusal by every etcd endpoint: etcd is down, this member is not cut off from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreChanged:
-    """The monitor's view of etcd: its trouble, None while it can be used. Only for messages."""
+    """Report of the store monitor: etcd's trouble, None while it is usable. Only for messages."""
 
     trouble: StoreTrouble | None
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """The watch is in place: every later event than `revision` will come as `Changed`.
+    """Start of a watch: every event after `revision` will come as `Changed`.
 
-    `cluster_id` is that of the etcd that the watch is on.
+    `cluster_id` is that of the watched etcd.
     """
 
     generation: int
@@ -115,7 +115,7 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the watch opened by `Watch(generation)` saw."""
+    """Events seen by the watch that `Watch(generation)` opened."""
 
     generation: int
     revision: int
@@ -124,9 +124,9 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class WatchBroken:
-    """The watch can't go on (compaction, lost connection, silence): read again.
+    """End of a watch that cannot continue (compaction, lost connection, silence): read again.
 
-    `terminal`: it never opened, and opening it again cannot help (no permission, not an etcd, …).
+    `terminal`: it never opened, and another attempt cannot help (no permission, not an etcd, …).
     """
 
     generation: int
@@ -136,7 +136,7 @@ class WatchBroken:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Our link to the coordinator's agent stands."""
+    """Start of this member's link to the coordinator's agent."""
 
     member: str
     session: str
@@ -144,11 +144,12 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkHeard:
-    """The coordinator's agent spoke on our link: it knows of `round`.
+    """Heartbeat of the coordinator's agent on this member's link: it knows of `round`.
 
-    `sent`: when we sent the newest word of ours that it had heard by then, as `PeerHeard` says.
-    `vouched_seconds`: how long its own evidence lasts, from when it heard that; None: an agent too
-    old to tell.
+    `sent`: when this member sent the newest of its messages that the coordinator had received by
+    then, as in `PeerHeard`.
+    `vouched_seconds`: validity of the coordinator's own evidence, counted from that receipt; None:
+    an agent too old to report it.
     """
 
     member: str
@@ -160,7 +161,7 @@ class LinkHeard:
 
 @dataclass(frozen=True, slots=True)
 class LinkQuiet:
-    """The coordinator's agent missed beats on our link, which stands as yet."""
+    """Missed heartbeats of the coordinator's agent on a link that still stands."""
 
     member: str
     session: str
@@ -168,7 +169,7 @@ class LinkQuiet:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """Our link to the coordinator broke, or was never had. `refused`: nobody listens there."""
+    """End of the link to the coordinator, or failure to open it. `refused`: nothing listens."""
 
     member: str
     session: str
@@ -177,7 +178,7 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """A member linked to us; `sent` is as `PeerHeard` says."""
+    """Start of a link from a member; `sent` as in `PeerHeard`."""
 
     member: str
     session: str
@@ -186,10 +187,11 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerHeard:
-    """A linked member spoke.
+    """Heartbeat of a linked member.
 
-    `sent`, on our clock: when we sent the newest word of ours that it had heard by then. Only so
-    far does its own word prove that each hears the other. None: an agent too old to tell.
+    `sent`, on this process's clock: when this side sent the newest of its messages that the member
+    had received by then. Only up to that time does the heartbeat prove that each side hears the
+    other. None: an agent too old to report it.
     """
 
     member: str
@@ -199,7 +201,7 @@ class PeerHeard:
 
 @dataclass(frozen=True, slots=True)
 class PeerQuiet:
-    """A linked member missed beats; its link stands as yet."""
+    """Missed heartbeats of a linked member whose link still stands."""
 
     member: str
     session: str
@@ -207,7 +209,7 @@ class PeerQuiet:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """A member's link to us closed."""
+    """End of a member's link to this agent."""
 
     member: str
     session: str
@@ -215,27 +217,27 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class LeavesTold:
-    """A link, of ours or to us, told which members leave, and why."""
+    """Leave notices that came on a link, outgoing or incoming: members and reasons."""
 
     leaving: tuple[Farewell, ...]
 
 
 class Verdict(StrEnum):
-    """What a probe of a member's launcher (or agent) found."""
+    """Result of a probe of a member's launcher (or agent)."""
 
-    WORKERS_ALIVE = "workersAlive"  # the agent is gone, its workers train on
-    GONE = "gone"  # refused, or somebody else answers, or no worker is left
-    AGENT_ALIVE = "agentAlive"  # its agent is attached, and tells of no worker
+    WORKERS_ALIVE = "workersAlive"  # the agent is gone, its workers keep running
+    GONE = "gone"  # refused, answered by another member, or no worker left
+    AGENT_ALIVE = "agentAlive"  # its agent is attached and reports no worker
     BOTH_ALIVE = "bothAlive"  # its agent is attached and workers run: only the link broke
     UNKNOWN = "unknown"  # time-out or unreachable: proves nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The answer to a `Probe`.
+    """Answer to a `Probe`.
 
-    `live_seconds`: how long the workers may live without a new permission, as they were told;
-    None where no worker runs, or where nobody gave them a deadline.
+    `live_seconds`: remaining life that the workers were permitted, without a new permission; None
+    where no worker runs or none has a deadline.
     """
 
     member: str
@@ -246,14 +248,14 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Whoever holds this member wants the rendezvous closed (`set_closed`)."""
+    """Request of this member's user to close the rendezvous (`set_closed`)."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: `Engine.wake_at` was reached."""
+    """Passage of time: `Engine.wake_at` was reached."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""What excuses a round of aborted collectives: a member of it that was lost or left. Pure."""
+"""Excuse for a round of aborted collectives: a member of it that was lost or left. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ABORTED = "its peers' collectives broke"
 
 
 def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
-    """Why this round really ended: who of it is lost, or else leaves; None when nobody is.
+    """Return the real cause of the round's end: members lost, or else leaving; None without any.
 
-    One that came back under a new session was lost in between, but where others leave that may
-    have come of it. Members that were done are not missed. The cause is urgent: peers may be stuck.
+    A member that came back under a new session was lost in between, but where others leave, the
+    leave may have caused that. Finished members are not missed. The cause is urgent: peers may be
+    stuck.
     """
     if roster is None:
         return None
@@ -36,7 +37,7 @@ def excuse(view: View, roster: Roster | None, bounds: Bounds) -> Cause | None:
         elif seat.session not in ("", begun_as(member.record.session)):
             returned.append(seat)
         elif (mark := bounds.marked(seat.id)) is not None:
-            # Told to go; its own word of that may have been lost on its way.
+            # Asked to leave; its own leave notice may have been lost.
             reasons[seat.id] = mark.reason
     if lost or (returned and not reasons):
         return Cause(CauseKind.LOSS, tuple(seat.name for seat in lost or returned), ABORTED)

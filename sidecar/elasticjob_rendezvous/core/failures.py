@@ -1,4 +1,4 @@
-"""The record of a worker's failure, written by its agent, and what kinds there are."""
+"""Record of a worker's failure, written by its agent, and the failure classes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ class FailureClass(StrEnum):
     USER_ERROR = "UserError"
     HOST_OUT_OF_MEMORY = "HostOutOfMemory"
     CUDA_OUT_OF_MEMORY = "CudaOutOfMemory"
-    OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not tell the host's from the device's
+    OUT_OF_MEMORY = "OutOfMemory"  # of agents that did not distinguish host from device
     COLLECTIVE_TIMEOUT = "CollectiveTimeout"  # a collective waited too long for a peer
-    HANG = "Hang"  # it stood still, and not because it waited for a peer
-    PEER_ABORT = "PeerAbort"  # a collective broke because a peer went
+    HANG = "Hang"  # no progress, and no wait for a peer explains it
+    PEER_ABORT = "PeerAbort"  # a collective broke because a peer was gone
     SIGNAL = "Signal"
     LAUNCH_ERROR = "LaunchError"
     MASTER_PORT = "MasterPort"  # rank 0 could not bind; re-formed uncharged
-    NODE_LOST = "NodeLost"  # seen from outside alone: no agent is left to write it
+    NODE_LOST = "NodeLost"  # seen from outside only: no agent is left to write it
     PREEMPTED = "Preempted"  # likewise: the cluster took the pod's place
 
     @classmethod
     def _missing_(cls, value: object) -> FailureClass | None:
-        """A class that only a newer release knows: a worker failed, and that is to be charged."""
+        """Map a class that only a newer release knows to a charged one: a worker did fail."""
         return cls.USER_ERROR if isinstance(value, str) else None
 
 
 ECHOES = frozenset({FailureClass.PEER_ABORT, FailureClass.COLLECTIVE_TIMEOUT})
-"""Failures that say themselves that a peer went, or stood still, first."""
+"""Failures that show by themselves that a peer went, or hung, first."""
 
 
 FAILURE_BYTES = 8 * 1024
@@ -37,9 +37,9 @@ FAILURE_BYTES = 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failed worker of one member in one round. `at_ms` only orders culprits.
+    """First failed worker of one member in one round. `at_ms` only orders culprits.
 
-    `step` is the last step it told, `ran_ms` how long it ran; None where that is not known.
+    `step` is the last step that it reported, `ran_ms` its running time; None if unknown.
     """
 
     round: int

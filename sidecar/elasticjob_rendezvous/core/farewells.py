@@ -1,6 +1,6 @@
-"""Leaves that are told on links: what stands in for a key while etcd cannot be reached. Pure.
+"""Leave notices on links, a substitute for a key while etcd is unreachable. No I/O.
 
-What was told is kept in the view; it counts only once the leaver has no key that says more.
+The view keeps the notices; one counts only while the leaver has no key, which says more.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from elasticjob_rendezvous.core.records import Farewell, agent_of
 
 
 def hear(our: Membership, event: LeavesTold) -> list[Effect]:
-    """Note who leaves, and pass it on.
+    """Note the leave notices, and forward them.
 
-    Nobody is judged anew: nothing follows from it while its key is there.
+    No judgement is repeated: a notice has no effect while the leaver's key is there.
     """
     our.view.told_leaving(event.leaving)
     our.effects = []
@@ -23,10 +23,10 @@ def hear(our: Membership, event: LeavesTold) -> list[Effect]:
 
 
 def tell(our: Membership) -> None:
-    """Say on our links that we leave; as a coordinator, of whom else that was heard.
+    """Announce this member's leave on its links; as a coordinator, forward the notices of others.
 
-    For whoever coordinates next may hear of it from nobody else. Our own word comes first, lest
-    there be no room for it.
+    The next coordinator may have no other source. This member's own notice comes first, so that
+    there is room for it.
     """
     told: list[Farewell] = []
     if our.leaving:
@@ -39,7 +39,7 @@ def tell(our: Membership) -> None:
 
 
 def forget(our: Membership) -> None:
-    """Another round is final: who is not of it, or has another agent in it, left long ago."""
+    """Drop old notices: only agents seated in the newest final round may still be leaving."""
     roster = our.rounds.roster
     seated = {seat.id: agent_of(seat.session) for seat in roster.seats} if roster else {}
     kept = {id: said for id, said in our.view.farewells.items() if seated.get(id) == said.agent}

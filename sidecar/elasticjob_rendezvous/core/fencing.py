@@ -1,7 +1,7 @@
-"""Which sessions the coordinator deletes, each on the revision at which it was judged. Pure.
+"""Deletion of sessions by the coordinator, each on the revision at which it was judged. Pure.
 
-A session is fenced when another has replaced it, when a probe proved it gone (see `peers`),
-or when its workers did not stop in time.
+A session is fenced when another has replaced it, when a probe proved it gone (see `peers`), or
+when its workers did not stop in time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """Sessions to delete, and what they are deleted on."""
+    """Sessions to delete, with the conditions of the deletion."""
 
     ids: tuple[str, ...]
     names: str
@@ -26,10 +26,10 @@ class _Fence:
 
 
 def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
-    """Sessions that a later session of the same member or pod name replaced.
+    """Return the sessions that a later session of the same member or pod name replaced.
 
-    Of our own the present one counts: a later key is a request of ours that was
-    given up for lost and came true after all.
+    Of this member's own sessions the present one counts: a later key comes from a request that was
+    assumed lost and was applied after all.
     """
     newest = {own.record.name: own}
     old: list[Versioned[Member]] = []
@@ -48,14 +48,16 @@ def duplicates(view: View, own: Versioned[Member]) -> list[Versioned[Member]]:
 
 
 def _same_agent(one: Versioned[Member], other: Versioned[Member]) -> bool:
-    """Whether two sessions were begun by one and the same process."""
+    """Return True if one and the same process began both sessions."""
     agent = agent_of(one.record.session)
     return bool(agent) and agent == agent_of(other.record.session)
 
 
 def fence_late(scene: Scene, late: Sequence[Versioned[Member]]) -> Act:
-    """Delete sessions whose workers may still run, and note it: a successor must not take
-    their leases for over."""
+    """Delete sessions whose workers may still run, and note their members in the round.
+
+    The note keeps a later coordinator from assuming that their leases have ended.
+    """
     fence = _fence(late)
     ids = sorted({*scene.current.fenced, *fence.ids})
     noted = replace(scene.current, fenced=tuple(ids))
@@ -80,7 +82,7 @@ def fence_over(view: View, own: Versioned[Member], over: Sequence[Versioned[Memb
 
 
 def _fence(judged: Sequence[Versioned[Member]]) -> _Fence:
-    """As many as one write may hold."""
+    """Return the deletions of as many sessions as one write may hold."""
     some = judged[:DELETES_PER_TXN]
     return _Fence(
         tuple(member.record.id for member in some),

@@ -1,6 +1,6 @@
-"""What the coordinator does while a round is final: close, ask to save, end it, or note its start.
+"""Actions of the coordinator in a final round: close, ask to save, end it, or record its start.
 
-What it sees there is `ending`' matter, what comes before a planned end `saving`'s. Pure.
+`ending` judges the round, `saving` handles the checkpoint before a planned end. No I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elasticjob_rendezvous.core.retention import clear_surplus
 
 
 def next_act(scene: Scene, memory: Coordinator) -> Act | None:
-    """What is due in a final round."""
+    """Return the action due in a final round."""
     view, current, bounds, timers = scene.view, scene.current, scene.bounds, memory.timers
     roster = view.rosters.get(current.number)
     if roster is None:
@@ -38,20 +38,20 @@ def next_act(scene: Scene, memory: Coordinator) -> Act | None:
 
 
 def _note_detection(scene: Scene, memory: Coordinator, look: FinalLook) -> None:
-    """Note how long the decision took, once: a checkpoint that follows is no part of it."""
+    """Note the duration of the decision, once: a checkpoint that follows is no part of it."""
     if look.symptom is not None:
         spent_ms = round((scene.clock.now - look.symptom) * 1000)
         memory.detected_ms.setdefault(scene.current.number + 1, spent_ms)
 
 
 def _ask_to_save(scene: Scene, save: Save) -> Act:
-    what = f"at place {save.point}" if save.point else f"first, within {save.seconds:g} s"
-    note = f"round {scene.current.number} is to end ({save.cause.kind}): all save {what}"
+    what = f"at save point {save.point}" if save.point else f"first, within {save.seconds:g} s"
+    note = f"round {scene.current.number} will end ({save.cause.kind}): all workers save {what}"
     return write_round(scene, replace(scene.current, save=save), note)
 
 
 def _reopen(scene: Scene, memory: Coordinator, look: FinalLook) -> Act:
-    """Open the next round, or close the job if this end is charged and was one too many."""
+    """Open the next round, or close the job if the charge of this end was one too many."""
     assert look.cause is not None
     current, members = scene.current, scene.view.members().values()
     number = current.number

@@ -1,4 +1,4 @@
-"""What the coordinator does while a round is frozen: wait for confirmations, then seal. Pure."""
+"""Actions of the coordinator in a frozen round: wait for confirmations, then seal. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_rendezvous.core.roster import legal_size, seal
 
 
 def next_act(scene: Scene, memory: Coordinator) -> Act | None:
-    """What is due in a frozen round: nothing while any that were asked may still confirm."""
+    """Return the action due in a frozen round: none while an asked member may still confirm."""
     current, bounds, timers = scene.current, scene.bounds, memory.timers
     timers.forget("join")
     confirmed, silent = _answers(scene)
@@ -32,7 +32,7 @@ def next_act(scene: Scene, memory: Coordinator) -> Act | None:
 
 
 def _answers(scene: Scene) -> tuple[list[Member], list[Member]]:
-    """Who of those that were asked and still wait has confirmed this very revision, who not."""
+    """Split the members that were asked and still wait: confirmed this very revision, or silent."""
     assert scene.view.round is not None
     confirmed, silent = [], []
     for id in scene.current.ids:
@@ -55,7 +55,7 @@ def _reopen(scene: Scene, silent: list[Member]) -> Act:
 
 
 def _seal(scene: Scene, memory: Coordinator, members: list[Member]) -> Act:
-    """Write the one roster of this number, what its round cost so far, and that it is final."""
+    """Write the only roster of this number, the round's cost so far, and the state `final`."""
     current, bounds, keys = scene.current, scene.bounds, scene.view.keys
     number = current.number
     ceiling_nodes = bounds.ceiling_nodes or bounds.max_nodes

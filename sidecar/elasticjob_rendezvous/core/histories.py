@@ -1,6 +1,6 @@
-"""The record of what a round cost: made at its seal, completed and corrected later. Pure.
+"""Writes of the record of a round's cost: at its seal, completed and corrected later. Pure.
 
-How each part is measured is `costs`' matter; the coordinator alone writes the record.
+`costs` measures the phases; only the coordinator writes the record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elasticjob_rendezvous.core.view import Versioned
 def at_seal(
     current: Round, roster: Roster, timers: Timers, detect_ms: int | None, clock: Clock
 ) -> History:
-    """What is known when the frozen round `current` is sealed with this roster."""
+    """Return the part of the record that is known when round `current` is sealed."""
     opened = timers.known(("state", current.number, RoundState.JOINABLE))
     halted = timers.known(("stopped", current.number))
     paused = timers.known(("paused", current.number))
@@ -42,7 +42,7 @@ def at_seal(
 
 
 def record_start(scene: Scene, roster: Roster) -> Act | None:
-    """Once all workers of the round run, note what the start and the first step took."""
+    """Write the durations of the start and of the first step, once all members reported them."""
     history = scene.view.histories.get(roster.number)
     if history is None or history.record.first_step_ms is not None:
         return None
@@ -59,7 +59,7 @@ def record_start(scene: Scene, roster: Roster) -> Act | None:
 
 
 def corrected(history: Versioned[History] | None, cause: Cause) -> tuple[Put, ...]:
-    """Write that the round had this cause; nothing where it has no record yet."""
+    """Return the write of the round's corrected cause; nothing where it has no record yet."""
     if history is None:
         return ()
     return (Put(history.key, encode(replace(history.record, cause=cause))),)

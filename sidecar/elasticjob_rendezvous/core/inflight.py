@@ -1,4 +1,4 @@
-"""The one request to etcd that may be under way, and what was known when it was sent. Pure."""
+"""Single request to etcd that may be in flight, and the state when it was sent. No I/O."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ranges = tuple[tuple[Range, tuple[KeyValue, ...]], ...]
 
 @dataclass(slots=True)
 class InFlight:
-    """`request` is None when none is under way.
+    """Request in flight; `request` is None without one.
 
-    `note` is the line for the log once the write has succeeded; `under` the watch's generation
-    and `revision` the store's, both as they were when the request was sent.
+    `note` is the log line once the write has succeeded; `under` the watch's generation and
+    `revision` the store's, both as they were when the request was sent.
     """
 
     request: Request | None = None
@@ -32,19 +32,19 @@ class InFlight:
         self.revision = view.revision
 
     def taken(self) -> tuple[Request | None, str]:
-        """The request, which is under way no more, and its note."""
+        """Return the request, which is in flight no more, and its note."""
         request, note = self.request, self.note
         self.request, self.note = None, ""
         return request, note
 
     def is_up_to_date(self, watches: Watches) -> bool:
-        """Whether what the request read is still true: its watch has seen all that followed."""
+        """Return True if the request's result is still current: its watch saw all changes since."""
         return watches.kept(self.under)
 
     def tells_of_loss(
         self, view: View, watches: Watches, cluster_id: int, revision: int, ranges: Ranges
     ) -> bool:
-        """Whether the answer comes from another past than ours: etcd was set up anew."""
+        """Return True if the answer contradicts the known history: etcd was set up anew."""
         if watches.has_another_past(self.under, revision, cluster_id):
             return True
         if not view.cluster_id:

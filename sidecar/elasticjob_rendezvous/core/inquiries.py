@@ -1,9 +1,9 @@
-"""Members of whom nothing is heard are asked whether they live, until one answers. Pure.
+"""Repeated probes of silent members until one answers. No I/O.
 
-An inquiry begins when a link falls quiet or closes, while the member's lease has seconds to
-go: when the lease ends it is known by then whether anybody answers there. At latest it begins
-when a member has no key. Owns who is asked when, and what was answered last; what an answer
-proves is said in `peers` and `absence`.
+An inquiry begins when a link falls quiet or closes, while the member's lease still has seconds to
+run: when the lease ends it is known by then whether anything answers there. At the latest it
+begins when a member has no key. Owns the schedule and the last answers; `peers` and `absence`
+state what an answer proves.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from elasticjob_rendezvous.core.roster import Seat
 from elasticjob_rendezvous.core.view import View
 
 INQUIRY_SECONDS = 0.5
-"""How often one is asked: silence that is judged is no older."""
+"""Interval of the probes: a silence that is judged is no older."""
 LONGEST_PROBE_SECONDS = 4.5
-"""So long may a probe wait for its answer: that it got none is no news of the time since."""
+"""Maximum probe duration. A timeout says nothing about what happened after the probe was sent."""
 _UNANSWERED = (None, Verdict.UNKNOWN)
 
 
 @dataclass(slots=True)
 class _Inquiry:
-    """One member that is asked; `verdict` is its last answer, `answered` when it gave one.
+    """Repeated probe of one member.
 
-    `until`: how long to ask though no round waits for the answer. `suspicion`: the member
-    had a key when it began, so a word of its agent ends it. `live_until`: the deadline of its
-    workers, by the last answer that told one.
+    `verdict`: the last result; `answered`: time of the last answer.
+    `until`: end of the inquiry if no round waits for the answer.
+    `suspicion`: the member had a key at the start, so a message of its agent ends the inquiry.
+    `live_until`: deadline of its workers, by the last answer that contained one.
     """
 
     probe: Probe
@@ -60,13 +61,13 @@ class Inquiries:
         return len(self._open)
 
     def suspect(self, member: Member, at: float, until: float) -> None:
-        """Nothing is heard of `member`, which has a key: ask from `at` on, at most `until` then."""
+        """Probe a silent `member` that has a key from `at` on, and at most until `until`."""
         known = self._open.get(member.id)
         if known is None or known.probe.session != member.session:
             self._open[member.id] = _Inquiry(probe(member, 0), at, until, suspicion=True)
 
     def inquire(self, seat: Seat, at: float, until: float) -> Verdict | None:
-        """What is known of a member without a key; if nothing, it is asked from `at` on."""
+        """Return the last result for a member without a key; without any, probe it from `at` on."""
         new = _Inquiry(probe(seat, 0), at, until, suspicion=False)
         inquiry = self._open.setdefault(seat.id, new)
         inquiry.suspicion = False
@@ -75,12 +76,12 @@ class Inquiries:
         return inquiry.verdict
 
     def first_at(self, member: str) -> float | None:
-        """When a member will be asked that was not asked yet."""
+        """Return the time of a member's first probe, if that is still to come."""
         inquiry = self._open.get(member)
         return None if inquiry is None or inquiry.asked else inquiry.next_probe
 
     def live_until(self, member: str) -> float | None:
-        """The deadline of a member's workers, as far as an answer told it."""
+        """Return the deadline of a member's workers, if an answer contained one."""
         inquiry = self._open.get(member)
         return None if inquiry is None else inquiry.live_until
 
@@ -94,11 +95,11 @@ class Inquiries:
             if event.live_seconds is not None:
                 inquiry.live_until = now + event.live_seconds
         elif inquiry.answered is not None and now - inquiry.answered < LONGEST_PROBE_SECONDS:
-            return  # of a probe from before that answer
+            return  # the timeout of a probe sent before that answer
         inquiry.verdict = verdict
 
     def heard(self, member: str) -> None:
-        """Its agent speaks again: the suspicion was a false one."""
+        """End the suspicion of a member: its agent sends messages again."""
         inquiry = self._open.get(member)
         if inquiry is not None and inquiry.suspicion:
             del self._open[member]
@@ -107,7 +108,7 @@ class Inquiries:
         self._open.clear()
 
     def tend(self, view: View, now: float, alarm: Alarm) -> list[Effect]:
-        """Ask whoever is due, and forget those of whom nobody wants to know more."""
+        """Send the probes that are due, and drop the inquiries that nothing depends on any more."""
         effects: list[Effect] = []
         number = view.round.record.number if view.round else 0
         for id, inquiry in list(self._open.items()):
@@ -129,10 +130,10 @@ class Inquiries:
 
 
 def _is_over(inquiry: _Inquiry, view: View, now: float) -> bool:
-    """Whether nobody wants to know more of a member.
+    """Return True if nothing depends on the inquiry any more.
 
-    Without a key it matters as long as a round waits for its workers; with the key of that
-    session, as long as nothing answers there.
+    Without a key it matters as long as a round waits for the member's workers; with the key of
+    that session, as long as nothing answers there.
     """
     state = _state(view)
     if state in (None, RoundState.CLOSED):
@@ -146,7 +147,7 @@ def _is_over(inquiry: _Inquiry, view: View, now: float) -> bool:
 
 
 def _waits(inquiry: _Inquiry, view: View) -> bool:
-    """Whether to ask again: what was answered may change only while a round waits for it."""
+    """Return True if another probe is due: an answer can change only while a round waits for it."""
     return inquiry.verdict in _UNANSWERED or _state(view) is RoundState.JOINABLE
 
 
@@ -155,6 +156,6 @@ def _state(view: View) -> RoundState | None:
 
 
 def probe(whom: Member | Seat, number: int) -> Probe:
-    """The question whether `whom` lives, with the newest round's number."""
+    """Return the probe of `whom`, with the newest round's number."""
     ports = (whom.agent_port, whom.launcher_port)
     return Probe(whom.id, whom.session, whom.address, *ports, number)

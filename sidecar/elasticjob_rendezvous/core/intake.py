@@ -1,11 +1,12 @@
-"""Taking an event in: what is known after it. What is due then is decided elsewhere. Pure.
+"""Handling of events: updates the state; other modules decide what is due then. No I/O.
 
-What etcd answers is `answers`' matter.
+`answers` handles the answers of etcd.
 """
 
 from __future__ import annotations
 
 from elasticjob_rendezvous.core import answers
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.events import (
     Changed,
     Close,
@@ -39,11 +40,11 @@ from elasticjob_rendezvous.core.membership import Membership
 
 
 def take(our: Membership, event: Event) -> None:
-    """Any event of the protocol."""
+    """Handle any event of the protocol."""
     match event:
         case Started():
-            # Workers taken over from an earlier agent get one lease's time, where their launcher
-            # does not hold a deadline of theirs.
+            # Workers taken over from an earlier agent get the time of one lease, if their launcher
+            # holds no deadline for them.
             our.started_at = our.now
             our.safety.backed_until = our.now + our.config.keep_alive_seconds
         case Tick():
@@ -86,11 +87,11 @@ def _take_watch(our: Membership, event: WatchOpened | Changed | WatchBroken) -> 
                 our.doubt = True
                 our.backoff.lengthen()
                 if terminal and not our.reached:
-                    our.refused = error
+                    our.refused = Refused(error)
 
 
 def _take_link(our: Membership, event: LinkUp | LinkHeard | LinkQuiet | LinkDown) -> None:
-    """News of our link to the coordinator."""
+    """Handle an event of this member's link to the coordinator."""
     match event:
         case LinkUp(member):
             our.leadership.link_up(event, our.now)
@@ -114,7 +115,7 @@ def _suspect_leader(our: Membership, event: LinkQuiet | LinkDown, at: float) -> 
 
 
 def _take_peer(our: Membership, event: PeerUp | PeerHeard | PeerQuiet | PeerDown | Probed) -> None:
-    """News from members that link to us, and from probes."""
+    """Handle an event of a link from a member, or the answer to a probe."""
     peers, active = our.coordinator.peers, our.coordinator.active
     match event:
         case PeerUp() | PeerHeard():

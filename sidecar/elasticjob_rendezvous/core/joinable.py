@@ -1,7 +1,7 @@
-"""What the coordinator does while a round is joinable: wait for old workers, then freeze. Pure.
+"""Actions of the coordinator in a joinable round: wait for old workers, then freeze. No I/O.
 
-Nobody is asked before the last round's workers have all stopped; who does not stop in time
-is fenced. Whom to ask, and when, is `census`' arithmetic.
+No member is asked before all workers of the last round have stopped; a member whose workers do not
+stop in time is fenced. `census` decides when to ask, and which members.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticjob_rendezvous.core.timers import Timers
 
 
 def next_act(scene: Scene, memory: Coordinator) -> Act | None:
-    """What is due in a joinable round."""
+    """Return the action due in a joinable round."""
     current, bounds, timers = scene.current, scene.bounds, memory.timers
     roster = scene.view.rosters.get(current.previous)
     count = _count(scene, memory, roster)
@@ -50,13 +50,13 @@ def _count(scene: Scene, memory: Coordinator, roster: Roster | None) -> census.C
     silent = memory.silenced.ids(memory.timers)
     count = census.take(members, previous, roster, bounds, silent)
     if silent and legal_size(bounds, len(count.waiting)) == 0:
-        # Without them there is no round at all: then they may be asked again.
+        # No round is possible without them: they may be asked again.
         count = census.take(members, previous, roster, bounds, ())
     return count
 
 
 def _fence(scene: Scene, count: census.Census) -> Act | None:
-    """Fence whose workers did not stop in time; ourselves we can't."""
+    """Fence members whose workers did not stop in time; the coordinator cannot fence itself."""
     members = scene.view.members()
     late = [members[member.id] for member in count.unstopped]
     late = [member for member in late if member.key != scene.own.key]
@@ -64,7 +64,7 @@ def _fence(scene: Scene, count: census.Census) -> Act | None:
 
 
 def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
-    """Whether workers of the last roster may run though their member's key is gone."""
+    """Return True if workers of the last roster may run although their member's key is gone."""
     view, peers = scene.view, memory.peers
     if peers.orphans or dataloss.may_register(scene, memory.timers, opened):
         return True
@@ -74,7 +74,7 @@ def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
         if seat.id in members:
             absence.returned(seat, memory.timers)
     absent = [seat for seat in seats if seat.id not in members]
-    # All are asked, not only the first: each sets its own alarm.
+    # Evaluate all, not only the first: each sets its own alarm.
     stopped = [
         absence.has_stopped(seat, view, scene.bounds, peers, memory.timers, opened)
         for seat in absent
@@ -83,7 +83,7 @@ def _still_writing(scene: Scene, memory: Coordinator, opened: float) -> bool:
 
 
 def _backs_off(current: Round, timers: Timers) -> bool:
-    """Whether the recovery from a failure is put off, after too many in a row."""
+    """Return True while crash-loop back-off delays the recovery from a failure."""
     if current.previous not in current.charged:
         return False
     pause = crashes.pause_seconds(current.streak)
@@ -94,7 +94,7 @@ def _backs_off(current: Round, timers: Timers) -> bool:
 
 
 def _join_timeout(scene: Scene, timers: Timers, wait: census.Wait) -> Act | None:
-    """Close the job when too few come for too long; while they can't come that is no reason."""
+    """Close the job on a join timeout, which restarts while too few members can come."""
     bounds = scene.bounds
     can_come = bounds.expected is None or bounds.expected >= bounds.min_nodes
     if not can_come:
@@ -107,7 +107,7 @@ def _join_timeout(scene: Scene, timers: Timers, wait: census.Wait) -> Act | None
 
 
 def _freeze(scene: Scene, choice: census.Freeze) -> Act:
-    """Ask the chosen to confirm."""
+    """Ask the chosen members to confirm."""
     current, view = scene.current, scene.view
     cause = crashes.put_right(current, view.failures_of(current.previous).values())
     undone = view.undone(current.previous)

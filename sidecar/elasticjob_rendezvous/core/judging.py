@@ -1,7 +1,7 @@
-"""Rounds that have ended, judged later: failures charged or excused, leaves known as preemptions.
+"""Later judgement of ended rounds: failures charged or excused, leaves found to be preemptions.
 
-The rules are `verdicts`, `excuses` and `counts`; this is when the coordinator applies them,
-and what it writes then. Pure.
+`verdicts`, `excuses` and `counts` hold the rules; this module applies them when they are due and
+writes the result. No I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pass_verdicts(scene: Scene, peers: Peers, timers: Timers) -> Act | None:
 
 
 def _excuse(scene: Scene, number: int, reason: Cause) -> Act:
-    """Its own cause ended the round: the next one was opened for that, too."""
+    """Excuse a round's failure; a next round that began for the failure gets the real cause."""
     current = scene.current
     cause = current.cause
     if cause.kind is CauseKind.FAILURE and current.number == number + 1:
@@ -46,7 +46,7 @@ def _excuse(scene: Scene, number: int, reason: Cause) -> Act:
     pending = _without(current.pending, number)
     excused = replace(current, pending=pending, cause=cause, counts=counts)
     gone = ", ".join(reason.members[:3])
-    note = f"round {number}: not charged, {gone} was lost or left"
+    note = f"round {number}: failure not charged: {gone} was lost or left"
     ops = corrected(scene.view.histories.get(current.number), cause)
     return write_round(scene, excused, note, ops)
 
@@ -71,11 +71,11 @@ def _without(pending: tuple[int, ...], number: int) -> tuple[int, ...]:
 
 
 def _verdict_is_due(scene: Scene, number: int, peers: Peers, timers: Timers) -> bool:
-    """Whether nobody can explain a failure any more.
+    """Return True if nothing can explain a failure any more.
 
-    While a member of that round answers nobody its lease decides whether it is lost, and one
-    that has not told of its workers' end may be about to tell of its own failure or leave:
-    that is waited for twice as long.
+    The wait is twice as long while a member of that round answers nothing, since its lease decides
+    whether it is lost, and while a member has not reported the end of its workers, since it may be
+    about to report its own failure or leave.
     """
     window = verdicts.window_seconds(scene.bounds)
     if not timers.over(("verdict", number), window):
@@ -89,7 +89,7 @@ def _verdict_is_due(scene: Scene, number: int, peers: Peers, timers: Timers) -> 
 
 
 def _some_have_yet_to_tell(view: View, number: int) -> bool:
-    """Whether a member's last word is from before its workers of that round had ended."""
+    """Return True if a member's last report is older than the end of its workers of that round."""
     found = (view.member(seat.id) for seat in view.undone(number))
     records = [member.record for member in found if member is not None]
     return any(
@@ -98,7 +98,7 @@ def _some_have_yet_to_tell(view: View, number: int) -> bool:
 
 
 def learn_of_preemption(scene: Scene) -> Act | None:
-    """The operator's word on why a member left may come after the member's own."""
+    """Turn a leave into a preemption if the operator's report comes after the member's own."""
     current = scene.current
     ended = scene.view.rosters.get(current.number - 1)
     if current.state is RoundState.CLOSED or ended is None:

@@ -1,4 +1,4 @@
-"""Every key of a job's rendezvous, built and read here and nowhere else."""
+"""Keys of a job's rendezvous: the only place that builds and parses them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ ROOT = "/elasticjob/"
 
 
 def job_folder(namespace: str, uid: str) -> str:
-    """The folder of all incarnations of one job."""
+    """Return the folder of all incarnations of one job."""
     return f"{ROOT}{namespace}/{uid}/"
 
 
 def job_prefix(namespace: str, uid: str, incarnation: int) -> str:
-    """The prefix of one incarnation of one job."""
+    """Return the prefix of one incarnation of one job."""
     return f"{job_folder(namespace, uid)}{incarnation}/"
 
 
 def cluster_key() -> str:
-    """Which Kubernetes cluster's operator keeps this etcd: below the folder of no job."""
+    """Return the key that names the Kubernetes cluster whose operator keeps this etcd.
+
+    It lies below the folder of no job.
+    """
     return f"{ROOT}cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys under one prefix, which ends in a slash."""
+    """Keys under one prefix, which ends in a slash."""
 
     prefix: str
 
@@ -34,12 +37,12 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """The folder of what every member watches, as one range: bounds, round and seats."""
+        """Folder that every member watches as one range: bounds, round and seats."""
         return self.prefix + "state/"
 
     @property
     def seats(self) -> str:
-        """A copy of the current round's roster, so that it comes with the round's `final`."""
+        """Copy of the current round's roster, which arrives together with the round's `final`."""
         return self.state + "roster"
 
     @property
@@ -52,11 +55,11 @@ class Keys:
 
     @property
     def members(self) -> str:
-        """The folder of all members' sessions."""
+        """Folder of all members' sessions."""
         return self.prefix + "members/"
 
     def sessions(self, member: str) -> str:
-        """The folder of one member's sessions."""
+        """Return the folder of one member's sessions."""
         return f"{self.members}{member}/"
 
     def session(self, member: str, session: str) -> str:
@@ -69,21 +72,21 @@ class Keys:
         return f"{self.prefix}history/{number}"
 
     def failures(self, number: int) -> str:
-        """The folder of one round's failures."""
+        """Return the folder of one round's failures."""
         return f"{self.prefix}failures/{number}/"
 
     def failure(self, number: int, member: str) -> str:
         return self.failures(number) + member
 
     def dones(self, number: int) -> str:
-        """The folder of one round's successes."""
+        """Return the folder of one round's successes."""
         return f"{self.prefix}done/{number}/"
 
     def done(self, number: int, member: str) -> str:
         return self.dones(number) + member
 
     def parts(self, key: str) -> tuple[str, ...]:
-        """The path of a key below the prefix, as ("round",) or ("members", id, session).
+        """Return the path of a key below the prefix, as ("round",) or ("members", id, session).
 
         Empty for a key of another job.
         """

@@ -1,8 +1,7 @@
-"""The part of etcd's v3 data model that the protocol speaks in, as plain values.
+"""Part of etcd's v3 data model that the protocol uses, as plain values.
 
-Owns no datum: the real client (`elasticjob_rendezvous.etcd.client`) and the
-simulated store (`tests/sim`) both take and return these types, which is what
-lets one protocol run on either.
+Owns no data: the real client (`elasticjob_rendezvous.etcd.client`) and the simulated store
+(`tests/sim`) both take and return these types, so that one protocol runs on either.
 
 Source of the semantics: the etcd v3 API (KV, Lease, Watch).
 """
@@ -29,7 +28,7 @@ class KeyValue:
 
 
 class Order(StrEnum):
-    """How a range is sorted; etcd's default is by key."""
+    """Sort order of a range; etcd's default is by key."""
 
     KEY = "key"
     CREATE = "create"
@@ -52,7 +51,7 @@ class Range:
 
 
 class Target(StrEnum):
-    """What a comparison looks at. A missing key has both revisions 0."""
+    """Revision that a comparison looks at. A missing key has both revisions 0."""
 
     CREATE = "create_revision"
     MOD = "mod_revision"
@@ -67,7 +66,7 @@ class Is(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction: `key`'s `target` `operator` `revision`."""
+    """Condition of a transaction: `key`'s `target` `operator` `revision`."""
 
     key: str
     target: Target
@@ -77,7 +76,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write `value`. `lease` 0 attaches none and detaches any it had."""
+    """Write of `value`. `lease` 0 attaches none and detaches any it had."""
 
     key: str
     value: bytes
@@ -86,7 +85,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete one key, or with `prefix` every key that begins with it."""
+    """Deletion of one key, or with `prefix` of every key that begins with it."""
 
     key: str
     prefix: bool = False
@@ -97,10 +96,10 @@ Op = Put | Delete | Range
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """If every comparison holds apply `success`, else `failure`, atomically.
+    """Atomic choice: apply `success` if every comparison holds, else `failure`.
 
-    A key may be put or deleted at most once in one transaction (etcd refuses
-    duplicates), and a transaction holds at most 128 operations.
+    A key may be put or deleted at most once in one transaction (etcd refuses duplicates), and a
+    transaction holds at most 128 operations.
     """
 
     compares: tuple[Compare, ...]
@@ -143,14 +142,14 @@ class Deleted:
 
 
 WatchEvent = KeyValue | Deleted
-"""What a watch delivers: the new key-value, or its deletion."""
+"""Event of a watch: the new key-value, or its deletion."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
     """Events of one watch response, in revision order, never split within a revision.
 
-    `cluster_id` is that of the etcd that the watch is on.
+    `cluster_id` is that of the watched etcd.
     """
 
     revision: int
@@ -160,7 +159,7 @@ class WatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """A granted lease. The deadline counts from the local time the request was *sent*."""
+    """Granted lease. The deadline counts from the local time the request was *sent*."""
 
     id: int
     ttl_seconds: int

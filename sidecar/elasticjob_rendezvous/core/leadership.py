@@ -1,8 +1,8 @@
-"""Who coordinates, as seen by the others: the key, the link, and what follows when it goes. Pure.
+"""Coordinator as the other members see it: its key, the link to it, and its succession. No I/O.
 
-The member whose session was created first coordinates. When its key goes the successor
-named in the round looks at once who is first now, the others a little later. When only
-the link breaks the coordinator is probed; its key is deleted only on proof.
+The member whose session was created first coordinates. When its key goes, the successor named in
+the round reads at once which session is first now, the others a little later. When only the link
+breaks, the coordinator is probed; its key is deleted only on proof.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 SUCCESSION_SECONDS = 0.25
 HANDOVER_SECONDS = 0.7
-"""For how long what a link proved goes on to count once it is given up: another link takes a
-moment, and so does a lease that is to be renewed. Whoever coordinates then waits for a second."""
+"""Grace period for evidence from a dropped link; covers a reconnect, or the renewal of a lease.
+The next coordinator waits for a second."""
 
 
 @dataclass(slots=True)
 class Leadership:
-    """One member's knowledge of the coordinator.
+    """State of the coordinator as one member knows it.
 
     Attributes:
         key: the coordinator's session key; empty when unknown.
-        seen_at: the store revision at which that was read.
-        link: whom we link to.
-        heard: until when that link is known to carry both ways, and the round number that was
-            told on it last (0: none yet).
-        rest: the same of the link before it, and until when it may take that one's place.
-        proven_gone, orphaned: coordinators whose agent a probe found dead, without and
-            with living workers -> when.
+        seen_at: store revision at which the key was read.
+        link: session that this member links to.
+        heard: time until which that link is known to carry both ways, and the round number last
+            received on it (0: none yet).
+        rest: the same of the previous link, and the time until which it may stand in for the
+            present one.
+        proven_gone, orphaned: coordinators whose agent a probe found dead, without and with living
+            workers -> when.
     """
 
     me: str
@@ -66,10 +67,10 @@ class Leadership:
         ranges: tuple[tuple[Range, tuple[KeyValue, ...]], ...],
         malformed: Container[str] = (),
     ) -> bool:
-        """Take from a read who coordinates, if the read asked for that.
+        """Update the coordinator from a read; return True if the read asked for it.
 
-        A key whose record is malformed coordinates nothing: the next one does. If none of those
-        that were asked for can be read, more of them are asked for at once.
+        A key whose record is malformed does not coordinate: the next one does. If none of the keys
+        that the read asked for is readable, more are read at once.
         """
         for target, kvs in ranges:
             if target.limit:
@@ -88,7 +89,7 @@ class Leadership:
         return None
 
     def tend(self, view: View, now: float, in_doubt: bool, attend: bool = True) -> list[Effect]:
-        """Notice that the coordinator's key is gone; with `attend`, hold a link to it."""
+        """Detect that the coordinator's key is gone; with `attend`, hold a link to it."""
         leader = self.leader(view)
         if leader is None:
             if not self.key or in_doubt:
@@ -130,15 +131,15 @@ class Leadership:
     def link_heard(self, event: LinkHeard, now: float) -> None:
         if (event.member, event.session) == self.link:
             proven = proven_at(event.sent, now)
-            if event.vouched_seconds is not None:  # its own evidence ends then
+            if event.vouched_seconds is not None:  # end of the coordinator's own evidence
                 proven = min(proven, proven + event.vouched_seconds - TRUST_SECONDS)
             self.heard = (max(proven, self.heard[0]) if self.heard else proven, event.round)
 
     def suspected(self, event: LinkQuiet | LinkDown, view: View) -> Member | None:
-        """The coordinator, if nothing is heard of it and we are to succeed it.
+        """Return the coordinator if it fell silent and this member is its successor.
 
-        We ask after it then, to know when its lease ends whether anybody answers; that all
-        ask would be too much.
+        Only the successor probes it then, to know by the end of its lease whether anything
+        answers: probes of all members would be too many.
         """
         leader = self.leader(view)
         if leader is None or not self._named(view):
@@ -147,7 +148,7 @@ class Leadership:
         return leader.record if session == self.link == (event.member, event.session) else None
 
     def link_down(self, event: LinkDown, view: View) -> list[Effect]:
-        """The link broke: probe the coordinator, once until there is an answer."""
+        """Probe the coordinator after its link broke, only once until there is an answer."""
         session = (event.member, event.session)
         if session != self.link:
             return []
@@ -174,7 +175,7 @@ class Leadership:
             self.orphaned.pop(session, None)
 
     def to_depose(self, view: View, now: float, alarm: Alarm) -> Versioned[Member] | None:
-        """The coordinator's session, if its agent is proven dead and it is on us to act."""
+        """Return the coordinator's session if its agent is proven dead and this member must act."""
         leader = self.leader(view)
         if leader is None:
             return None
@@ -185,10 +186,10 @@ class Leadership:
         due = proven if self._named(view) else proven + self._delay()
         return leader if alarm.passed(due, now) else None
 
-    # -- what the link proves -------------------------------------------------------
+    # -- evidence from the link -----------------------------------------------------
 
     def vouched_until(self, round: int) -> float:
-        """Return until when what the coordinator told proves that there is no newer round."""
+        """Return the time until which the coordinator's messages rule out a newer round."""
         if self.tells_newer(round):
             return -math.inf
         at, number, until = self.rest

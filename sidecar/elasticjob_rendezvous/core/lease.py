@@ -1,7 +1,7 @@
-"""Our lease: until when it certainly holds, and when to renew it. Pure.
+"""Lease of this member: its certain validity, and its renewal. No I/O.
 
-Deadlines count from the local time at which a request was sent, so that we always
-give up before etcd does.
+Deadlines count from the local time at which a request was sent, so that this member always gives
+up before etcd does.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 OVERDUE_SECONDS = 1.0
-"""The longest pause between two attempts once an answer is overdue. Each of them finds out whether
-etcd is down for everybody, and workers without peers run on no longer than that is known for sure
+"""Maximum pause between two renewals once an answer is overdue. Each attempt finds out whether
+etcd is down for everybody: workers without peers run on only as long as that is certain
 (`safety`), however long the lease is."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """The lease on which our key hangs; `id` 0 is none."""
+    """Lease on which this member's key hangs; `id` 0 is none."""
 
     id: int = 0
     deadline: float = 0.0
@@ -35,18 +35,18 @@ class Lease:
         self.deadline = max(self.deadline, deadline)
 
     def forget(self) -> None:
-        """Etcd no longer knows it; `deadline` stays: it is when we were last safe."""
+        """Drop a lease that etcd no longer knows; `deadline` stays: it ends the last safe time."""
         self.id = 0
 
     def due(self, now: float) -> bool:
-        """Whether to renew now; if so the next renewal is set."""
+        """Return True if a renewal is due now, and set the time of the next one."""
         if not self.id or now < self.renew_at:
             return False
         self.renew_at = now + self._renew_every(now)
         return True
 
     def _renew_every(self, now: float) -> float:
-        """A third of the lease; twice as often or more once an answer is overdue."""
+        """Return the renewal interval: a third of the lease, half that or less once overdue."""
         if self.deadline - now < self.ttl_seconds / 2:
             return min(self.ttl_seconds / 6, OVERDUE_SECONDS)
         return self.ttl_seconds / 3

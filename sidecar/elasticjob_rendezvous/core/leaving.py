@@ -1,6 +1,6 @@
-"""What a member does that leaves: it says so, keeps its key to be read, and drops it. Pure.
+"""Leave of a member: announce it, keep the key for others to read, then delete it. No I/O.
 
-Since when it leaves, and its patience, are `departure`'s.
+`departure` holds the start of the leave and its timeouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticjob_rendezvous.core.view import Versioned
 
 
 def next_write(our: Membership, own: Own, stored: Versioned[Member]) -> Txn | None:
-    """Say that we leave while workers still stop; then delete our key."""
+    """Announce the leave while workers still stop; then delete this member's key."""
     at, round = our.current, our.local.round
     seated = at is not None and at.state is RoundState.FINAL and at.number == round
     said = stored.record.state is MemberState.LEAVING and stored.record.stopped
@@ -30,14 +30,14 @@ def next_write(our: Membership, own: Own, stored: Versioned[Member]) -> Txn | No
 
 
 def _was_seen(our: Membership) -> bool:
-    """Whether nobody need read any more why we leave."""
+    """Return True if no member needs to read the reason of the leave any more."""
     roster = our.rounds.roster
     alone = roster is not None and len(roster.seats) == 1
     return alone or our.local.done or our.departure.was_seen(our.now, our.alarm)
 
 
 def is_saving(our: Membership) -> bool:
-    """We leave, and our workers run on: to be asked for a checkpoint, and to make it."""
+    """Return True while a leaving member's workers run on to be asked for a checkpoint and save."""
     at, since = our.current, our.departure.since
     if at is None or since is None or not our.local.saves:
         return False

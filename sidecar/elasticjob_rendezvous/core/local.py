@@ -1,4 +1,4 @@
-"""What the agent says of its node."""
+"""Report of the agent about its node."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ class Workers(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The facts of this node, as the agent sees them now.
+    """State of this node as the agent sees it now.
 
     Args:
         ready: workers could be started (the launcher said hello).
-        workers: what runs; `round` is the round of those workers, and with
-            `NONE` the highest round of which a worker ever ran here.
+        workers: state of the workers; `round` is their round, and with `NONE` the highest round of
+            which a worker ever ran here.
         failure: the first failure of `round`, if it failed.
         done: every worker of `round` ended with success.
-        leaving: why this node is about to go; empty when it is not.
+        leaving: reason why this node is about to leave; empty when it stays.
         master_port: a port held for the next round, fresh after each round.
         master_served: a store for the workers listens there already.
-        start_ms: how long the workers of `round` took to start.
-        first_step_ms: how long all of them then took to their first step; 0 while unknown.
-        step: the last step that they told, told here now and then; -1 before the first.
+        start_ms: duration of the start of the workers of `round`.
+        first_step_ms: duration from there until all of them reached their first step; 0 while
+            unknown.
+        step: the last step that they reported, updated now and then; -1 before the first.
         checkpoint_step: the last step that a checkpoint of theirs contains; -1 for none.
         busy_ms: see `records.Member`.
-        live_until: the deadline that workers had which this agent found, by the machine's
-            monotonic clock; None where there were none, or their launcher has no deadline.
+        live_until: deadline of the workers that this agent found, on the machine's monotonic
+            clock; None if there were none, or their launcher has no deadline.
         saves, passed, saved, completed, cold: see `records.Member`.
     """
 

@@ -1,7 +1,7 @@
-"""What one member holds and knows, from one event to the next: the data of the protocol. Pure.
+"""State of one member from one event to the next: the data of the protocol. No I/O.
 
-Each part that has rules of its own is a value that owns them (`lease`, `watches`, `crew`, …).
-What is left are single facts, and what follows from them at once.
+Each part that has rules of its own is a value that owns them (`lease`, `watches`, `crew`, …). The
+rest are single facts, and values derived from them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from elasticjob_rendezvous.core.config import Config
 from elasticjob_rendezvous.core.coordinator import Coordinator
 from elasticjob_rendezvous.core.crew import Crew
 from elasticjob_rendezvous.core.departure import Departure
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.effects import Effect, Note
 from elasticjob_rendezvous.core.events import Clock
 from elasticjob_rendezvous.core.inflight import InFlight
@@ -32,24 +33,26 @@ from elasticjob_rendezvous.core.watching import Watches
 
 
 class Membership:
-    """One member's part in its job.
+    """State of one member of its job.
 
     Attributes:
-        everything, shared: what a coordinator reads and watches, and what all others do.
-        view: what is known of the job's keys.
-        session: the name of our present session; empty when there is none.
-        sessions: how many we have begun.
-        doubt: what we know may be incomplete: it is read before anything is decided.
-        looked_at: when etcd last told us anything of our key.
-        reached: whether etcd ever told us anything of the job: no error is final from then on,
-            not even while an etcd that lost its data knows no user of ours.
-        answered: keys that were asked for once, and need not be again.
-        left, refused: our part is over: we have left; why we are not let in.
-        close: the outcome with which our agent wants the job to end.
-        served: the round number that those who link to us are told; -1 for none.
-        told: who leaves, as our links tell it.
-        store: why etcd cannot be used at present, for messages.
-        clock, alarm, effects: of the step that is being taken.
+        everything, shared: ranges that a coordinator reads and watches, and that all other members
+            do.
+        view: replica of the job's keys.
+        session: name of the present session; empty without one.
+        sessions: number of sessions begun.
+        doubt: set when the view may be incomplete: it is read again before any decision.
+        looked_at: when etcd last reported anything about this member's key.
+        reached: set once etcd reported anything about the job: no error is final from then on, not
+            even that of an etcd that lost its data and does not know this member's user.
+        answered: keys that were read once, and need not be again.
+        left: set when this member has left.
+        refused: refusal of this member; None while it may take part.
+        close: outcome with which the agent wants the job to end.
+        served: round number sent to the members linked to this one; -1 for none.
+        told: leave notices sent on the links.
+        store: trouble that makes etcd unusable at present, for messages.
+        clock, alarm, effects: of the current step.
     """
 
     def __init__(self, config: Config) -> None:
@@ -78,7 +81,7 @@ class Membership:
         self.reached = False
         self.answered: set[str] = set()
         self.left = False
-        self.refused = ""
+        self.refused: Refused | None = None
         self.close: Outcome | None = None
         self.served = -1
         self.told: tuple[Farewell, ...] = ()
@@ -110,14 +113,14 @@ class Membership:
 
     @property
     def stored(self) -> Versioned[Member] | None:
-        """Our present session's key as it stands in etcd, as far as we know."""
+        """Key of the present session as it stands in etcd, as far as known."""
         if not self.session:
             return None
         return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     @property
     def leaving(self) -> str:
-        """Why this member leaves: its agent's word or the operator's mark; else empty."""
+        """Reason for this member's leave, from its agent or a drain request; empty without one."""
         if self.local.leaving or self.view.bounds is None:
             return self.local.leaving
         mark = self.view.bounds.record.marked(self.config.identity.id)
@@ -125,7 +128,7 @@ class Membership:
 
     @property
     def current(self) -> Round | None:
-        """The round as it stands."""
+        """Current round."""
         return self.view.round.record if self.view.round else None
 
     def round_is(self, state: RoundState) -> bool:

@@ -1,4 +1,4 @@
-"""Whether newcomers may interrupt a round yet, or wait for its next checkpoint. Pure."""
+"""Delay of newcomers until the next checkpoint of a round. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_rendezvous.core.view import View
 
 
 def newcomers(view: View, roster: Roster, bounds: Bounds) -> list[Member]:
-    """Members without a seat that wait for one and may have it."""
+    """Return the members without a seat that wait for one and may have it."""
     seated = {seat.id for seat in roster.seats}
     return [
         versioned.record
@@ -23,10 +23,10 @@ def newcomers(view: View, roster: Roster, bounds: Bounds) -> list[Member]:
 
 
 def must_wait(view: View, roster: Roster, bounds: Bounds, timers: Timers, since: float) -> bool:
-    """Whether newcomers that are there `since` wait on: no checkpoint landed after they came.
+    """Return True if newcomers present `since` then must wait on: no checkpoint came after them.
 
-    What members told of a checkpoint is compared with what they had told by then, on the
-    coordinator's clock: that of another machine decides nothing.
+    A checkpoint that members report is compared with the reports before, on the coordinator's
+    clock: the clock of another machine decides nothing.
     """
     number = roster.number
     landed = timers.since(("checkpoint", number, _checkpoint(view, roster)))
@@ -36,7 +36,7 @@ def must_wait(view: View, roster: Roster, bounds: Bounds, timers: Timers, since:
 
 
 def _checkpoint(view: View, roster: Roster) -> int:
-    """The newest checkpoint of the round that any of its members told."""
+    """Return the newest checkpoint of the round that any of its members reported."""
     members = (view.member(seat.id) for seat in roster.seats)
     return max(
         (
@@ -49,7 +49,7 @@ def _checkpoint(view: View, roster: Roster) -> int:
 
 
 def waiting_reason(bounds: Bounds, seats: int, waiting: int) -> str:
-    """Why the waiting of a final round of so many seats are kept waiting, for people."""
+    """Return the reason why `waiting` newcomers of a final round are kept waiting, for people."""
     if waiting == 0:
         return ""
     if legal_size(bounds, seats + waiting) <= seats:

@@ -1,6 +1,6 @@
-"""What our own key should say, and the transactions that write it. Pure functions.
+"""Content of this member's key, and the transactions that write it. Pure functions.
 
-Each write to our own key compares its mod_revision, so a fenced session writes nothing.
+Each write to the own key compares its mod_revision, so a fenced session writes nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the transactions below are made from.
+    """Inputs of the transactions below.
 
-    `leaving` is why we leave, empty when we stay; `known` the highest round number
-    ever seen; `lease_holds` whether we may still promise anything.
+    `leaving` is the reason for the leave, empty for a member that stays; `known` the highest round
+    number ever seen; `lease_holds`: this member may still promise anything.
     """
 
     config: Config
@@ -52,12 +52,12 @@ class Own:
 
     @property
     def stored(self) -> Versioned[Member] | None:
-        """Our key as it stands in etcd, as far as we know."""
+        """This member's key as it stands in etcd, as far as known."""
         return self.view.sessions.get(self.config.identity.id, {}).get(self.session)
 
     @property
     def look(self) -> tuple[Range, ...]:
-        """What a member that does not coordinate must read: the state, the coordinator."""
+        """Ranges that a member other than the coordinator must read: the state, the coordinator."""
         keys = self.view.keys
         skipped = sum(key.startswith(keys.members) for key in self.view.malformed)
         lowest = Range(keys.members, prefix=True, order=Order.CREATE, limit=1 + skipped)
@@ -76,9 +76,9 @@ class Own:
         return MemberState.DONE if self.local.done and not moved_on else MemberState.WAITING
 
     def _ran(self) -> int:
-        """The highest round of which a worker ran here, or could have but never will.
+        """Return the highest round of which a worker ran here, or could have run but never will.
 
-        Whoever reads that a newer round is open starts no worker of the one before.
+        A member that reads of a newer open round starts no worker of the one before.
         """
         at = self.view.round
         if at is None or self.local.workers is not Workers.NONE:
@@ -91,7 +91,7 @@ class Own:
         return self.local.round if stranger else max(self.local.round, previous)
 
     def record(self, confirmed: int = 0, known: int | None = None) -> Member:
-        """What our key should say, with the confirmation and the knowledge given."""
+        """Return the due content of this member's key, with this confirmation and knowledge."""
         identity, local = self.config.identity, self.local
         return Member(
             id=identity.id,
@@ -127,10 +127,10 @@ class Own:
 
 
 def take_up(own: Own, carries: bool) -> Txn:
-    """Our old keys go and our new key comes, and we read where things stand.
+    """Replace this member's old keys by its new one, and read the current state.
 
-    With `carries` we bring a past along (workers, or a round they ran in), which
-    counts only on the round that we know.
+    With `carries` the member has a past (workers, or a round they ran in), which is valid only for
+    the round that it knows.
     """
     compares = [Compare(own.key, Target.CREATE, 0)]
     ops: list[Op] = [Put(own.key, encode(own.record()), own.lease)]
@@ -145,13 +145,13 @@ def take_up(own: Own, carries: bool) -> Txn:
 
 
 def drop(own: Own, stored: Versioned[Member]) -> Txn:
-    """Our key goes."""
+    """Delete this member's key."""
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     return Txn((unchanged,), (Delete(stored.key),), (own.folder,))
 
 
 def move(own: Own, stored: Versioned[Member]) -> Txn:
-    """Our key goes and comes back as the youngest: how a coordinator resigns."""
+    """Delete this member's key and create it again as the youngest: a coordinator resigns."""
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
     put = Put(own.key, encode(own.record()), own.lease)
     return Txn((unchanged,), (Delete(stored.key), put, *own.look), (own.folder,))
@@ -172,10 +172,10 @@ def _leaves_as_said(said: Member, now: Member) -> bool:
 
 
 def update(own: Own, stored: Versioned[Member]) -> Txn | None:
-    """Bring our key up to what is true here; None when nothing is worth a request."""
+    """Bring this member's key up to date; None when no change is worth a request."""
     local = own.local
     confirmed = _confirmation(own, stored.record)
-    # That we know of a newer round is not worth a request by itself.
+    # Knowledge of a newer round alone is not worth a request.
     record = own.record(confirmed, known=stored.record.known)
     ops: list[Op] = []
     if local.failure is not None and _is_news(own.view, local.failure):
@@ -187,7 +187,7 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
         ops.append(Put(own.view.keys.done(local.round, record.id), encode(done)))
     if not ops:
         if local.workers in (Workers.STARTING, Workers.STOPPING):
-            return None  # nothing that others must know before it runs or has stopped
+            return None  # others need not know before it runs or has stopped
         if record == stored.record:
             return None
     unchanged = Compare(stored.key, Target.MOD, stored.modified)
@@ -196,15 +196,16 @@ def update(own: Own, stored: Versioned[Member]) -> Txn | None:
 
 
 def report(own: Own, stored: Versioned[Member]) -> Txn | None:
-    """Say that and how we failed, if that is still to be said."""
+    """Return the report of this member's failure, if it is still due."""
     failure = own.local.failure
     return update(own, stored) if failure and _is_news(own.view, failure) else None
 
 
 def _is_news(view: View, failure: Failure) -> bool:
-    """Whether to report it still: a mere consequence is no news in a newer round.
+    """Return True if the failure is still to be reported.
 
-    Nor is anything in a round of that number that others sealed since etcd lost its data.
+    A mere consequence is not, once a newer round is open. Nor is a failure in a round whose number
+    others sealed again after etcd lost its data.
     """
     known = view.failures.get(failure.round, {})
     if failure.member in known or verdicts.adds_nothing(failure, known.values()):
@@ -219,7 +220,7 @@ def _is_news(view: View, failure: Failure) -> bool:
 
 
 def _confirmation(own: Own, stored: Member) -> int:
-    """The frozen revision to confirm, or what was confirmed before."""
+    """Return the frozen revision to confirm, or the one confirmed before."""
     at = own.view.round
     if at is None or own.state() is not MemberState.WAITING:
         return 0
@@ -230,7 +231,10 @@ def _confirmation(own: Own, stored: Member) -> int:
 
 
 def disagreement(own: Own) -> str:
-    """Outside Kubernetes all members must bring the same sizes; says what differs."""
+    """Return the difference between this member's sizes and the job's; empty without one.
+
+    Outside Kubernetes all members must bring the same sizes.
+    """
     mine, there = own.config.bounds, own.view.bounds
     if mine is None or there is None:
         return ""
@@ -245,7 +249,7 @@ def disagreement(own: Own) -> str:
 
 
 def close(own: Own, stored: Versioned[Member], outcome: Outcome, utc_ms: int) -> Txn | None:
-    """End the rendezvous for everybody."""
+    """End the rendezvous for all members."""
     at = own.view.round
     if at is None or at.record.state is RoundState.CLOSED:
         return None
@@ -264,9 +268,9 @@ def close(own: Own, stored: Versioned[Member], outcome: Outcome, utc_ms: int) ->
 
 
 def set_aside(own: Own, stored: Versioned[Member], leader: Versioned[Member]) -> Txn:
-    """A coordinator without its agent keeps its place in the round, but coordinates no more.
+    """Replace a coordinator without its agent; it keeps its place in the round.
 
-    Its key comes back as the youngest on the same lease, which we keep from then on.
+    Its key comes back as the youngest on the same lease, which we renew from then on.
     """
     record = replace(leader.record, session=leader.record.session + ASIDE)
     key = own.view.keys.session(record.id, record.session)
@@ -281,7 +285,7 @@ def set_aside(own: Own, stored: Versioned[Member], leader: Versioned[Member]) ->
 
 
 def depose(own: Own, stored: Versioned[Member], leader: Versioned[Member]) -> Txn:
-    """The key of a coordinator that is proven gone goes; we read who is first then."""
+    """Delete the key of a coordinator that is proven gone, and read which session is first then."""
     return Txn(
         (
             Compare(leader.key, Target.MOD, leader.modified),

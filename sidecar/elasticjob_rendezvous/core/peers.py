@@ -1,8 +1,8 @@
-"""What the coordinator knows of its members beyond etcd: links, probes, orphans. Pure.
+"""Failure detector of the coordinator: links, probes and orphaned workers. No I/O.
 
-A closed link is a question, not an answer: the member's launcher is probed. Only a
-refusal, or a launcher without workers, proves that a member is gone; silence proves
-nothing and leaves the verdict to the lease.
+A closed link is a question, not an answer: the member's launcher is probed. Only a refusal, or a
+launcher without workers, proves that a member is gone; silence proves nothing and leaves the
+verdict to the lease.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from elasticjob_rendezvous.core.view import Versioned, View
 
 ORPHAN_PROBE_SECONDS = 1.0
 STRAY_PROBE_SECONDS = (0.02, 0.06, 0.3)
-"""A process that is being killed closes its connections one by one: its launcher may not know yet
-that it is gone. So it is asked again at once, and then every 0.3 s."""
+"""Delays of repeated probes. A process that is being killed closes its connections one by one, so
+its launcher may not know yet that it is gone: it is probed again at once, then every 0.3 s."""
 ROLL_CALL_SECONDS = 1.0
 MISSED_SECONDS = 1.0
-"""Two beats."""
+"""Silence that counts as missed heartbeats: two intervals."""
 LINK_SILENCE_SECONDS = 3.0
-"""A link over which nothing was heard for this long is as good as none."""
+"""Silence after which a link is as good as none."""
 TRUST_SECONDS = LINK_SILENCE_SECONDS + 0.5
-"""How long both sides of a link may rely on what is proven of it. The other side counts four
-seconds from when it heard us last, which is no earlier: what is left is to kill."""
+"""Maximum time that both sides of a link may rely on its evidence. The other side waits four
+seconds from the last message that it received, which is no earlier; the rest is the time
+to kill."""
 RELAY_SECONDS = 1.0
-"""What a coordinator without a lease knows of its gang counts for this much longer at the end of
-another link of its: two beats."""
+"""Additional validity, at the far end of another link, of the evidence that a coordinator without
+a lease has from its gang: two heartbeat intervals."""
 COUNTS_AS_ALIVE_SECONDS = LINK_SILENCE_SECONDS + 1.5
-"""Longer than the other side of the same link may trust it."""
+"""Silence after which a member no longer counts as alive; longer than the member may trust the
+link."""
 
 Session = tuple[str, str]
 
 
 @dataclass(slots=True)
 class _Orphan:
-    """Workers without an agent; `told` is the newest round number their launcher knows of.
+    """Workers without an agent; `told` is the newest round number that their launcher knows.
 
-    `kept_until`: until when their member's lease certainly holds, on which its key was seen;
-    `renewing`: an answer to our latest renewal of it is awaited.
+    `kept_until`: certain end of the lease on which their member's key was seen;
+    `renewing`: the latest renewal of that lease has no answer yet.
     """
 
     record: Member
@@ -67,21 +69,21 @@ class Peers:
     """Mutable knowledge of one coordinatorship; `linked` outlives it.
 
     Attributes:
-        orphan_seconds: how long workers may live without their agent.
-        linked: (member, session) -> when it was last heard.
+        orphan_seconds: maximum life of workers without their agent.
+        linked: (member, session) -> its last heartbeat.
         gone: sessions proven dead; the coordinator deletes their keys.
         silent: members whose link broke without a refusal -> when.
-        strays: members whose agent answered a probe though its link is gone -> when to
-            ask again, for it may have been about to die; `astray` is how often that was.
-        last_heard: member -> when any link of it was last heard, also after it broke.
-        proven: member -> until when any link of it is known to have carried both ways.
-        led: former coordinators -> when our own link to them was last heard.
+        strays: members whose agent answered a probe though its link is gone -> time of the next
+            probe, since the agent may have been about to die; `astray` counts these answers.
+        last_heard: member -> last heartbeat on any link of it, also after it broke.
+        proven: member -> time until which any link of it is known to have carried both ways.
+        led: former coordinators -> last heartbeat on our own link to them.
         inquiries: members that fell silent, or have no key while their workers may still run.
-        inquiry_seconds: how long a silent member is asked that has its key.
-        granted: member -> until when at latest we let workers live that have no agent.
-        forsaken: sessions whose agent did not come back in time: their launchers end the
-            workers, so they are lost, though nothing proves yet that those have stopped.
-        symptoms: when the first sign of trouble with a member was seen.
+        inquiry_seconds: maximum duration of the inquiry about a silent member that has its key.
+        granted: member -> latest time until which we let workers without an agent live.
+        forsaken: sessions whose agent did not come back in time. Their launchers end the workers,
+            so they are lost, though nothing proves yet that the workers have stopped.
+        symptoms: member -> first sign of trouble.
     """
 
     orphan_seconds: float = 30.0
@@ -102,9 +104,9 @@ class Peers:
     forsaken: set[Session] = field(default_factory=set)
 
     def begin(self, proven_gone: Iterable[Session], now: float) -> None:
-        """A new coordinatorship: forget what was said of others, keep links, proofs and orphans.
+        """Begin a coordinatorship: drop judgements of members; keep links, proofs and orphans.
 
-        And the inquiry after our predecessor, which has begun already.
+        The inquiry about the previous coordinator, which has begun already, stays, too.
         """
         self.gone = set(proven_gone)
         self.silent.clear()
@@ -128,10 +130,11 @@ class Peers:
                 del self.orphans[session]
 
     def is_routine(self, event: PeerUp | PeerHeard) -> bool:
-        """Whether this word of a member only says again what is believed already.
+        """Return True if a heartbeat only confirms what is already known.
 
-        So it is where nothing stands against the member; then nobody need be judged anew,
-        which among a thousand members, each heard every second, would be all that is done.
+        That is so if nothing stands against the member. A new judgement of members is unnecessary
+        then; with a thousand members and a heartbeat per second from each, it would take all the
+        time.
         """
         id, session = event.member, (event.member, event.session)
         if isinstance(event, PeerHeard) and session not in self.linked:
@@ -140,27 +143,27 @@ class Peers:
         return not (doubted or self.orphans or session in self.strays)
 
     def quiet(self, event: PeerQuiet, view: View, now: float) -> None:
-        """Beats are missing: ask now, so that it is known at the lease's end whether it answers."""
+        """Probe a member that misses heartbeats, to know by its lease's end whether it answers."""
         member = view.member(event.member)
         if member is not None and member.record.session == event.session:
             self.suspect(member.record, now)
 
     def suspect(self, member: Member, at: float) -> None:
-        """Ask after a member that has a key, again and again, until something is heard of it."""
+        """Probe a member that has a key repeatedly, until a message of it arrives."""
         self.inquiries.suspect(member, at, at + self.inquiry_seconds)
 
     def led_by(self, member: str, now: float) -> None:
-        """Our coordinator spoke on our link to it."""
+        """Note a heartbeat of the coordinator on our link to it."""
         self.led[member] = now
         self.inquiries.heard(member)
 
     def heard_at(self, member: str) -> float | None:
-        """When anything was last heard of a member on a link, whoever held it."""
+        """Return the time of a member's last heartbeat on any link, whichever side held it."""
         known = (self.last_heard.get(member), self.led.get(member))
         return max((at for at in known if at is not None), default=None)
 
     def down(self, event: PeerDown, view: View, now: float) -> list[Effect]:
-        """A link closed: probe the member unless it said that it leaves, or linked anew."""
+        """Probe a member whose link closed, unless it announced its leave or linked again."""
         self.linked.pop((event.member, event.session), None)
         member = view.member(event.member)
         if member is None or any(id == event.member for id, _ in self.linked):
@@ -185,7 +188,7 @@ class Peers:
         name = member.record.name
         match event.verdict:
             case Verdict.GONE:
-                return [Note(f"{name} is gone: nobody answers at its address")]
+                return [Note(f"{name} is gone: a probe found no workers of it")]
             case Verdict.WORKERS_ALIVE if not self.alive(event.member, now):
                 return self.adopt(member.record, _number(view), now, orphan_seconds)
             case Verdict.AGENT_ALIVE | Verdict.BOTH_ALIVE if session not in self.linked:
@@ -197,23 +200,28 @@ class Peers:
                 if event.member in self.silent:
                     return []
                 self.silent[event.member] = now
-                return [Note(f"{name} does not answer; its lease decides", warning=True)]
+                return [
+                    Note(
+                        f"{name} does not answer probes: waiting for its lease to expire",
+                        warning=True,
+                    )
+                ]
         return []
 
     def adopt(self, member: Member, number: int, now: float, orphan_seconds: float) -> list[Effect]:
-        """Look after a member's workers until its agent comes back, for a while."""
+        """Look after a member's workers until its agent comes back, for a limited time."""
         session = (member.id, member.session)
         if session in self.orphans:
             return []
         every = ORPHAN_PROBE_SECONDS
         self.orphans[session] = _Orphan(member, now + orphan_seconds, now + every, number)
-        note = Note(f"{member.name} lost its agent; its workers train on", warning=True)
+        note = Note(f"{member.name} lost its agent; its workers keep running", warning=True)
         return [KeepAlive(member.lease), note]
 
     def kept(self, lease: int, deadline: float, view: View, now: float) -> list[Effect]:
-        """A lease that we keep for workers without an agent holds: so long they may live.
+        """Extend the life of workers without an agent to the end of their member's renewed lease.
 
-        No newer round begins while their member's key is there. It hangs on that lease.
+        No newer round begins while their member's key, which hangs on that lease, is there.
         """
         for (id, _), orphan in self.orphans.items():
             member = view.member(id)
@@ -225,7 +233,7 @@ class Peers:
         return []
 
     def _permission(self, orphan: _Orphan, view: View, now: float) -> Probe:
-        """The question to a launcher whose workers may live as long as their member's lease."""
+        """Return the probe of a launcher whose workers may live as long as their member's lease."""
         asked = probe(orphan.record, _number(view))
         member = view.member(orphan.record.id)
         if member is None or member.record.lease != orphan.record.lease:
@@ -239,7 +247,7 @@ class Peers:
     def tend(
         self, view: View, own: str, now: float, keep_every: float
     ) -> tuple[list[Effect], float | None]:
-        """Look after strays and orphans; returns effects and when to come back."""
+        """Look after strays and orphans; return effects and the time of the next call."""
         alarm = Alarm()
         effects = self._call_roll(view, own, now, alarm)
         effects += self._tend_strays(view, now, alarm)
@@ -248,14 +256,14 @@ class Peers:
         return effects, alarm.at
 
     def inquire(self, seat: Seat, now: float) -> Verdict | None:
-        """What is known of a member without a key; if nothing, it is about to be asked."""
+        """Return the last result for a member without a key; without any, probe it now."""
         return self.inquiries.inquire(seat, now, now)
 
     def inquire_meanwhile(self, seat: Seat, now: float, seconds: float) -> Verdict | None:
-        """The same while its round stands, and it has `seconds` to register again.
+        """Do the same as `inquire` for a member that has `seconds` to register again.
 
-        Soon only, where no link of it has missed beats: after an outage of etcd nearly all are
-        back in a moment.
+        Its round stands meanwhile. The first probe waits a moment if no link of the member missed
+        heartbeats: after an outage of etcd nearly all members are back at once.
         """
         heard = self.heard_at(seat.id)
         missed = heard is not None and now - heard >= MISSED_SECONDS
@@ -263,13 +271,16 @@ class Peers:
         return self.inquiries.inquire(seat, at, now + seconds)
 
     def evidence(self, others: Collection[str]) -> float | None:
-        """The time at which all of `others` were known to hear us, and we them; None if never."""
+        """Return the latest time for which all of `others` are proven to hear us, and we them.
+
+        None if there is no such time.
+        """
         heard = [self.proven.get(id) for id in others]
         known = [at for at in heard if at is not None]
         return min(known) if known and len(known) == len(heard) else None
 
     def _call_roll(self, view: View, own: str, now: float, alarm: Alarm) -> list[Effect]:
-        """Once, soon after we took over: probe the members with workers that did not link."""
+        """Probe, once and soon after the takeover, members with workers that did not link."""
         if self.roll_call_at is None or not alarm.passed(self.roll_call_at, now):
             return []
         self.roll_call_at = None
@@ -300,9 +311,9 @@ class Peers:
     def _tend_orphans(
         self, view: View, now: float, keep_every: float, alarm: Alarm
     ) -> list[Effect]:
-        """Keep an orphan's lease while it has one, and ask its launcher again and again.
+        """Renew an orphan's lease while it has one, and probe its launcher repeatedly.
 
-        A newer round is told at once: the launcher ends workers that are older.
+        A newer round is sent at once: the launcher ends workers that are older.
         """
         effects: list[Effect] = []
         number = _number(view)
@@ -326,28 +337,28 @@ class Peers:
         return effects
 
     def alive(self, member: str, now: float) -> bool:
-        """Whether `member` may still trust its link to us."""
+        """Return True if `member` may still trust its link to us."""
         return any(id == member and _fresh(heard, now) for (id, _), heard in self.linked.items())
 
     def cut_off(self, others: Collection[str]) -> bool:
-        """Whether more than half of `others` fell silent without a refusal.
+        """Return True if more than half of `others` fell silent without a refusal.
 
-        With a single other member that says nothing about which side is cut off.
+        The silence of a single other member does not show which side is cut off.
         """
         if len(others) < 2:
             return False
         return sum(id in self.silent for id in others) * 2 > len(others)
 
     def symptom(self, members: Collection[str]) -> float | None:
-        """When the first sign of trouble with any of `members` was seen."""
+        """Return the time of the first sign of trouble with any of `members`."""
         seen = [self.symptoms[id] for id in members if id in self.symptoms]
         return min(seen, default=None)
 
 
 def proven_at(sent: float | None, now: float) -> float:
-    """Until when a link is known to carry both ways, by a word that comes now.
+    """Return the time until which a message received now proves that a link carries both ways.
 
-    An agent that does not tell what it heard may have heard us half a second ago.
+    An agent that does not report what it received may have heard us half a second ago.
     """
     return now - (TRUST_SECONDS - LINK_SILENCE_SECONDS) if sent is None else sent
 
@@ -361,7 +372,7 @@ def _number(view: View) -> int:
 
 
 def gone_keys(peers: Peers, members: Mapping[str, Versioned[Member]]) -> list[Versioned[Member]]:
-    """The keys of sessions that are proven gone, or whose agent will not come back."""
+    """Return the keys of sessions that are proven gone, or whose agent will not come back."""
     over = peers.gone | peers.forsaken
     if not over:
         return []

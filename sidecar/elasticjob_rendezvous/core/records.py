@@ -1,4 +1,4 @@
-"""The records of one rendezvous, as stored in etcd.
+"""Records of one rendezvous, as stored in etcd.
 
 | record    | written by                                            | in         |
 |-----------|-------------------------------------------------------|------------|
@@ -6,7 +6,7 @@
 | `Member`  | its own agent, under a lease                          | here       |
 | `Round`   | the coordinator                                       | here       |
 | `Roster`  | the coordinator, once, in the Txn that sets `final`   | `roster`   |
-| `History` | the coordinator: what each round cost                 | `costs`    |
+| `History` | the coordinator: cost of each round                   | `costs`    |
 | `Failure` | the agent whose worker failed                         | `failures` |
 | `Done`    | the agent whose workers all ended with success        | here       |
 """
@@ -32,11 +32,11 @@ NEXT_STATES: dict[RoundState, frozenset[RoundState]] = {
     RoundState.FINAL: frozenset({RoundState.JOINABLE, RoundState.CLOSED}),
     RoundState.CLOSED: frozenset(),
 }
-"""The legal transitions. Leaving `frozen` or `final` for `joinable` takes a new number."""
+"""Legal transitions. A return from `frozen` or `final` to `joinable` takes a new number."""
 
 
 class MemberState(StrEnum):
-    """What a member says of itself. `Member.round` qualifies it."""
+    """State that a member reports. `Member.round` qualifies it."""
 
     WAITING = "waiting"  # no worker of any round runs here; ready for the next
     RUNNING = "running"  # workers of `round` run here
@@ -46,7 +46,7 @@ class MemberState(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """Why a round began."""
+    """Reason for a new round."""
 
     START = "start"
     JOIN = "join"
@@ -66,7 +66,7 @@ URGENT = frozenset({CauseKind.LOSS, CauseKind.FAILURE, CauseKind.MASTER_PORT, Ca
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a round began: the kind, the names of the members behind it, and a detail.
+    """Reason for a new round: the kind, the names of the members behind it, and a detail.
 
     `urgent`: collectives broke already, so workers are killed at once whatever the kind.
     """
@@ -78,7 +78,7 @@ class Cause:
 
     @property
     def kills(self) -> bool:
-        """Whether running workers are killed at once: they may be stuck in a collective."""
+        """True if running workers are killed at once: they may be stuck in a collective."""
         return self.urgent or self.kind in URGENT
 
 
@@ -91,7 +91,7 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended, written with `closed`. `culprit` is the member whose failure ended it."""
+    """End of a job, written with `closed`. `culprit` is the member whose failure ended it."""
 
     kind: OutcomeKind
     detail: str = ""
@@ -100,42 +100,42 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One agent's session.
+    """Session of one agent.
 
     Args:
         id: the member: a pod's uid, or a nonce of the agent's process.
-        session: a nonce; a returning agent takes its member up in a new one.
-        name: what people call it; natural order of names gives the ranks.
-        address: where peers reach its workers.
-        agent_port: where its agent answers peers.
-        launcher_port: where its launcher answers probes; 0 when the workers are
-            the agent's own children, which die with it.
-        slots: workers it runs (torch's local world size).
+        session: a nonce; an agent that returns continues its member under a new one.
+        name: display name; natural order of names gives the ranks.
+        address: address of its workers for peers.
+        agent_port: port on which its agent answers peers.
+        launcher_port: port on which its launcher answers probes; 0 when the workers are the
+            agent's own children, which die with it.
+        slots: number of workers that it runs (torch's local world size).
         state: see `MemberState`.
-        round: the round its workers belong to; for `waiting` the highest round
-            of which a worker ever ran here (none runs any more).
+        round: round of its workers; for `waiting` the highest round of which a worker ever ran
+            here (none runs any more).
         confirmed: mod_revision of the frozen round it has confirmed, or 0.
         master_port: a port held for this member's next round.
         master_served: a store for the workers listens there already.
-        lease: the lease that this key hangs on.
+        lease: lease of this key.
         known: highest round number seen, which survives a loss of etcd's data.
-        reason: why it leaves, for `leaving`.
+        reason: reason for the leave, for `leaving`.
         start_ms: for `running`: milliseconds from `final` to started workers.
         sizes: the sizes it was started with, where no operator sets them.
         stopped: for `leaving`: no worker runs here any more.
-        first_step_ms: for `running`: milliseconds from started workers to the first step
-            that all of them have reported; 0 while unknown.
-        step: the last step of `round` that its workers told, brought up to date every few
-            seconds; -1 while there is none.
+        first_step_ms: for `running`: milliseconds from started workers to the first step that all
+            of them have reported; 0 while unknown.
+        step: the last step of `round` that its workers reported, updated every few seconds; -1
+            while there is none.
         checkpoint_step: the last step that a checkpoint of this round contains, or -1.
-        busy_ms: what a step takes its slowest worker of its own, without its waiting
-            for others, where its script tells; 0 else.
+        busy_ms: duration of a step of its slowest worker without the wait for others, where the
+            script reports it; 0 else.
         saves: its workers want to save before a planned stop.
-        passed: the answer to `Round.save`: the last place that a worker here passed, or -1.
-        saved: its workers came past the place that `Round.save` names.
-        completed: one of them told of a checkpoint since then: that of the whole gang.
-        cold: for `running`: why they were not forked from a preloaded interpreter; empty where
-            they were, None where nobody wanted that or knows.
+        passed: answer to `Round.save`: the last save point that a worker here passed, or -1.
+        saved: its workers passed the save point that `Round.save` names.
+        completed: one of them has reported a checkpoint since then: that of the whole gang.
+        cold: for `running`: reason why they were not forked from a zygote; empty if they
+            were, None where that was not wanted or is unknown.
     """
 
     id: str
@@ -170,27 +170,27 @@ class Member:
 
     @property
     def runs(self) -> bool:
-        """Whether workers of its round run, or are being stopped."""
+        """True if workers of its round run, or are being stopped."""
         return self.state in (MemberState.RUNNING, MemberState.STOPPING)
 
 
 ASIDE = "~"
-"""Ends the name of a session that was set aside: its member does not coordinate."""
+"""Suffix of a session that was set aside: its member does not coordinate."""
 
 
 def begun_as(session: str) -> str:
-    """The name of a session before it was set aside."""
+    """Return the name of a session before it was set aside."""
     return session.rstrip(ASIDE)
 
 
 def agent_of(session: str) -> str:
-    """The agent's process that began a session."""
+    """Return the process of the agent that began a session."""
     return begun_as(session).rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """What links tell of a member that leaves: its id, which agent of it said so, and why."""
+    """Leave notice on links: the member's id, its agent's process, and the reason."""
 
     id: str
     agent: str
@@ -199,12 +199,12 @@ class Farewell:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A checkpoint that all workers of a final round are asked for before its planned end.
+    """Checkpoint that all workers of a final round are asked for before its planned end.
 
     Args:
-        cause: why the round is to end.
-        seconds: how long there is, from when it was asked.
-        point: the place of their scripts at which all save; 0 until all have answered.
+        cause: reason for the planned end.
+        seconds: time for the checkpoint, counted from the request.
+        point: save point of the scripts at which all save; 0 until all have answered.
     """
 
     cause: Cause
@@ -214,7 +214,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rounds ended for each reason that costs no restart; see `counts`.
+    """Number of ended rounds by each cause that costs no restart; see `counts`.
 
     others: fewer members wanted, a taken port, etcd's data lost.
     """
@@ -230,9 +230,9 @@ class Counts:
 class Streak:
     """Charged failures in a row; see `crashes`.
 
-    row: that came soon after the start, before a first step.
-    step: where the last one happened that told its step, or -1.
-    times: how many in a row happened at that step.
+    row: number of those soon after the start, before a first step.
+    step: step of the last one that reported its step, or -1.
+    times: number of failures in a row at that step.
     """
 
     row: int = 0
@@ -242,7 +242,7 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The state machine of the job: one key, written only by the coordinator.
+    """State machine of the job: one key, written by the coordinator; any member may close it.
 
     Args:
         number: only ever grows; sealed by at most one roster.
@@ -251,12 +251,12 @@ class Round:
         charged: rounds whose failure was charged to the budget.
         pending: rounds with a failure that still waits for its verdict.
         coordinator, successor: member ids, so that watchers know who acts next.
-        nodes, world_size, master_*: of the last final roster, for those who only look.
+        nodes, world_size, master_*: of the last final roster, for observers.
         port_retries: rounds in a row that were re-formed because MASTER_PORT was taken.
         since_ms: UTC time of the last transition, for people.
-        counts: how many rounds ended so far without a charge, and why.
+        counts: number of rounds that ended so far without a charge, by cause.
         streak: the charged failures in a row up to now.
-        save: while final: what the gang is asked for before this round ends.
+        save: while final: the checkpoint requested before this round ends.
         fenced: until it is final: members whose key was deleted while workers ran there.
     """
 
@@ -285,7 +285,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Every worker of `member` in `round` ended with success."""
+    """Success of every worker of `member` in `round`."""
 
     round: int
     member: str

@@ -1,7 +1,7 @@
-"""A rendezvous of two members in memory, played once before the real one. Pure.
+"""Rehearsal of a rendezvous: two members in memory, run once before the real one. No I/O.
 
-Code that a process runs for the first time costs several times what it costs later. A member
-plays this while it connects, so that no round has to wait for it. Nothing of it is kept.
+Code that a process runs for the first time costs several times its later cost. A member runs this
+while it connects, so that no round has to wait for it. Nothing of it is kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CLUSTER = 1
 
 @dataclass(slots=True)
 class _Store:
-    """As much of an etcd as a first round asks for."""
+    """Part of an etcd that a first round needs."""
 
     kvs: dict[str, KeyValue] = field(default_factory=dict)
     revision: int = 1
@@ -97,7 +97,7 @@ def _config(index: int) -> Config:
 
 
 class _Play:
-    """Two engines and their store; what one posts, the queue brings to the other."""
+    """Two engines and their store; the queue delivers the results of each engine's effects."""
 
     def __init__(self, answered: Answered, seen: Seen) -> None:
         self._answered = answered
@@ -108,7 +108,7 @@ class _Play:
         self._queue: deque[tuple[int, Event]] = deque()
 
     def run(self) -> bool:
-        """Play until nothing happens any more; whether both members came to a round."""
+        """Run until nothing happens any more; return True if both members came to a round."""
         for index in range(MEMBERS):
             self._queue.append((index, Started()))
             self._queue.append((index, LocalChanged(Local(ready=True, master_port=1))))
@@ -147,8 +147,9 @@ class _Play:
 def rehearse(
     answered: Answered = lambda txn, result: result, seen: Seen = lambda events: events
 ) -> bool:
-    """Play it; whether both members came to a round.
+    """Run the rehearsal; return True if both members came to a round.
 
-    Answers and events go through `answered` and `seen`, for an edge to warm itself up too.
+    Answers and events go through `answered` and `seen`, which lets a caller warm up its own code,
+    too.
     """
     return _Play(answered, seen).run()

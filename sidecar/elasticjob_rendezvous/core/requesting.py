@@ -1,7 +1,7 @@
-"""Which request to etcd a member sends next: there is one at a time, the most urgent. Pure.
+"""Next request to etcd of a member: one at a time, the most urgent first. No I/O.
 
-First it must know where things stand, then its own key must say what is true here; what it
-does as coordinator comes last.
+The member must first know the state, then its own key must be up to date; its work as coordinator
+comes last.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from elasticjob_rendezvous.core import leaving, sessions, succession
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.bounds import LEAST_KEEP_ALIVE_SECONDS
+from elasticjob_rendezvous.core.directives import RefusalKind, Refused
 from elasticjob_rendezvous.core.effects import Grant, Read, Write
 from elasticjob_rendezvous.core.inflight import Request
 from elasticjob_rendezvous.core.kv import Range, Txn
@@ -19,7 +20,7 @@ from elasticjob_rendezvous.core.view import Versioned
 
 
 def next_request(our: Membership) -> Request | None:
-    """The request that is due, if one is."""
+    """Return the request that is due, if there is one."""
     own = our.own
     if our.refused or our.left:
         return Write(own_key.drop(own, own.stored)) if own.stored else None
@@ -37,14 +38,14 @@ def next_request(our: Membership) -> Request | None:
         sessions.lose(our, "its key is gone")
         return _enter(our, our.own)
     if reason := own_key.disagreement(own):
-        our.refused = reason
+        our.refused = Refused(reason, RefusalKind.BOUNDS)
         return Write(own_key.drop(own, own.stored))
     txn = _own_write(our, own, own.stored)
     return Write(txn) if txn is not None else succession.next_write(our, own, own.stored)
 
 
 def _enter(our: Membership, own: Own) -> Request | None:
-    """Create our session; after a look at the round if we bring a past along."""
+    """Create this member's session; read the round first if the member has a past."""
     local, idle = our.local, our.crew.idle
     if own.leaving and idle:
         our.left = True
@@ -61,7 +62,7 @@ def _enter(our: Membership, own: Own) -> Request | None:
         return _look(our, own) if our.watches.ready else None
     at = our.current
     if not idle and at is not None and at.number > local.round:
-        return None  # fenced while it stops: it comes back when nothing runs here
+        return None  # fenced while workers stop: register again when none runs
     if not our.watches.ready:
         return None
     sessions.begin(our)
@@ -69,21 +70,21 @@ def _enter(our: Membership, own: Own) -> Request | None:
 
 
 def _look(our: Membership, own: Own) -> Read:
-    """Read everything that our part needs, at one revision."""
+    """Read everything that this member's part needs, at one revision."""
     if our.coordinator.active:
         return Read(our.everything)
     return Read((*own.look, own.folder))
 
 
 def _idle_too_long(our: Membership) -> bool:
-    """Whether we have waited for so long that our key may have been taken from us."""
+    """Return True if the member has waited so long that its key may have been deleted."""
     if our.coordinator.active or not our.crew.idle:
         return False
     return our.alarm.passed(our.looked_at + 2 * our.keep_alive_seconds, our.now)
 
 
 def _missing(our: Membership) -> Read | None:
-    """The roster of a final round, or the failures that closed the job."""
+    """Read the roster of a final round, or the failures that closed the job, if missing."""
     current = our.current
     if current is None or our.coordinator.active:
         return None
@@ -100,7 +101,7 @@ def _missing(our: Membership) -> Read | None:
 
 
 def _own_write(our: Membership, own: Own, stored: Versioned[Member]) -> Txn | None:
-    """What is due for our own key, and the end of the job where our agent asks for it."""
+    """Return the write due for this member's key, or the end of the job if its agent wants it."""
     if our.round_is(RoundState.CLOSED):
         return own_key.drop(own, stored) if our.crew.idle else None
     if our.close is not None and (txn := own_key.close(own, stored, our.close, our.clock.utc_ms)):

@@ -1,4 +1,4 @@
-"""What the coordinator clears away in etcd: old rounds, and failures beyond what is kept. Pure."""
+"""Retention in etcd: deletion of old rounds, and of failures beyond the number kept. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT_ROUNDS = 10
 
 
 def outdated(view: View, number: int) -> list[Delete]:
-    """What stands of rounds that are too old to be kept once round `number` is sealed."""
+    """Return the deletions of rounds too old to be kept once round `number` is sealed."""
     keys, last = view.keys, number - KEPT_ROUNDS
     return [
         *(Delete(keys.roster(old)) for old in view.rosters if old <= last),
@@ -24,7 +24,7 @@ def outdated(view: View, number: int) -> list[Delete]:
 
 
 def surplus(view: View) -> tuple[Delete, ...]:
-    """What failures of earlier rounds are more than are kept, as many as one write may hold."""
+    """Return the deletions of failures beyond those kept per round, as many as one write holds."""
     found = (
         Delete(view.keys.failure(number, member))
         for number, failures in view.failures.items()
@@ -38,5 +38,5 @@ def clear_surplus(scene: Scene) -> Act | None:
     deletes = surplus(scene.view)
     if not deletes:
         return None
-    note = f"{len(deletes)} failures were deleted that say the same as others"
+    note = f"{len(deletes)} failures deleted: over the limit per round"
     return Act(Txn((held(scene.own),), deletes, ()), note)

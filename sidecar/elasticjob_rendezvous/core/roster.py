@@ -1,4 +1,4 @@
-"""The record of who runs in a round: who gets which rank, and which sizes are legal. Pure."""
+"""Record of a round's members: rank assignment and legal sizes. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 class Seat(NamedTuple):
-    """One member's place in a roster. Ranks count workers; `group_rank` counts members.
+    """Rank assignment of one member. Ranks count workers; `group_rank` counts members.
 
-    `session` and the ports are of the moment when the round was sealed: whoever
-    coordinates later can ask after a member that is gone from etcd.
+    `session` and the ports are of the moment when the round was sealed: a later coordinator can
+    probe a member that is gone from etcd.
 
     A tuple, because every member reads the seats of all in every round.
     """
@@ -51,16 +51,17 @@ class Roster:
     seats: tuple[Seat, ...]
     restarts: int = 0
     master_served: bool = False
-    """The store of the workers listens at the master's port; else rank 0 is to serve it."""
+    """Set when a store for the workers listens at the master's port already; else rank 0 serves
+    it."""
     max_world_size: int = 0
-    """The workers of the job at its full size, where that is known."""
+    """Number of workers of the job at its full size, where that is known."""
 
     def seat(self, member: str) -> Seat | None:
         return next((seat for seat in self.seats if seat.id == member), None)
 
 
 def legal_size(bounds: Bounds, available: int) -> int:
-    """The largest legal size that `available` members can fill, or 0.
+    """Return the largest legal size that `available` members can fill, or 0.
 
     Legal sizes are min_nodes + k * increment, up to max_nodes.
     """
@@ -72,7 +73,7 @@ def legal_size(bounds: Bounds, available: int) -> int:
 
 @lru_cache(maxsize=4096)
 def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key in which `pod-2` comes before `pod-10`."""
+    """Return a sort key in which `pod-2` comes before `pod-10`."""
     return tuple(
         (0, int(part), part) if part.isdecimal() else (1, 0, part)
         for part in _DIGITS.split(name)
@@ -81,12 +82,12 @@ def natural_order(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def by_name(members: Iterable[Member]) -> list[Member]:
-    """Members in rank order: natural order of names, ids breaking ties."""
+    """Return the members in rank order: natural order of names, ids breaking ties."""
     return sorted(members, key=lambda member: (natural_order(member.name), member.id))
 
 
 class Ranks(NamedTuple):
-    """Where one member's workers stand among all, and among those of their role."""
+    """Position of one member's workers among all workers, and among those of their role."""
 
     base_rank: int
     role_base_rank: int
@@ -94,7 +95,7 @@ class Ranks(NamedTuple):
 
 
 def ranks(sizes: Iterable[tuple[str, int]]) -> list[Ranks]:
-    """The ranks of members that bring these roles and slots, in rank order.
+    """Return the ranks of members with these roles and slots, in rank order.
 
     They are a bijection onto 0 … world size - 1; role ranks count within a role.
     """
@@ -113,10 +114,10 @@ def ranks(sizes: Iterable[tuple[str, int]]) -> list[Ranks]:
 
 
 def seal(number: int, members: Iterable[Member], restarts: int, ceiling_nodes: int = 0) -> Roster:
-    """The roster of a round: ranks are a bijection onto 0 … world size - 1.
+    """Return the roster of a round: ranks are a bijection onto 0 … world size - 1.
 
-    Members may bring different numbers of slots, and roles: role ranks count
-    within a role, in the same order.
+    Members may have different numbers of slots, and roles: role ranks count within a role, in the
+    same order.
     """
     ordered = by_name(members)
     placed = ranks((member.role, member.slots) for member in ordered)
@@ -141,7 +142,7 @@ def seal(number: int, members: Iterable[Member], restarts: int, ceiling_nodes: i
     world_size = sum(member.slots for member in ordered)
     most = ceiling_nodes * max(member.slots for member in ordered)
     master = ordered[0]
-    # An agent that does not know of it would tell its workers something else than the others.
+    # An agent that does not know the field would give its workers another value than the others.
     served = all(member.master_served for member in ordered)
     return Roster(
         number,

@@ -1,4 +1,4 @@
-"""What a member knows of the rounds that outlives a loss of etcd's data. Pure."""
+"""Memory of the rounds that outlives a loss of etcd's data. No I/O."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from elasticjob_rendezvous.core.view import View
 
 @dataclass(slots=True)
 class Rounds:
-    """`known` is the highest number ever seen, `last` the newest round that was seen final."""
+    """Newest rounds seen.
+
+    `known` is the highest number ever seen, `last` the newest round that was seen final.
+    """
 
     known: int = 0
     last: tuple[Round, Roster] | None = None
 
     @property
     def roster(self) -> Roster | None:
-        """Who ran in the newest round that was seen final."""
+        """Roster of the newest round that was seen final."""
         return self.last[1] if self.last else None
 
     def remember(self, view: View) -> bool:
-        """Keep what is known now; whether another round is final than before."""
+        """Keep what is known now; return True if another round is final than before."""
         if view.round is None:
             return False
         current = view.round.record

@@ -1,9 +1,9 @@
-"""Until when workers may live, by the evidence that no newer round runs. No I/O.
+"""Self-fencing: deadline of workers by the evidence that no newer round runs. No I/O.
 
-Past its lease a member needs the link of a coordinator that knows of no newer round,
-and a coordinator the links of the whole gang; a member without either needs the proof
-that etcd itself is down, which no partition gives. So training outlives etcd, and a
-node that is cut off stops before anybody can replace it.
+Past its lease a member needs the link of a coordinator that knows of no newer round, and a
+coordinator the links of the whole gang; a member without either needs the proof that etcd itself
+is down, which no partition gives. So training outlives etcd, and a node that is cut off stops
+before it can be replaced.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, TRUST_SECONDS
 from elasticjob_rendezvous.core.roster import Roster
 
 REGISTER_AGAIN_SECONDS = 2.0
-"""How long a member that etcd has just forgotten may take to register again: less than
-the patience that a coordinator has with it."""
+"""Time to register again for a member that etcd has just forgotten: less than a coordinator allows
+before it counts the member as lost."""
 
 
 @dataclass(slots=True)
 class Safety:
-    """Evidence, with the times of our own clock at which it was had.
+    """Evidence, with its times on this process's clock.
 
-    `forgotten_at`: etcd, within reach, told us that our lease is gone; or it answered again, and
-    our lease was not renewed yet. `backed_until`: until then a lease vouches for us, one on which a
-    key of ours is known to hang.
+    `forgotten_at`: when a reachable etcd reported that the lease is gone, or answered again while
+    the lease was not renewed yet.
+    `backed_until`: end of a lease on which a key of this member is known to hang.
     """
 
     store_refused_at: float | None = None
@@ -35,17 +35,17 @@ class Safety:
     backed_until: float = 0.0
 
     def backed(self, now: float) -> bool:
-        """Whether a lease vouches for us."""
+        """Return True if a lease vouches for this member."""
         return now < self.backed_until
 
     def lost_its_lease(self, now: float) -> None:
-        """Etcd has no key of ours any more."""
+        """Note that etcd has no key of this member any more."""
         if self.backed(now):
             self.forgotten_at = now
         self.backed_until = 0.0
 
     def store_answers(self, now: float) -> None:
-        """Etcd is not down any more: whoever ran on for that, past its lease, renews it now."""
+        """Note that etcd is up again: a member that ran on past its lease renews it now."""
         if self._etcd_is_down(now):
             self.forgotten_at = now
         self.store_refused_at = None
@@ -60,7 +60,7 @@ class Safety:
     ) -> float:
         """Return the deadline of workers of `round`, seated by `roster` if that is known.
 
-        A lease that vouches for us is not looked at here.
+        A lease that vouches for this member is not considered here.
         """
         gang = self.whole_until(roster, done, leadership.me, peers)
         deadline = max(leadership.vouched_until(round), gang)
@@ -71,7 +71,10 @@ class Safety:
     def whole_until(
         self, roster: Roster | None, done: Collection[str], me: str, peers: Peers
     ) -> float:
-        """Return until when the links to the whole gang, or etcd's absence, prove anything."""
+        """Return the validity of the evidence from the whole gang.
+
+        Evidence is a link to every other member or, if there are no others, the absence of etcd.
+        """
         seated = {seat.id for seat in roster.seats} if roster else set()
         others = seated - {me} - set(done)
         if not others:

@@ -1,9 +1,9 @@
-"""What comes before the planned end of a final round: one checkpoint of the whole gang. Pure.
+"""Checkpoint of the whole gang before the planned end of a final round. No I/O.
 
-First all are asked (`Round.save`), and each says which place of its script it passed last. From
-then on no worker passes another one, so the place after the last of them is ahead of every rank:
-there all of them save, in the same call, so that saving may use collectives. Losses and
-failures wait for nothing.
+First all are asked (`Round.save`), and each member reports the last save point that its script
+passed. From then on no worker passes another one, so the save point after the highest report is
+ahead of every rank: all save there, in the same call, so that saving may use collectives. Losses
+and failures wait for nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from elasticjob_rendezvous.core.timers import Timers
 from elasticjob_rendezvous.core.view import View
 
 STOP_MARGIN_SECONDS = 5.0
-"""Of the time that a leaver has, so much is kept for its workers' end."""
+"""Part of a leaver's time that is kept for the end of its workers."""
 UNHURRIED_SECONDS = 60.0
-"""How long there is where no node must go: a checkpoint that takes longer is not waited for."""
+"""Maximum duration of a checkpoint if no node must go."""
 ASK_SECONDS = 2.0
-"""How long a leaver's workers run on to be asked at all."""
+"""Maximum time that a leaver's workers run on to be asked at all."""
 LEAVES = frozenset({CauseKind.LEAVE, CauseKind.PREEMPTION})
 
 
 def before_end(
     view: View, roster: Roster, current: Round, bounds: Bounds, look: FinalLook, timers: Timers
 ) -> Save | FinalLook | None:
-    """What is due: a word to the gang, the end that `look` (or an earlier one) saw, or nothing.
+    """Return the request to the gang, the end that `look` (or an earlier one) saw, or None.
 
-    Who was asked is stopped in any case: a rank may have saved and wait for that.
+    A gang that was asked is stopped in any case: a rank may have saved and wait for the stop.
     """
     if look.cause is not None and look.cause.kills:
         return look
@@ -55,12 +55,12 @@ def before_end(
     if look.cause is not None:
         return look
     if done:
-        return None  # the script is through: nobody is stopped for a newcomer any more
+        return None  # the script has finished: a newcomer stops nobody any more
     return FinalLook(cause=save.cause, symptom=timers.known(("save", roster.number)))
 
 
 def save_seconds(cause: Cause, bounds: Bounds) -> float:
-    """How long a gang has for its checkpoint; none or less: it is not asked."""
+    """Return the time that a gang has for its checkpoint; 0 or less: no request."""
     if cause.kind in LEAVES:
         return bounds.leave_seconds - STOP_MARGIN_SECONDS
     return UNHURRIED_SECONDS
@@ -69,7 +69,7 @@ def save_seconds(cause: Cause, bounds: Bounds) -> float:
 def _asked(
     gang: list[Member], whole: bool, look: FinalLook, cause: Cause, bounds: Bounds
 ) -> Save | FinalLook:
-    """Ask those who can all be asked, and who have said that they want to be."""
+    """Ask the gang for a checkpoint if every member can and wants to save; else return `look`."""
     seconds = save_seconds(cause, bounds)
     if seconds <= 0 or not gang or not whole or not all(member.saves for member in gang):
         return look
@@ -77,7 +77,7 @@ def _asked(
 
 
 def _training(view: View, id: str, number: int) -> Member | None:
-    """The member, if its workers of this round run."""
+    """Return the member, if its workers of this round run."""
     versioned = view.member(id)
     if versioned is None or versioned.record.round != number or versioned.record.stopped:
         return None
@@ -90,10 +90,10 @@ def _all_answered(gang: Iterable[Member]) -> bool:
 
 
 def _have_saved(gang: list[Member]) -> bool:
-    """One word that the checkpoint is complete speaks for all."""
+    """Return True if the gang has saved; one report of a complete checkpoint counts for all."""
     return any(member.completed for member in gang) or all(member.saved for member in gang)
 
 
 def _point(gang: Iterable[Member]) -> int:
-    """The first place that no rank has passed."""
+    """Return the first save point that no rank has passed."""
     return 1 + max((member.passed for member in gang), default=0)

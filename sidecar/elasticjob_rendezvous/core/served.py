@@ -1,19 +1,19 @@
-"""A rendezvous that no etcd v3 keeps, as its agents serve it and a reader puts it together.
+"""Job status for backends without etcd v3: each agent serves its part, the reader merges them.
 
-With the backends `etcd-v2` and `c10d` the records of a job are nowhere. Every agent makes
-those that it can tell of, and serves them at `GET /rendezvous` of its health port:
+With the backends `etcd-v2` and `c10d` no store holds the records of a job. Every agent makes those
+that it can report, and serves them at `GET /rendezvous` of its health port:
 
     {"backend": "c10d", "member": "<id>", "state": "final", "store": null,
      "records": [{"key": "state/round", "value": {…}}, …]}
 
-Keys are those of `core.keys` without the job's prefix, values are the records of
-`core.records` in their stored form. `member` is who serves; `state` is the backend's own
-word for its rendezvous, which may be one that `RoundState` lacks (`setup`). `store` says why what
-keeps the rendezvous cannot be used, if it cannot (`core.store_trouble`); agents over etcd v3 say
-only that.
+Keys are those of `core.keys` without the job's prefix, values are the records of `core.records` in
+their stored form. `member` is the agent that serves; `state` is the backend's own name for the
+state of its rendezvous, which may be one that `RoundState` lacks (`setup`). `store` is the cause
+for which the rendezvous store is unusable, if it is (`core.store_trouble`); agents over etcd v3
+report only that.
 
-Owns the form of that answer, its proof, and how the answers of all agents become one set
-of records. Each agent writes its own answer; nothing is stored.
+Owns the form of that answer, its proof, and the merge of all agents' answers into one set of
+records. Each agent writes its own answer; nothing is stored.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PATH = "/rendezvous"
 TIME_HEADER = "X-ElasticJob-Time"
 PROOF_HEADER = "X-ElasticJob-Proof"
 SETUP = "setup"
-"""The word of who finds no rendezvous yet that one could join."""
+"""State that an agent reports before a joinable rendezvous exists."""
 FRESH_SECONDS = 300
-"""How far the reader's clock may be off."""
+"""Maximum error of the reader's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One agent's answer. Keys are without the job's prefix, values are stored forms."""
+    """Answer of one agent. Keys are without the job's prefix, values are stored forms."""
 
     backend: str
     member: str
@@ -55,19 +55,19 @@ class Served:
 
 
 def proof(job_key: bytes, at_ms: int) -> str:
-    """What a reader sends in `PROOF_HEADER`, with `at_ms` (Unix time) in `TIME_HEADER`."""
+    """Return the value of `PROOF_HEADER` for `at_ms` (Unix time), the value of `TIME_HEADER`."""
     return hmac.new(job_key, f"rendezvous {at_ms}".encode(), "sha256").hexdigest()
 
 
 def headers(job_key: bytes, at_ms: int) -> dict[str, str]:
-    """The headers of a request; none where the job has no key."""
+    """Return the headers of a request; none where the job has no key."""
     if not job_key:
         return {}
     return {TIME_HEADER: str(at_ms), PROOF_HEADER: proof(job_key, at_ms)}
 
 
 def proven(job_key: bytes, given: Mapping[str, str], now_ms: int) -> bool:
-    """Whether a request comes from who has the job's key. `given` has names in lower case."""
+    """Return True if the sender of a request has the job's key. `given` has names in lower case."""
     if not job_key:
         return True
     told, at = given.get(PROOF_HEADER.lower(), ""), given.get(TIME_HEADER.lower(), "")
@@ -84,13 +84,13 @@ def proven(job_key: bytes, given: Mapping[str, str], now_ms: int) -> bool:
 def served(
     prefix: str, backend: str, member: str, records: Mapping[str, object], state: str = ""
 ) -> Served:
-    """An answer made of records by their full keys."""
+    """Return an answer made of records by their full keys."""
     told = {key.removeprefix(prefix): encode(record) for key, record in records.items()}
     return Served(backend, member, told, state)
 
 
 def written(answer: Served) -> dict[str, object]:
-    """The answer as JSON."""
+    """Return the answer as JSON."""
     items = [{"key": key, "value": json.loads(value)} for key, value in answer.records.items()]
     document = {"backend": answer.backend, "member": answer.member, "state": answer.state}
     store = None if answer.store is None else answer.store.document()
@@ -112,7 +112,7 @@ def read(body: bytes) -> Served:
 
 
 def store_trouble(answers: Iterable[Served]) -> StoreTrouble | None:
-    """The oldest trouble with the store that an agent tells of, unless the job has ended."""
+    """Return the oldest store trouble that an agent reports; None once the job has ended."""
     told = list(answers)
     if any(answer.state == RoundState.CLOSED for answer in told):
         return None
@@ -121,7 +121,7 @@ def store_trouble(answers: Iterable[Served]) -> StoreTrouble | None:
 
 
 def setting_up(answers: Iterable[Served]) -> bool:
-    """Whether nobody who has a word on the rendezvous has found one to join."""
+    """Return True if all agents that report a state have found no rendezvous to join."""
     return {answer.state for answer in answers if answer.state} == {SETUP}
 
 
@@ -131,16 +131,16 @@ def setting_up(answers: Iterable[Served]) -> bool:
 def merged(
     prefix: str, answers: Iterable[Served], present: Collection[str] | None = None
 ) -> tuple[KeyValue, ...]:
-    """One set of records of all answers, as if etcd had held them; `mirrored.records` reads it.
+    """Merge all answers into one set of records, as if read from etcd, for `mirrored.records`.
 
-    What an agent says of itself stands; of the round the newest word does; seats are put
-    together, since each agent may know only its own. Malformed records are passed on.
+    An agent's own records about itself win; of the round the newest record wins; seats are merged,
+    since each agent may know only its own. Malformed records are passed on.
 
     Args:
         prefix: of the job, for the keys.
-        answers: the newest of each agent, those of ended ones too: how a job ended is known
-            from them.
-        present: whose members still are; None means all.
+        answers: the newest of each agent, those of ended ones too: how a job ended is known from
+            them.
+        present: ids of the members that still exist; None means all.
     """
     told = sorted(answers, key=lambda answer: answer.member)
     found: dict[str, bytes] = {}
@@ -161,7 +161,7 @@ def merged(
 
 
 def _owner(key: str) -> str | None:
-    """The member that a record is about; None for those of the whole job."""
+    """Return the member that a record is about; None for those of the whole job."""
     match key.split("/"):
         case ["members", member, _] | ["failures" | "done", _, member]:
             return member
@@ -169,7 +169,7 @@ def _owner(key: str) -> str | None:
 
 
 def _merged(key: str, one: bytes, other: bytes) -> bytes:
-    """Of two words on the same thing, the newer or fuller one, or both in one."""
+    """Return the newer or fuller of two values of one key, or both merged."""
     keys = Keys("/")
     try:
         if "/" + key == keys.round:
@@ -199,7 +199,8 @@ _CAUSES = (
     CauseKind.MASTER_PORT,
     CauseKind.FAILURE,
 )
-"""Who knows less says an earlier one: to a newcomer every round is a start."""
+"""Causes in order of knowledge: an agent that knows less reports an earlier one, since to a
+newcomer every round is a start."""
 
 
 def _newer(one: Round, other: Round) -> Round:
@@ -218,7 +219,7 @@ def _age(found: Round) -> tuple[int, int]:
 
 
 def _how(found: Round) -> tuple[int, int]:
-    """A failure that one agent knows of is the job's, whatever the others have seen of it."""
+    """Return the sort key of an outcome: a failure known to one agent is that of the whole job."""
     return -1 if found.outcome is None else _ENDS.index(found.outcome.kind), found.number
 
 
@@ -228,7 +229,7 @@ def _weight(cause: Cause) -> tuple[int, int]:
 
 
 def _seated(one: Roster, other: Roster) -> Roster:
-    """Seats without a member are those that the agent does not know."""
+    """Merge two rosters; a seat without a member is unknown to its agent."""
     if len(one.seats) != len(other.seats):
         return max(one, other, key=lambda roster: len(roster.seats))
     seats = (
@@ -247,13 +248,13 @@ def _told(one: History, other: History) -> History:
         detect_ms=longest(one.detect_ms, other.detect_ms),
         stop_ms=longest(one.stop_ms, other.stop_ms),
         join_ms=longest(one.join_ms, other.join_ms),
-        cold_nodes=None if not cold else sum(cold),  # each agent tells of its own node
+        cold_nodes=None if not cold else sum(cold),  # each agent reports its own node
         cold_reason=one.cold_reason or other.cold_reason,
     )
 
 
 def _name_the_master(found: dict[str, bytes]) -> None:
-    """The pod of rank 0, which only its own agent knows by name."""
+    """Fill in the pod of rank 0, whose name only its own agent knows."""
     key = Keys("/").round.removeprefix("/")
     try:
         current = decode(Round, key, found[key])

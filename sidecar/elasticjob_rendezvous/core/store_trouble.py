@@ -1,4 +1,4 @@
-"""Trouble with a rendezvous store: what it is, where, since when, and the words for it. No I/O."""
+"""Trouble with a rendezvous store: kind, endpoint, start and text. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 LONGEST_TEXT = 240
 LONGEST_STORE = 40
 LATEST_MS = 32_503_680_000_000
-"""The year 3000: no date beyond it can be shown."""
+"""Year 3000: no date beyond it can be shown."""
 LONGEST_ENDPOINT = 120
 
 
@@ -23,13 +23,13 @@ class StoreState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreTrouble:
-    """Cause for which a store cannot be used.
+    """Reason why a store cannot be used.
 
     Args:
-        store: what it is called: `etcd`, `the c10d store`.
+        store: display name: `etcd`, `the c10d store`.
         state: `UNREACHABLE` or `REFUSING`.
-        endpoint: where it was asked.
-        text: its own words, or those of the connection; one line.
+        endpoint: address of the failed probes.
+        text: error text of the store or of the connection; one line.
         since_ms: Unix time of the first failed probe.
     """
 
@@ -51,13 +51,13 @@ class StoreTrouble:
 
     @property
     def waiting(self) -> str:
-        """Text of what a member without workers waits for."""
+        """Reason why a member without workers waits."""
         if self.refuses:
             return f"{self.store} refuses writes: no round can form until it accepts them"
         return f"{self.store} cannot be reached: no round can form until it answers"
 
     def document(self) -> dict[str, object]:
-        """As JSON, for who asks an agent; `read_trouble` reads it."""
+        """Return the trouble as JSON, for readers of an agent's status; `read_trouble` reads it."""
         return {
             "store": self.store,
             "state": str(self.state),
@@ -84,11 +84,11 @@ def read_trouble(document: object) -> StoreTrouble | None:
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
-    """The first line of a foreign text, at most `most` characters."""
+    """Return the first line of a foreign text, at most `most` characters."""
     line = " ".join(text.strip().partition("\n")[0].split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def endpoints_text(endpoints: tuple[str, ...]) -> str:
-    """The endpoints of one store, bounded."""
+    """Return the endpoints of one store, bounded."""
     return shortened(", ".join(endpoints), LONGEST_ENDPOINT)

@@ -1,6 +1,7 @@
-"""How a member becomes the coordinator and stops being it, and what it writes as such. Pure.
+"""Election of the coordinator: takeover, resignation, and the writes of its role. No I/O.
 
-How the others see the coordinator is `leadership`, what it decides `deciding`.
+`leadership` is the view that the other members have of the coordinator; `deciding` makes its
+decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from elasticjob_rendezvous.core.view import Versioned
 
 
 def take_over(our: Membership) -> None:
-    """We coordinate from now on, and look after a predecessor that left workers behind."""
+    """Take over as coordinator, and adopt the workers that a predecessor left behind."""
     our.coordinator.take_over(our.now, our.leadership.proven_gone)
     number = our.current.number if our.current else 0
     for id, session in list(our.leadership.orphaned):
@@ -26,11 +27,11 @@ def take_over(our: Membership) -> None:
                 member.record, number, our.now, our.config.orphan_seconds
             )
     our.effects += our.leadership.unlink(our.now)
-    our.note(f"{our.config.identity.name} coordinates")
+    our.note(f"{our.config.identity.name} is now the coordinator")
 
 
 def resign(our: Membership, stored: Versioned[Member]) -> Txn:
-    """Our key comes back as the youngest."""
+    """Resign as coordinator: this member's key comes back as the youngest."""
     sessions.begin(our)
     our.coordinator.resign()
     our.note(f"{our.config.identity.name} resigns as coordinator")
@@ -38,7 +39,7 @@ def resign(our: Membership, stored: Versioned[Member]) -> Txn:
 
 
 def next_write(our: Membership, own: Own, stored: Versioned[Member]) -> Write | None:
-    """What is due for the job as a whole: the round's next step, or another coordinator."""
+    """Return the write due for the whole job: the round's next step, or another coordinator."""
     if not our.coordinator.active:
         return _depose(our, own, stored)
     if our.lease.holds(our.now):
@@ -55,13 +56,13 @@ def next_write(our: Membership, own: Own, stored: Versioned[Member]) -> Write | 
 
 
 def _depose(our: Membership, own: Own, stored: Versioned[Member]) -> Write | None:
-    """Remove a coordinator whose agent is proven dead, where that is on us."""
+    """Remove a coordinator whose agent is proven dead, if this member must act."""
     leader = our.leadership.to_depose(our.view, our.now, our.alarm)
     if leader is None:
         return None
     name = leader.record.name
     if (leader.record.id, leader.record.session) in our.leadership.proven_gone:
-        our.inflight.note = f"the coordinator {name} is gone: its key is deleted"
+        our.inflight.note = f"deleted the key of coordinator {name}: it is gone"
         return Write(own_key.depose(own, stored, leader))
-    our.inflight.note = f"the coordinator {name} lost its agent: it is set aside"
+    our.inflight.note = f"coordinator {name} was set aside: it lost its agent"
     return Write(own_key.set_aside(own, stored, leader))

@@ -1,4 +1,4 @@
-"""What a member does that needs no request: renew, watch, link, probe, vouch, tell. Pure."""
+"""Upkeep of a member without requests: renew, watch, link, probe, vouch, announce. No I/O."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _tend_roles(our: Membership) -> None:
 
 
 def _tend_watches(our: Membership) -> None:
-    """The coordinator watches everything; the others the job's state, and the coordinator."""
+    """Watch everything as coordinator; else the job's state and the coordinator's key."""
     watches, leadership, now, alarm = our.watches, our.leadership, our.now, our.alarm
     leads = our.coordinator.active
     opened = watches.keep_main(our.everything if leads else our.shared, now, alarm)
@@ -63,7 +63,7 @@ def _tend_watches(our: Membership) -> None:
 
 
 def _tend_peers(our: Membership) -> None:
-    """As coordinator: look after the members."""
+    """Look after the members, as the coordinator."""
     every = our.lease.ttl_seconds / 3
     me = our.config.identity.id
     effects, wake = our.coordinator.peers.tend(our.view, me, our.now, every)
@@ -72,7 +72,7 @@ def _tend_peers(our: Membership) -> None:
 
 
 def _tend_leader(our: Membership) -> None:
-    """As any other member: look after the link to the coordinator, and ask after it."""
+    """Look after the link to the coordinator, and probe it, as any other member."""
     now, alarm = our.now, our.alarm
     attend = our.attendance.may_link(our.round_is(RoundState.FINAL), now, alarm)
     our.effects += our.leadership.tend(our.view, now, our.doubt, attend)

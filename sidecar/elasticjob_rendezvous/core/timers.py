@@ -1,4 +1,4 @@
-"""The coordinator's stop watches: first sightings on its own monotonic clock. Pure."""
+"""Stopwatches of the coordinator: first sightings on its own monotonic clock. No I/O."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Timers:
-    """When each thing was first seen, and when to look again.
+    """First sightings, and the next wake-up time.
 
-    `since` starts a watch the first time it is asked; `until` also asks to be
-    woken at its end. `forget` stops it.
+    `since` starts a stopwatch at its first call; `over` also requests a wake-up at its end.
+    `forget` stops it.
     """
 
     now: float = 0.0
@@ -22,7 +22,7 @@ class Timers:
         self.wake = None
 
     def since(self, what: object) -> float:
-        """When `what` was first seen: now, if it is new."""
+        """Return the time at which `what` was first seen: now, if it is new."""
         return self._started.setdefault(what, self.now)
 
     def known(self, what: object) -> float | None:
@@ -32,20 +32,21 @@ class Timers:
         self._started[what] = at
 
     def over(self, what: object, seconds: float) -> bool:
-        """Whether `seconds` have passed since `what` was first seen; else wake then."""
+        """Return True `seconds` after `what` was first seen; else request a wake-up then."""
         return self.passed(self.since(what) + seconds)
 
     def passed(self, at: float) -> bool:
-        """Whether the time `at` has come; else wake then."""
+        """Return True if the time `at` has come; else request a wake-up then."""
         if self.now >= at:
             return True
         self.wake = at if self.wake is None else min(self.wake, at)
         return False
 
     def calm(self, what: object, count: int, quiet_seconds: float, most_seconds: float) -> bool:
-        """Whether there have been this many for long enough, or any for the most; else wake then.
+        """Return True if `count` has held for the quiet time, or any count for the maximum time.
 
-        Each count has its own watch: with every further one the quiet begins anew.
+        Else request a wake-up then. Each count has its own stopwatch: a new one restarts the quiet
+        time.
         """
         quiet_at = self.since((what, count)) + quiet_seconds
         return self.passed(min(quiet_at, self.since(what) + most_seconds))

@@ -1,8 +1,8 @@
-"""Which failures count against the budget, and when that is decided. Pure.
+"""Charging rules: failures that count against the budget, and the time of the decision. Pure.
 
-A failure that speaks for itself is charged at once. An aborted collective, or one
-that waited in vain, is only charged when, for a lease and a second, no member of its
-round was lost or left: a silent node first shows as its peers' aborted collectives.
+A failure that speaks for itself is charged at once. An aborted collective, or one whose wait timed
+out, is only charged when, for a lease and a second, no member of its round was lost or left: a
+silent node first shows as its peers' aborted collectives.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from elasticjob_rendezvous.core.typed import first_line
 
 MASTER_PORT_RETRIES = 3
 KEPT_FAILURES = 16
-"""How many failures of one round are kept: in a large gang all fail, and most for one reason."""
+"""Maximum number of failures kept per round: in a large gang all fail, and most for one reason."""
 LINE_CHARACTERS = 160
-"""Of what a failure says, in a cause or an outcome."""
+"""Maximum length of a failure's text in a cause or an outcome."""
 _CONSEQUENCES = ECHOES | {FailureClass.MASTER_PORT}
 _REMOTENESS = {
     FailureClass.MASTER_PORT: 1,
     FailureClass.COLLECTIVE_TIMEOUT: 2,
     FailureClass.PEER_ABORT: 3,
 }
-"""How far from the cause: who waited in vain then broke its peers' collectives."""
+"""Distance from the cause: a worker whose wait timed out then broke its peers' collectives."""
 
 
 def window_seconds(bounds: Bounds) -> float:
-    """How long a verdict waits for a loss or a leave."""
+    """Return the time that a verdict waits for a loss or a leave."""
     return bounds.keep_alive_seconds + 1.0
 
 
 def speaks_for_itself(failures: Iterable[Failure]) -> bool:
-    """Whether any of these failures is a cause and not a consequence."""
+    """Return True if any of these failures is a cause and not a consequence."""
     return any(failure.kind not in _CONSEQUENCES for failure in failures)
 
 
 def port_taken(failures: Iterable[Failure]) -> bool:
-    """Whether the round failed only because MASTER_PORT could not be bound."""
+    """Return True if the round failed only because MASTER_PORT could not be bound."""
     kinds = {failure.kind for failure in failures}
     return FailureClass.MASTER_PORT in kinds and kinds <= _CONSEQUENCES
 
 
 def culprit(failures: Iterable[Failure]) -> Failure | None:
-    """The failure to show: causes before consequences, then the earliest."""
+    """Return the failure to show: causes before consequences, then the earliest."""
     return min(failures, key=_remoteness, default=None)
 
 
 def blamed(failures: Iterable[Failure], member: str) -> Failure | None:
-    """The failure that a job's end was put down to: that of `member`, where it is known.
+    """Return the failure that ended the job: that of `member`, where it is known.
 
-    Others of that round may have been told since, and one of them have come earlier.
+    Other failures of that round may have been reported since, and one of them may be earlier.
     """
     known = list(failures)
     return culprit([each for each in known if each.member == member] or known)
 
 
 def cause_of(failures: Iterable[Failure], done: Iterable[Done] = ()) -> Cause | None:
-    """Why a round ends in which these failed; None where nothing did."""
+    """Return the cause of a round's end by these failures; None without any."""
     known = list(failures)
     first = culprit(known)
     if first is None:
@@ -70,7 +70,7 @@ def cause_of(failures: Iterable[Failure], done: Iterable[Done] = ()) -> Cause | 
 
 
 def told(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
-    """What is said of these failures of one round; `done`: who of it had ended with success.
+    """Return the text for these failures of one round; `done` are its members that succeeded.
 
     Where workers only noticed that a peer was gone, one that ended too early is the likely reason.
     """
@@ -86,12 +86,12 @@ def told(failures: Iterable[Failure], done: Iterable[Done] = ()) -> str:
 
 
 def surplus(failures: Mapping[str, Failure]) -> list[str]:
-    """Whose failures need not be kept: those farthest from the cause."""
+    """Return the members whose failures need not be kept: those farthest from the cause."""
     return sorted(failures, key=lambda member: _remoteness(failures[member]))[KEPT_FAILURES:]
 
 
 def adds_nothing(failure: Failure, known: Iterable[Failure]) -> bool:
-    """Whether enough failures are known that are no farther from the cause than this one."""
+    """Return True if enough failures are known that are no farther from the cause than this one."""
     far = _REMOTENESS.get(failure.kind, 0)
     as_near = [other for other in known if _REMOTENESS.get(other.kind, 0) <= far]
     return len(as_near) >= KEPT_FAILURES
@@ -102,7 +102,7 @@ def _remoteness(failure: Failure) -> tuple[int, int, int]:
 
 
 def describe(failure: Failure) -> str:
-    """One line for people."""
+    """Return one line about the failure, for people."""
     who = f"rank {failure.rank}" if failure.rank >= 0 else f"local rank {failure.local_rank}"
     said = first_line(failure.message, LINE_CHARACTERS)
     if failure.kind is FailureClass.HANG:
@@ -118,5 +118,5 @@ def describe(failure: Failure) -> str:
 
 
 def spent(charged: Iterable[int], bounds: Bounds) -> bool:
-    """Whether more failures were charged than the job may have."""
+    """Return True if more failures were charged than the job may have."""
     return len(tuple(charged)) > bounds.max_restarts

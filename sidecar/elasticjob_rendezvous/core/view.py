@@ -1,7 +1,7 @@
-"""What one agent knows of its job's keys: a replica built from reads, watches and its own writes.
+"""Replica of a job's keys in one agent, built from reads, watches and its own writes.
 
-Every source may lag behind another, so each key remembers the newest revision
-applied to it, deletions included, and older news is dropped.
+Every source may lag behind another, so each key remembers the newest revision applied to it,
+deletions included, and older news is dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from elasticjob_rendezvous.core.roster import Roster, Seat
 
 T = TypeVar("T")
 KEPT_ROSTERS = 20
-"""More than are kept in etcd: whoever clears them away there must still know of them."""
+"""Number of rosters in memory. More than are kept in etcd: the member that deletes them there must
+still know of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A record and where and when it was written."""
+    """Record with its key and revisions."""
 
     key: str
     record: T
@@ -36,14 +37,14 @@ class Versioned(Generic[T]):
 
 
 class View:
-    """The replica. Reading is free; `absorb`, `apply` and `wrote` bring it forward.
+    """Replica of a job's keys; `absorb`, `apply` and `wrote` update it.
 
     Attributes:
-        revision: the newest store revision heard of.
+        revision: the newest store revision seen.
         cluster_id: of the etcd that answered last; 0 before the first answer.
         sessions: member id -> session -> record.
-        departed: member id -> what its last session said before its key went.
-        farewells: member id -> why it leaves, as a link told; until another agent of it registers.
+        departed: member id -> last record of its last session before its key went.
+        farewells: member id -> leave notice from a link; until another agent of it registers.
     """
 
     def __init__(self, keys: Keys) -> None:
@@ -67,11 +68,11 @@ class View:
     def contradicted_by(
         self, revision: int, ranges: Iterable[tuple[Range, tuple[KeyValue, ...]]]
     ) -> bool:
-        """Whether a read at `revision` can't come from the store that we know.
+        """Return True if a read at `revision` cannot come from the store known so far.
 
-        In one and the same store a key never goes back to an older revision, and
-        nobody deletes the round. An etcd that was set up anew under its old names keeps
-        its cluster id, so that this and a lower revision are all that show it.
+        In one and the same store a key never goes back to an older revision, and nobody deletes
+        the round. An etcd that was set up anew under its old names keeps its cluster id, so that
+        only this and a lower revision show it.
         """
         for target, found in ranges:
             for kv in found:
@@ -83,10 +84,10 @@ class View:
                 return True
         return False
 
-    # -- bringing it forward --------------------------------------------------------
+    # -- updates --------------------------------------------------------------------
 
     def absorb(self, revision: int, ranges: Iterable[tuple[Range, tuple[KeyValue, ...]]]) -> None:
-        """Take in what a read found at `revision`; keys it did not find are gone."""
+        """Merge the result of a read at `revision`; keys that it did not find are gone."""
         for target, found in ranges:
             for kv in found:
                 self._set(kv)
@@ -98,7 +99,7 @@ class View:
         self.revision = max(self.revision, revision)
 
     def apply(self, revision: int, events: Iterable[WatchEvent]) -> None:
-        """Take in what a watch delivered."""
+        """Merge the events of a watch."""
         for event in events:
             if isinstance(event, Deleted):
                 self._unset(event.key, event.mod_revision)
@@ -107,7 +108,7 @@ class View:
         self.revision = max(self.revision, revision)
 
     def wrote(self, txn: Txn, result: TxnResult) -> None:
-        """Take in the effect of a transaction of our own and what it read."""
+        """Merge the effect of a transaction of this member, and what it read."""
         if result.succeeded:
             for op in txn.success:
                 if isinstance(op, DeleteOp):
@@ -120,7 +121,7 @@ class View:
         self.absorb(result.revision, result.ranges)
 
     def told_leaving(self, leaving: Iterable[Farewell]) -> None:
-        """Take in what a link told of members that leave."""
+        """Merge leave notices from a link."""
         for farewell in leaving:
             self.farewells[farewell.id] = farewell
             member = self.member(farewell.id)
@@ -130,16 +131,16 @@ class View:
     # -- reading --------------------------------------------------------------------
 
     def member(self, id: str) -> Versioned[Member] | None:
-        """The valid session of a member: of several the one created last."""
+        """Return the valid session of a member: of several the one created last."""
         return self._members.get(id)
 
     def last_word(self, id: str) -> Member | None:
-        """What a member says, or said last before its key went."""
+        """Return a member's record, or its last one before its key went."""
         member = self.member(id)
         return self.departed.get(id) if member is None else member.record
 
     def leaves(self, id: str) -> str | None:
-        """Why a member leaves or left, as its key said, or else a link; None if neither did."""
+        """Return a member's reason to leave, by its key or else by a link; None without either."""
         last = self.last_word(id)
         if last is not None and last.state is MemberState.LEAVING:
             return last.reason
@@ -147,27 +148,27 @@ class View:
         return farewell.reason if farewell is not None and self.member(id) is None else None
 
     def members(self) -> dict[str, Versioned[Member]]:
-        """The valid session of each member; not to be changed by the caller."""
+        """Return the valid session of each member; not to be changed by the caller."""
         return self._members
 
     def failures_of(self, number: int) -> dict[str, Failure]:
-        """What failed in a round: only members that had a seat in it are believed."""
+        """Return the failures of a round; only those of members that had a seat in it count."""
         return self._of_seated(number, self.failures)
 
     def undone(self, number: int) -> list[Seat]:
-        """The seats of a round whose members are not done with it; none where nobody knows it."""
+        """Return the seats of a round whose members are not done; none if its roster is unknown."""
         roster, done = self.rosters.get(number), self.dones_of(number)
         return [seat for seat in (roster.seats if roster else ()) if seat.id not in done]
 
     def dones_of(self, number: int) -> dict[str, Done]:
-        """Who was done in a round, of those that had a seat in it."""
+        """Return the successes of a round, of members that had a seat in it."""
         return self._of_seated(number, self.dones)
 
     def _of_seated(self, number: int, told: dict[int, dict[str, T]]) -> dict[str, T]:
-        """What members told of a round that they ran.
+        """Return the records about a round of members that had a seat in it.
 
-        Where etcd lost its data and newcomers sealed a number anew, a member of the round
-        that had it before may speak of that one still.
+        After etcd lost its data and newcomers sealed a number again, a member of the earlier round
+        of that number may still report on that one.
         """
         found, roster = told.get(number, {}), self.rosters.get(number)
         if not found or roster is None:
@@ -176,12 +177,12 @@ class View:
         return {id: record for id, record in found.items() if id in seated}
 
     def lowest(self) -> Versioned[Member] | None:
-        """The coordinator's session: the one created first, of those known here."""
+        """Return the session of the coordinator: the one created first, of those known here."""
         known = [s for sessions in self.sessions.values() for s in sessions.values()]
         return min(known, key=lambda session: session.created, default=None)
 
     def known(self) -> int:
-        """The highest round number that any member has seen."""
+        """Return the highest round number that any member has seen."""
         return max(member.record.known for member in self.members().values())
 
     # -- one key --------------------------------------------------------------------
@@ -250,10 +251,10 @@ class View:
                 self.dones.setdefault(int(number), {})[id] = decode(Done, kv.key, kv.value)
 
     def _heed(self, member: Member, news: bool = False) -> None:
-        """Drop a farewell that its member's key refutes.
+        """Drop a leave notice that its member's key refutes.
 
         Another agent is not the one that left, and one that writes that it waits may stay after
-        all. What it wrote before its farewell (no `news`) says nothing of that.
+        all. A record from before the notice (no `news`) proves nothing about that.
         """
         farewell = self.farewells.get(member.id)
         if farewell is None or member.state is MemberState.LEAVING:

@@ -1,6 +1,6 @@
-"""Deadlines derived from our evidence: of our workers, and of what our links tell others. No I/O.
+"""Deadlines derived from this member's evidence, for its workers and for linked members. No I/O.
 
-The evidence and its rules are `safety`'s.
+`safety` owns the evidence and its rules.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from elasticjob_rendezvous.core.roster import Roster
 
 
 def live_until(our: Membership) -> float:
-    """Return until when our workers may live, unless there is new evidence by then.
+    """Return the deadline of this member's workers, unless there is new evidence by then.
 
-    Their launcher gets this deadline and holds it without us: an agent that hangs or dies renews
-    nothing. A closed job has no newer round.
+    Their launcher gets this deadline and enforces it without the agent: an agent that hangs or
+    dies renews nothing. A closed job has no newer round.
     """
     if our.round_is(RoundState.CLOSED):
         return math.inf
@@ -28,14 +28,15 @@ def live_until(our: Membership) -> float:
 
 
 def _holds_another(our: Membership) -> bool:
-    """Return whether the launcher holds a deadline of workers that we found, and we none yet."""
+    """Return True if the launcher holds a deadline of found workers, and the agent none yet."""
     return not our.sessions and our.local.live_until is not None
 
 
 def vouched_until(our: Membership) -> float:
-    """Return until when the members linked to us may rely on the number that we tell them.
+    """Return the time until which linked members may rely on the round number that we send.
 
-    What a coordinator knows of its gang passes through one more link: that takes two beats more.
+    The evidence that a coordinator has from its gang passes through one more link: that takes two
+    more heartbeat intervals.
     """
     number = our.current.number if our.current is not None else 0
     gang = our.safety.whole_until(
@@ -48,7 +49,7 @@ def vouched_until(our: Membership) -> float:
 
 
 def may_go_on(our: Membership) -> bool:
-    """Return whether workers may go on; asks to be called again when that may end."""
+    """Return True if workers may continue; set the alarm for the time when that may end."""
     if our.crew.idle or _holds_another(our):
         return True
     deadline = max(our.safety.backed_until, _proven_until(our, our.local.round))
@@ -56,9 +57,9 @@ def may_go_on(our: Membership) -> bool:
 
 
 def vouch(our: Membership) -> None:
-    """Tell the members linked to us which round we know of, as long as we have evidence.
+    """Send the known round to the members linked to us, as long as there is evidence for it.
 
-    Past our lease without the whole gang we must assume that there is a newer one.
+    Past our lease, without the whole gang, we must assume that there is a newer one.
     """
     if our.current is None or not (our.coordinator.active or our.served >= 0):
         return
@@ -72,7 +73,7 @@ def vouch(our: Membership) -> None:
 
 
 def _proven_until(our: Membership, number: int) -> float:
-    """Return until when links, or etcd's own absence, prove that no newer round runs."""
+    """Return the time until which links, or etcd's own absence, prove that no newer round runs."""
     done = our.view.dones.get(number, {})
     peers = our.coordinator.peers
     return our.safety.live_until(number, _roster(our, number), done, our.leadership, peers)

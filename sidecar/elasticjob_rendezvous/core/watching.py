@@ -1,7 +1,7 @@
-"""Which watches a member holds: the keys its part needs, and the coordinator's key. Pure.
+"""Watches of a member: on the keys that its part needs, and on the coordinator's key. No I/O.
 
-The first is opened before anything is read, so that what is read stays true; the
-second starts right after the revision at which the coordinator was seen.
+The first opens before any read, so that the result of the read stays current; the second starts
+right after the revision at which the coordinator was seen.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Open:
 
 @dataclass(slots=True)
 class Watches:
-    """The watches in place; a generation is never used twice."""
+    """Watches in place; a generation is never used twice."""
 
     main: _Open | None = None
     leader: _Open | None = None
@@ -33,16 +33,16 @@ class Watches:
 
     @property
     def ready(self) -> bool:
-        """Whether what is read from now on will be kept up to date."""
+        """True if the result of a read from now on will be kept up to date."""
         return self.main is not None and self.main.ready
 
     @property
     def reading_under(self) -> int:
-        """The generation under which a read now would be kept up to date; 0 for none."""
+        """Generation under which a read now would be kept up to date; 0 for none."""
         return self.main.generation if self.main is not None and self.main.ready else 0
 
     def kept(self, generation: int) -> bool:
-        """Whether a read that was sent under `generation` is still up to date."""
+        """Return True if a read that was sent under `generation` is still up to date."""
         return self.main is not None and self.main.generation == generation
 
     def opened(self, generation: int, revision: int, cluster_id: int) -> None:
@@ -52,7 +52,7 @@ class Watches:
             self.main.cluster_id = cluster_id
 
     def has_another_past(self, generation: int, revision: int, cluster_id: int) -> bool:
-        """Whether the watch is on another etcd than what was read under it, or began later."""
+        """Return True if the watch is on another etcd than the read under it, or began later."""
         if self.main is None or not self.main.ready or not self.kept(generation):
             return False
         return self.main.revision > revision or self.main.cluster_id != cluster_id
@@ -64,7 +64,7 @@ class Watches:
         )
 
     def broke(self, generation: int, retry_at: float) -> bool:
-        """Forget a broken watch; whether it was one of ours."""
+        """Forget a broken watch; return True if it was one of ours."""
         if not self.holds(generation):
             return False
         if self.main is not None and self.main.generation == generation:
@@ -104,7 +104,7 @@ class Watches:
     ) -> tuple[_Open | None, list[Effect]]:
         if current is not None and current.ranges == ranges:
             return current, []
-        # Only one that broke waits: what another was opened for is not known by this one.
+        # Only a broken watch waits: one on other ranges cannot take the place of this one.
         if current is None and not alarm.passed(self.retry_at, now):
             return current, []
         self._generation += 1

@@ -1,7 +1,7 @@
-"""The dynamic rendezvous of torch's `c10d` and `etcd-v2` backends, without torch.
+"""Dynamic rendezvous of torch's `c10d` and `etcd-v2` backends, without torch.
 
-Nodes share one state in a store that can compare and set, and torch's own
-`DynamicRendezvousHandler` can be among them.
+Nodes share one state in a store with compare-and-set, and can share it with torch's own
+`DynamicRendezvousHandler`.
 """
 
 from elasticjob_rendezvous.dynamic.backend import RendezvousBackend, Token

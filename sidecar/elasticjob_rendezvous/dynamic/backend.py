@@ -1,4 +1,4 @@
-"""What holds the shared state of a dynamic rendezvous: one value that can be compared and set."""
+"""Backend interface of a dynamic rendezvous: one shared value with compare-and-set."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 Token = Any
-"""What a backend gives out with a state, to fence the next write; opaque."""
+"""Opaque version of a state, which fences the next write."""
 
 
 class RendezvousBackend(ABC):
-    """A backend of the dynamic rendezvous, as in torch."""
+    """Backend of the dynamic rendezvous, as in torch."""
 
     reconnects: bool = False
-    """Whether it can work again after a RendezvousConnectionError, so that trying is worth it."""
+    """True if the backend can recover from a RendezvousConnectionError, so that retries help."""
 
     errors: tuple[type[Exception], ...] = (RuntimeError, ValueError, LookupError, OSError)
-    """What the key-value store that belongs to it raises when it fails."""
+    """Exceptions by which the backend's key-value store reports a failure."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The backend's registered name."""
+        """Registered name of the backend."""
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The encoded state and its token, or None where there is none.
+        """Return the encoded state and its token, or None if there is no state.
 
         Raises:
-            RendezvousConnectionError: the backend can't be reached.
-            RendezvousStateError: what is stored is not an encoded state.
+            RendezvousConnectionError: the backend is unreachable.
+            RendezvousStateError: the stored value is not an encoded state.
         """
 
     @abstractmethod
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write the state if the stored one still has this token, or with None: if there is none.
+        """Write the state if the stored one still has this token; with None, if there is none.
 
         Returns:
-            What is stored then, its token, and whether our write was applied; None where
-            nothing is stored (and the write was not applied).
+            The resulting state, its token, and True if our write was applied; None if no state
+            is stored (the write was then not applied).
 
         Raises:
-            RendezvousConnectionError: the backend can't be reached.
-            RendezvousStateError: what is stored is not an encoded state.
+            RendezvousConnectionError: the backend is unreachable.
+            RendezvousStateError: the stored value is not an encoded state.
         """

@@ -1,4 +1,4 @@
-"""Time and chance, as the handler takes them; tests hand in their own."""
+"""Sources of time and randomness for the handler; tests inject their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _utc() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`monotonic` in seconds, `utc` with its time zone, `chance` from 0 to 1."""
+    """Time and randomness: `monotonic` in seconds, `utc` with time zone, `chance` from 0 to 1."""
 
     monotonic: Callable[[], float] = time.monotonic
     utc: Callable[[], datetime] = _utc

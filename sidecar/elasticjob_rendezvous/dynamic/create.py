@@ -1,4 +1,4 @@
-"""Makes a dynamic rendezvous handler from torch's parameters."""
+"""Creation of a dynamic rendezvous handler from torch's parameters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def create_handler(
     prefixed: Prefixed = PrefixedStore,
     sharing: Sharing | None = None,
 ) -> DynamicRendezvousHandler:
-    """A handler from torch's parameters.
+    """Create a handler from torch's parameters.
 
     Settings, in whole seconds: `join_timeout`, `last_call_timeout`, `close_timeout`,
     `heartbeat_timeout`, `keep_alive_interval`; `keep_alive_max_attempt`; and
-    `close_on_shutdown` (true): with false, `shutdown` leaves and closes nothing.
+    `close_on_shutdown` (true): if false, `shutdown` leaves without closing.
 
     Raises:
-        ValueError: a setting is malformed or out of range; it names it.
+        ValueError: a setting is malformed or out of range; the message names it.
     """
 
     def limit(name: str) -> timedelta | None:

@@ -1,4 +1,4 @@
-"""Rendezvous endpoints: where one points, and whether that is this machine."""
+"""Rendezvous endpoints: parsing, and detection of local addresses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HOST = re.compile(r"[\w.:-]+")
 
 
 def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Split `host[:port]`; an IPv6 address stands in brackets where a port follows.
+    """Split `host[:port]`; an IPv6 address needs brackets if a port follows.
 
     Raises:
-        ValueError: it is no such thing.
+        ValueError: the endpoint is malformed.
     """
     text = (endpoint or "").strip()
     if not text:
@@ -45,11 +45,11 @@ def parse_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or an address is one of this machine.
+    """Return True if a name or an address belongs to this machine.
 
-    Besides our host name, whatever resolves to an address of any of our interfaces counts:
-    aliases and further networks too, which the reference can't tell. A name that does not
-    resolve is not ours.
+    Besides our host name, every name that resolves to an address of a local interface counts,
+    including aliases and further networks, which torch's implementation does not recognize. A
+    name that does not resolve is not local.
     """
     if host in (DEFAULT_HOST, socket.gethostname()):
         return True
@@ -64,7 +64,7 @@ def _is_own_address(family: int, address: tuple[object, ...]) -> bool:
     own = ipaddress.ip_address(text.partition("%")[0])
     if own.is_loopback:
         return True
-    # The kernel reaches an address of its own from that very address. Nothing is sent.
+    # For a local address, the kernel selects the same address as the source. Sends nothing.
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address[0], 9, *address[2:]))

@@ -1,4 +1,4 @@
-"""The shared state in etcd's v2 API: torch's `etcd-v2` rendezvous. Needs python-etcd."""
+"""Shared state in etcd's v2 API, as in torch's `etcd-v2` rendezvous. Requires python-etcd."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FAILURES = (etcd.EtcdException, urllib3.exceptions.HTTPError, OSError)
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """A rendezvous backend on etcd's v2 API, byte-compatible with torch's.
+    """Rendezvous backend on etcd's v2 API, byte-compatible with torch's.
 
-    The token is the key's modifiedIndex. Every write makes the key live for another `ttl`.
+    The token is the key's modifiedIndex. Every write renews the key's `ttl`.
 
     Args:
-        client: an `etcd.Client`, best the one of `etcd_v2.client`.
-        run_id: which rendezvous.
-        key_prefix: the folder of the state.
-        ttl: seconds; two hours unless it is positive.
+        client: an `etcd.Client`, preferably from `etcd_v2.client`.
+        run_id: id of the rendezvous.
+        key_prefix: directory of the state.
+        ttl: time to live in seconds; two hours unless it is positive.
 
     Raises:
         ValueError: the run id is empty.
@@ -73,14 +73,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
         if token:
             try:
                 condition = {"prevIndex": int(token)}
-            except (TypeError, ValueError):  # none of ours
+            except (TypeError, ValueError):  # not a token of this backend
                 return self._found(state=None)
         try:
             written = self._client.write(
                 self._key, b64encode(state).decode(), self._ttl_seconds, **condition
             )
         except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
-            # Or ours was applied and sent again, as the answer was lost.
+            # Our write may also have been applied, and repeated since its reply was lost.
             return self._found(state)
         except _FAILURES as error:
             raise self._unreachable(error) from error
@@ -103,14 +103,14 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
-    """The backend that parameters ask for, and the store for its rounds.
+    """Create the backend from parameters, and the store for its rounds.
 
     Settings: `read_timeout` (60 s), `protocol` (http or https), and the files `ssl_cert`,
     `ssl_cert_key` and `ca_cert`.
 
     Raises:
         ValueError: a setting or the endpoint is malformed.
-        RendezvousConnectionError: no etcd with the v2 API is there.
+        RendezvousConnectionError: no etcd with the v2 API answers.
     """
     read_timeout = params.get_as_int("read_timeout", READ_TIMEOUT_SECONDS)
     if read_timeout is None or read_timeout <= 0:
@@ -133,8 +133,8 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """An etcd-v2 handler from torch's parameters: `create_backend`, then `create_handler`."""
-    from elasticjob_rendezvous.c10d.stores import sharing  # which needs torch when it is used
+    """Create an etcd-v2 handler from torch's parameters."""
+    from elasticjob_rendezvous.c10d.stores import sharing  # requires torch only when used
 
     backend, store = create_backend(params)
     return create_handler(store, backend, params, sharing=sharing(params, store))

@@ -1,7 +1,7 @@
-"""The dynamic rendezvous behind torch's `RendezvousHandler`.
+"""Dynamic rendezvous behind torch's `RendezvousHandler`.
 
 Blocking calls that decide (`core`), write the shared state by compare-and-set, and wait.
-Between rounds a thread keeps the node alive.
+Between these calls a thread sends the node's heartbeats.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from elasticjob_rendezvous.dynamic.stores import PrefixedStore, round_prefix
 log = logging.getLogger(__name__)
 
 PUBLISH_SECONDS = 60.0
-"""How long the others wait for rank 0 to say where it will listen."""
+"""Maximum wait of the other ranks for rank 0's MASTER_ADDR and MASTER_PORT."""
 LEAVE_SECONDS = 5.0
 _process_base = OUR_LOCAL_IDS + secrets.randbits(30)
 _handler_numbers = itertools.count()
@@ -64,12 +64,12 @@ T = TypeVar("T")
 
 
 class DynamicRendezvousHandler(RendezvousHandler):
-    """See `api.RendezvousHandler`; made by `create_handler` or `from_backend`.
+    """Implementation of `api.RendezvousHandler`, created by `create_handler` or `from_backend`.
 
-    Where it differs from torch's, apart from how it judges time: every round has MASTER_*
-    of its own (for gangs with torch's nodes see `masters`); a round that lost a node counts
-    as "a node waits"; `shutdown` ends a `next_rendezvous` under way, and closes for all only
-    when this node has a place in a round; `leave` never closes.
+    Differences from torch's, besides the use of clocks: every round has its own MASTER_* (for
+    rounds with torch's nodes see `masters`); the loss of a node of the round counts as a waiting
+    node; `shutdown` ends a `next_rendezvous` in progress, and closes the rendezvous only if this
+    node has a rank in a round; `leave` never closes.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             lock=threading.RLock(),
         )
         self._held: Seat | None = None
-        # Not bound to us: in a cycle, a dropped handler would keep its thread and its store.
+        # Not a bound method: a reference cycle would keep a dropped handler's thread and store.
         self._store_of: Callable[[int], Any] = partial(_round_store, prefixed, settings, store)
         self._masters = Masters(node, self._store_of, sharing)
         self._heartbeats: Heartbeats | None = None
@@ -121,12 +121,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
         close_on_shutdown: bool = True,
         sharing: Sharing | None = None,
     ) -> DynamicRendezvousHandler:
-        """A handler on a backend; `store` is what its rounds hand out, under a prefix.
+        """Create a handler on a backend; its rounds provide `store` under a prefix.
 
         Args:
             keep_alive_interval: seconds between heartbeats.
-            prefixed: makes (prefix, store) into a store; torch's own wants `PrefixStore`.
-            close_on_shutdown: whether `shutdown` may close for all, or leaves only.
+            prefixed: converts (prefix, store) to a store; use `PrefixStore` for torch's stores.
+            close_on_shutdown: True if `shutdown` may close for all; False if it only leaves.
             sharing: see `masters`; without it no store of torch's agents is used.
 
         Raises:
@@ -166,7 +166,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             self._release()
             return self._rendezvous()
-        except BaseException as error:  # a signal's too: nobody should wait until we expire
+        except BaseException as error:  # also from a signal: spare the others our expiry
             self._release()
             self._masters.close()
             self._held = None
@@ -190,7 +190,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return nodes_waiting(state, self._held, self._settings)
 
     def lost(self) -> bool:
-        """Whether a node of our round is gone: it neither has its place nor waits for another."""
+        """Return True if a node of our round is gone: neither a participant nor waiting."""
         with self._actor.lock:
             state, held = self._actor.shared.read(cached=True), self._held
         if held is None or state.round != held.round:
@@ -198,38 +198,38 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return not held.roster.keys() <= state.participants.keys() | state.wait_list
 
     def moved_on(self) -> bool:
-        """Whether another node of our round was not done with it: it wants a newer one."""
+        """Return True if another node of our round has not finished and wants a newer one."""
         with self._actor.lock:
             state, held = self._actor.shared.read(cached=True), self._held
         return held is not None and moved_on(state, held, self._node)
 
     def gone(self) -> frozenset[int]:
-        """The ranks of our round's nodes that are gone, if no torch node would hold us up."""
+        """Return the ranks of lost nodes of our round; none while torch nodes take part."""
         with self._actor.lock:
             state, held = self._actor.shared.read(cached=True), self._held
         return frozenset() if held is None else gone(state, held, self._node)
 
     def last_stores(self) -> list[Any]:
-        """The stores of the last rounds, newest first, also of such as gave us no place.
+        """Return the stores of the last two rounds, newest first, including those without us.
 
-        None where it was closed before we came: what another run left is no news of ours.
+        Empty if this node never saw the rendezvous open: the rounds then belong to an earlier run.
         """
         with self._actor.lock:
             number, known = self._actor.shared.state.round, self._actor.shared.saw_open
         return [self._store_of(one) for one in (number, number - 1) if known and one >= 0]
 
     def leave(self) -> None:
-        """Give up our place, and leave the rendezvous open for the others."""
+        """Leave the rendezvous, which remains open for the others."""
         self._release()
         self._masters.close()
         self._held = None
         self._run(decisions.leave, self._settings.timeout.close.total_seconds())
 
     def shutdown(self) -> bool:
-        """End: close for all if we have a place in a round (and may), else only leave.
+        """Close the rendezvous if we have a rank in a round (and may close it), else only leave.
 
-        May be called from any thread and from a signal handler: a `next_rendezvous` under
-        way then raises RendezvousGracefulExitError. There is no way back.
+        Callable from any thread and from a signal handler: a `next_rendezvous` in progress then
+        raises RendezvousGracefulExitError. Irreversible.
         """
         self._actor.leaving = True
         joiner = self._joiner
@@ -248,7 +248,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return False
         return True
 
-    # -- how ------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------
 
     def _rendezvous(self) -> RendezvousInfo:
         self._held = None
@@ -273,7 +273,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._release()
 
     def _bootstrap(self, held: Seat) -> RendezvousStoreInfo | None:
-        """Publish or await MASTER_*; None when the round broke before we knew them."""
+        """Publish MASTER_* or wait for them; return None if the round ended first."""
         if held.rank == 0:
             return self._kv(lambda: self._masters.publish(held))
         monotonic = self._actor.clock.monotonic
@@ -314,7 +314,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return Operation(self._actor, decide, limit_seconds).run()
 
     def _beat(self) -> None:
-        """One heartbeat, in the heartbeats' thread."""
+        """Send one heartbeat; runs in the heartbeats' thread."""
         try:
             self._run(decisions.keep_alive, self._settings.timeout.heartbeat.total_seconds())
         except RendezvousError as error:
@@ -324,7 +324,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             self._run(decisions.leave, LEAVE_SECONDS)
         except RendezvousError as error:
-            log.warning("%s: could not leave, and will expire: %s", self._node, error)
+            log.warning("%s: could not leave, this node will expire: %s", self._node, error)
 
     def _release(self) -> None:
         """Stop the heartbeats."""
@@ -338,6 +338,6 @@ def _round_store(prefixed: Prefixed, settings: RendezvousSettings, store: Any, n
 
 
 def new_node(local_addr: str | None) -> NodeDesc:
-    """A name of our own, also beside a handler of torch's and beside another pid namespace."""
+    """Return a new unique node name, distinct from torch's handlers and other pid namespaces."""
     local_id = _process_base + next(_handler_numbers)
     return NodeDesc(local_addr or socket.getfqdn(), os.getpid(), local_id)

@@ -1,4 +1,4 @@
-"""The thread that keeps a node alive between its rendezvous."""
+"""Thread that sends a node's heartbeats between its rendezvous."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """Calls a method of `owner` every interval until it is stopped or the owner is gone.
+    """Periodic call of a method of `owner`, until `stop` or the owner's garbage collection.
 
-    Only the owner's users keep it alive: a handler that is dropped falls silent.
+    The thread holds only a weak reference: a dropped handler stops sending heartbeats.
     """
 
     def __init__(self, owner: Any, beat: Callable[[Any], None], interval_seconds: float) -> None:
@@ -29,7 +29,7 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Stop, and wait for a heartbeat under way, at most so long."""
+        """Stop, and wait up to `seconds` for a heartbeat in progress."""
         self._end()
         if self._thread is not threading.current_thread():
             self._thread.join(seconds)
@@ -47,6 +47,6 @@ def _run(
             return
         try:
             beat(alive)
-        except Exception:  # whatever it was, the next heartbeat may work
+        except Exception:  # the next heartbeat may succeed
             log.exception("a heartbeat failed")
         del alive

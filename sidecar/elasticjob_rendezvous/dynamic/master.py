@@ -1,4 +1,4 @@
-"""MASTER_ADDR and MASTER_PORT of a round: rank 0 publishes them, anew in every round."""
+"""MASTER_ADDR and MASTER_PORT of a round, which rank 0 publishes in every round."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elasticjob_rendezvous.dynamic.stores import MASTER_ADDR, MASTER_PORT
 
 
 class HeldPort:
-    """A free port that nobody else gets while we hold it.
+    """Free port, reserved while this object exists.
 
-    Rank 0's store can listen on it nonetheless: it is bound for reuse, and does not listen.
+    Rank 0's store can still listen on it: the port is bound for reuse, without listening.
     """
 
     def __init__(self) -> None:
@@ -22,21 +22,21 @@ class HeldPort:
         self._socket.bind(("", 0))
         self.number: int = self._socket.getsockname()[1]
         self.close = weakref.finalize(self, self._socket.close)
-        """Give the port back; so does whoever drops this."""
+        """Function that releases the port, as does garbage collection."""
 
 
 def publish(store: Any, address: str, port: int) -> RendezvousStoreInfo:
-    """Say where rank 0 will listen. The port goes last: who sees it sees the address too."""
+    """Publish rank 0's address, then its port: a reader of the port also sees the address."""
     store.set(MASTER_ADDR, address.encode())
     store.set(MASTER_PORT, str(port).encode())
     return RendezvousStoreInfo(address, port)
 
 
 def published(store: Any) -> RendezvousStoreInfo | None:
-    """What rank 0 published, or None if it has not yet.
+    """Return the address and port published by rank 0, or None if there are none yet.
 
     Raises:
-        RendezvousStateError: it is no address and port.
+        RendezvousStateError: the published values are not an address and a port.
     """
     if not store.check([MASTER_ADDR, MASTER_PORT]):
         return None
@@ -45,5 +45,5 @@ def published(store: Any) -> RendezvousStoreInfo | None:
         return RendezvousStoreInfo(address.decode(), int(port))
     except ValueError as error:
         raise RendezvousStateError(
-            f"rank 0 published no address and port: {address!r}, {port!r}"
+            f"rank 0 published an invalid address or port: {address!r}, {port!r}"
         ) from error

@@ -1,18 +1,18 @@
-"""Where the workers of each round meet, as one node knows it from round to round.
+"""Bootstrap address of the workers in each round, as tracked by one node.
 
-Rank 0 publishes MASTER_ADDR and MASTER_PORT in the round's store: a node of ours a new port in
-every round, on which its worker will listen. Where a torch node takes part there is more to it,
-as a plain torchrun (without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) does it otherwise: the agent
-of rank 0 hosts the workers' store for as long as it lives, says where in the first round alone,
-and all agents remember that. With such nodes in the round
+Rank 0 publishes MASTER_ADDR and MASTER_PORT in the round's store. Our nodes publish a new port in
+every round, on which their worker of rank 0 listens. A plain torchrun (without
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1) differs: the agent of rank 0 hosts the workers' store for its
+whole life and publishes its address only in the first round, and all agents remember it. With
+such nodes in the round
 
-* we publish the same address every time: of the store that the backend itself is on, if it is
-  a TCPStore, since nothing goes on without that; else of ours;
-* a store that torch's agent hosts is found again in the rounds before, and published for the
-  nodes that are new;
-* a store that serves round after round is emptied: what the workers of the last one left in it
-  would mislead those of the next. None of them starts before we have told our role, which
-  comes after this.
+* we publish the same address every time: that of the backend's own store if it is a TCPStore,
+  since no round works without it; otherwise ours;
+* the address of a store hosted by torch's agent is looked up in the earlier rounds, and published
+  for new nodes;
+* a store that serves several rounds is emptied first, since values of the last round's workers
+  would mislead the next ones. No worker starts before we have announced our role, which happens
+  afterwards.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from elasticjob_rendezvous.dynamic.core.state import Seat
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3.0
-"""So long a torch node of rank 0 may take to publish, before it is taken to have done so once."""
+"""Wait for a torch node of rank 0 to publish; later assume that it did so in an earlier round."""
 PROBE_SECONDS = 1.0
 LOOK_BACK_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What is to be had of torch's stores.
+    """Access to torch's shared stores.
 
     Args:
-        empty: deletes what workers left in the TCPStore at an address and port; raises
+        empty: deletes the workers' keys in the TCPStore at an address and port; raises
             RendezvousConnectionError.
-        lasting: where the backend's own TCPStore is, if it is on one.
+        lasting: address of the backend's own TCPStore, if it has one.
     """
 
     empty: Callable[[str, int], None]
@@ -52,12 +52,12 @@ class Sharing:
 
 
 class Masters:
-    """One node's part in it.
+    """Publisher and reader of the bootstrap addresses for one node.
 
     Args:
-        node: ourselves.
-        store_of: the store of a round, by its number.
-        sharing: None where there is no torch: no store serves twice then.
+        node: this node.
+        store_of: returns the store of a round, by its number.
+        sharing: None without torch; no store then serves several rounds.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Masters:
         self._port: master.HeldPort | None = None
         self._host: NodeDesc | None = None
         self.shared = False
-        """Whether an agent hosts the workers' store of the present round."""
+        """True if an agent hosts the workers' store of the present round."""
 
     def publish(self, held: Seat) -> RendezvousStoreInfo:
-        """As rank 0: say where the workers of this round meet."""
+        """Publish the bootstrap address of this round, as rank 0."""
         store = self._store_of(held.round)
         self.shared = False
         if held.torchs and (info := self._adopted(held) or self._lasting()) is not None:
@@ -83,7 +83,7 @@ class Masters:
         return master.publish(store, self._node.addr, self._port.number)
 
     def look(self, held: Seat, waited_seconds: float) -> RendezvousStoreInfo | None:
-        """As any other rank: where they meet, if that can be known by now."""
+        """Return the bootstrap address of this round if known, as any other rank."""
         store = self._store_of(held.round)
         self.shared = False
         info, silent = master.published(store), is_torchs(held.master)
@@ -97,15 +97,15 @@ class Masters:
         return info
 
     def close(self) -> None:
-        """Give our port back."""
+        """Release our port."""
         if self._port is not None:
             self._port.close()
             self._port = None
 
     def _adopted(self, held: Seat) -> RendezvousStoreInfo | None:
-        """The store that an agent hosts since an earlier round; it is empty now.
+        """Return the emptied store that an agent has hosted since an earlier round, if any.
 
-        Also of a torch node that is not in this one: those that are may look nowhere else.
+        Its host may be a torch node outside this round: the torch nodes in it may still use it.
         """
         info = self._earlier(held.round)
         if info is None or (self._port is not None and info.master_port == self._port.number):
@@ -113,7 +113,7 @@ class Masters:
         return info if _listens(info) and self._emptied(info) else None
 
     def _lasting(self) -> RendezvousStoreInfo | None:
-        """The backend's own store; it is empty now."""
+        """Return the backend's own store, emptied; None if there is none or emptying failed."""
         info = None if self._sharing is None else self._sharing.lasting
         return info if info is not None and self._emptied(info) else None
 
@@ -131,7 +131,7 @@ class Masters:
         return True
 
     def _earlier(self, number: int) -> RendezvousStoreInfo | None:
-        """What was last published before that round."""
+        """Return the last address published before that round."""
         for earlier in range(number - 1, max(-1, number - 1 - LOOK_BACK_ROUNDS), -1):
             if (info := master.published(self._store_of(earlier))) is not None:
                 return info
@@ -139,7 +139,7 @@ class Masters:
 
 
 def _listens(info: RendezvousStoreInfo) -> bool:
-    """Whether somebody does. The workers of the last round have ended: then it is an agent."""
+    """Return True if a server listens: an agent, since the last round's workers have ended."""
     with suppress(OSError):
         address = (info.master_addr, info.master_port)
         with socket.create_connection(address, PROBE_SECONDS):

@@ -1,4 +1,4 @@
-"""One operation of a node on the shared state: read, decide, write, wait, and again."""
+"""Operation of a node on the shared state: a loop of read, decide, write and wait."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Decide = Callable[[Situation], Action]
 POLL_SECONDS = (0.1, 1.0)
 CONFLICT_SECONDS = (0.01, 0.5)
 RETRY_SECONDS = (0.1, 2.0)
-"""The first and the longest wait; each is twice the one before, with jitter."""
+"""First and longest wait of an exponential back-off with jitter."""
 SLICE_SECONDS = 0.1
-"""How soon a wait notices that it is to end."""
+"""Maximum delay before a wait notices `leaving`."""
 AHEAD_SECONDS = 0.05
-"""So much before torch's nodes we end a last call: whoever does gives the ranks, see `ranking`."""
-_BEAT_DUE = 0.9  # of an interval: a timer that fires a little early must not skip a heartbeat
+"""Lead over torch's nodes in ending a last call: its ender assigns the ranks, see `ranking`."""
+_BEAT_DUE = 0.9  # fraction of an interval: a slightly early timer must not skip a heartbeat
 
 
 class _Turn(StrEnum):
@@ -46,9 +46,9 @@ class _Turn(StrEnum):
 
 @dataclass(slots=True)
 class Actor:
-    """Who acts on which state. `lock` guards the state; `leaving` breaks off a join.
+    """Node and the state on which it acts. `lock` guards the state; `leaving` interrupts a join.
 
-    A plain flag: an Event may not be set in a signal handler of the thread that waits for it.
+    `leaving` is a plain flag: an Event must not be set in a signal handler of its waiting thread.
     """
 
     node: NodeDesc
@@ -61,7 +61,7 @@ class Actor:
     least_round: int = 0
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but wake when we are to leave."""
+        """Sleep for `seconds`; return early if `leaving` changes."""
         ends, left = time.monotonic() + seconds, seconds
         before = self.leaving
         while left > 0 and self.leaving is before:
@@ -70,7 +70,7 @@ class Actor:
 
 
 class Operation:
-    """Runs `decide` until it finishes. The time limit begins anew after standing by."""
+    """Loop of `decide` until it finishes. The timeout restarts while the node stands by."""
 
     def __init__(
         self, actor: Actor, decide: Decide, limit_seconds: float, rejoins: bool = False
@@ -88,7 +88,7 @@ class Operation:
 
         Raises:
             RendezvousClosedError, RendezvousTimeoutError, RendezvousGracefulExitError: as decided.
-            RendezvousConnectionError: the backend can't be reached, or not for long enough.
+            RendezvousConnectionError: the backend is unreachable, or was until the timeout.
             RendezvousStateError: the stored state is corrupt.
         """
         polls, conflicts, failures = 0, 0, 0
@@ -104,7 +104,7 @@ class Operation:
                     ) from error
                 if not self._actor.reconnects or self._actor.clock.monotonic() > self._deadline:
                     raise
-                log.warning("%s: the backend is away; trying again", self._actor.node)
+                log.warning("%s: the backend is unreachable; trying again", self._actor.node)
                 self._actor.wait(self._pause(RETRY_SECONDS, failures))
                 failures += 1
                 continue
@@ -143,8 +143,8 @@ class Operation:
                 )
             case Action.ERROR_TIMEOUT:
                 raise RendezvousTimeoutError(
-                    f"no end of the {self._decide.__name__} of {self._actor.node} in the "
-                    f"rendezvous {self._run_id!r} within {self._limit_seconds:g} s: "
+                    f"the {self._decide.__name__} of {self._actor.node} in the rendezvous "
+                    f"{self._run_id!r} did not complete within {self._limit_seconds:g} s: "
                     f"{len(situation.state.participants)} of {self._actor.settings.min_nodes} "
                     "nodes take part"
                 )
@@ -178,7 +178,7 @@ class Operation:
         )
 
     def _idle_seconds(self, polls: int) -> float:
-        """Until the next look: soon at first, and when the last call ends."""
+        """Return the delay before the next read: short at first, and ending with the last call."""
         seconds = self._pause(POLL_SECONDS, polls)
         with self._actor.lock:
             ends = self._last_call_ends()
@@ -187,7 +187,7 @@ class Operation:
         return seconds
 
     def _last_call_ends(self) -> float | None:
-        """On our clock; a little sooner where torch's nodes take part."""
+        """Return the last call's end on our clock; AHEAD_SECONDS earlier with torch nodes."""
         shared = self._actor.shared
         call = shared.memory.last_call
         if call is None:

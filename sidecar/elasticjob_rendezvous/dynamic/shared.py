@@ -1,4 +1,4 @@
-"""This node's copy of the shared state: read, judged, and written back by compare-and-set."""
+"""Local copy of the shared state: read, purged of dead nodes, and written by compare-and-set."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from elasticjob_rendezvous.dynamic.core.state import State, without
 log = logging.getLogger(__name__)
 
 CACHED_SECONDS = 1.0
-"""For how long `read` may answer from memory when the caller only polls."""
+"""Maximum age of a cached state that `read` returns to a polling caller."""
 
 
 class SharedState:
-    """The state without the nodes that are dead as seen from here. Not thread-safe.
+    """Shared state without the nodes that this node considers dead. Not thread-safe.
 
-    The dead leave the stored state with the next write of anybody who noticed.
+    The next write of any node that detected a death removes the dead node from the stored state.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class SharedState:
         self.state = State()
         self.memory = Memory()
         self.saw_open = False
-        """Whether the rendezvous was ever found open."""
+        """Set once the rendezvous has been seen open."""
         self.beat_at = float("-inf")
-        """When (monotonic seconds) we last wrote a heartbeat of ours."""
+        """Monotonic time of our last written heartbeat."""
 
     def read(self, cached: bool = False) -> State:
-        """The latest state; with `cached` one of at most a second ago."""
+        """Return the latest state; with `cached`, one at most CACHED_SECONDS old."""
         if not cached or self._clock.monotonic() - self.memory.at > CACHED_SECONDS:
             self._take(self._backend.get_state())
         return self.state
 
     def write(self, state: State) -> bool:
-        """Write it if nobody wrote since our last read; afterwards we know the latest anyway."""
+        """Write the state if unchanged since our last read; in any case update our copy."""
         beats = state.last_heartbeats.get(self._node) != self.state.last_heartbeats.get(self._node)
         began = self._clock.monotonic()
         answer = self._backend.set_state(wire.encode(state), self._token)
@@ -61,7 +61,7 @@ class SharedState:
 
     def _take(self, found: tuple[bytes, Token] | None) -> None:
         if found is None:
-            # Where a store lost its data the numbers go on: no key of an old round is met again.
+            # After a loss of the store's data the round numbers continue: no key is used again.
             state, self._token = State(round=self._next_round), None
         else:
             state, self._token = self._decoded(found[0]), found[1]
@@ -71,11 +71,11 @@ class SharedState:
         self.memory = observe(self.memory, state, self._settings, now, self._clock.utc())
         gone = dead(self.memory, self._settings) - {self._node}
         for node in sorted(gone - self._gone, key=rank_order):
-            log.info("%s: no heartbeat from %s; it is taken out", self._node, node)
+            log.info("%s: no heartbeat from %s; removing it", self._node, node)
         self._gone = gone
         self.state = without(state, gone, self._settings)
 
     def _decoded(self, data: bytes) -> State:
-        if data != self._last[0]:  # most looks find what was there before
+        if data != self._last[0]:  # most reads find the same bytes
             self._last = (data, wire.decode(data))
         return self._last[1]

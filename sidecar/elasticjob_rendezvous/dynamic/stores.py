@@ -1,4 +1,4 @@
-"""The key-value store that a round hands out: the caller's, under a prefix of the round."""
+"""Key-value store of a round: the caller's store, under a prefix of the round."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ MASTER_PORT = "MASTER_PORT"
 
 
 def round_prefix(run_id: str, number: int) -> str:
-    """The prefix of a round's keys, as torch's dynamic rendezvous has it."""
+    """Return the prefix of a round's keys, as in torch's dynamic rendezvous."""
     return f"torch.rendezvous.{run_id}.{number}"
 
 
 class PrefixedStore:
-    """A store seen under a prefix, for stores that are not torch's; keys are `prefix/key`."""
+    """View of a store under a prefix, for stores that are not torch's; keys are `prefix/key`."""
 
     def __init__(self, prefix: str, store: Any) -> None:
         self._prefix = prefix

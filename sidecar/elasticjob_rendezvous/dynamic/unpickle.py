@@ -1,8 +1,8 @@
-"""Reads a pickle of plain values, nodes and times, without running any of it.
+"""Reader of pickles of plain values, nodes and times, without executing any code.
 
-Python's own unpickler calls what a pickle names, and even with all names forbidden a damaged
-or hostile one can have it take all memory or never end. This one builds what the opcodes
-describe, of known kinds, in time and memory of the order of the pickle's size.
+Python's own unpickler calls the functions that a pickle names, and even with all names forbidden
+a corrupt or hostile pickle can exhaust memory or never end. This reader interprets the opcodes
+itself, accepts only known types, and needs time and memory proportional to the pickle's size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHAREABLE = (str, bytes, int, float, datetime, timedelta, timezone)
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A class that the pickle names."""
+    """Class that a pickle refers to."""
 
     module: str
     name: str
@@ -51,7 +51,7 @@ class Name:
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """An object of a named class, and its attributes; `made` is what it stands for."""
+    """Object of a named class, with its attributes; `made` is the resulting value."""
 
     name: Name
     arguments: tuple[Any, ...] = ()
@@ -63,10 +63,10 @@ Make = Callable[[Draft], Any]
 
 
 def load(data: bytes, make: Mapping[Name, Make]) -> Any:
-    """What the pickle describes; objects of the classes in `make` are what it makes of them.
+    """Return the value of the pickle; `make` converts objects of its classes.
 
     Raises:
-        ValueError, TypeError, LookupError: it holds anything else, or is damaged.
+        ValueError, TypeError, LookupError: the pickle contains other types, or is corrupt.
     """
     reader = _Reader(make)
     for opcode, argument, _ in pickletools.genops(data):
@@ -104,7 +104,7 @@ class _Reader:
         elif opcode == "STACK_GLOBAL":
             stack.append(self._named(*self._take(2)))
         elif opcode in ("REDUCE", "NEWOBJ", "BUILD"):
-            subject, argument = self._raw(2)  # the subject's attributes may be yet to come
+            subject, argument = self._raw(2)  # the subject's attributes may follow later
             self._object(opcode, subject, self._finished(argument))
         elif opcode not in ("PROTO", "FRAME", "STOP"):
             self._container(opcode)
@@ -140,11 +140,11 @@ class _Reader:
     def _object(self, opcode: str, subject: Any, argument: Any) -> None:
         if opcode == "BUILD":
             if not isinstance(subject, Draft) or subject.made or not isinstance(argument, dict):
-                raise TypeError("attributes for what takes none")
+                raise TypeError("attributes for a value that takes none")
             subject.attributes = argument
             self._stack.append(subject)
         elif not isinstance(subject, Name) or not isinstance(argument, tuple):
-            raise TypeError("a call of what is no class")
+            raise TypeError("a call of a value that is not a class")
         elif (subject.module, subject.name) in _TIMES:
             self._stack.append(_TIMES[subject.module, subject.name](*argument))
         else:
@@ -153,14 +153,14 @@ class _Reader:
     def _named(self, module: Any, name: Any) -> Name:
         found = Name(module, name)
         if found not in self._make and (module, name) not in _TIMES:
-            raise ValueError(f"it names {module}.{name}, which no state contains")
+            raise ValueError(f"reference to {module}.{name}, which no state contains")
         return found
 
     def _shared(self, place: int) -> Any:
         value = self._memo[place]
-        # A container met twice could hold itself, or be as large as a power of the pickle.
+        # A shared container could contain itself, or grow exponentially with the pickle.
         if not isinstance(value, (*_SHAREABLE, Name, Draft)):
-            raise TypeError(f"it refers twice to a {type(value).__name__}")
+            raise TypeError(f"second reference to a {type(value).__name__}")
         return value
 
     def _take(self, count: int) -> list[Any]:
@@ -187,7 +187,7 @@ class _Reader:
         return top
 
     def _finished(self, value: Any) -> Any:
-        """A value that is used: the object that a draft stands for is made now."""
+        """Return a value for use; convert a draft to its object."""
         if isinstance(value, Name):
             raise TypeError(f"{value.name} itself as a value")
         if not isinstance(value, Draft):
@@ -198,7 +198,7 @@ class _Reader:
 
 
 def _key(value: Any) -> Any:
-    # Containers can be nested so deeply that their hash never ends.
+    # The hash of deeply nested containers can take forever.
     if isinstance(value, tuple | frozenset):
         raise TypeError(f"a {type(value).__name__} as a key")
     return value

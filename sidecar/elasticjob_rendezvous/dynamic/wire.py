@@ -1,7 +1,7 @@
-"""The bytes of the shared state: a pickle that torch's dynamic rendezvous reads and writes.
+"""Encoding of the shared state: a pickle compatible with torch's dynamic rendezvous.
 
-Protocol 4; `_RendezvousState` and `_NodeDesc` of torch 2.13 by name, without torch. What is
-read is checked field by field. Writing gives one state the same bytes every time.
+Protocol 4; refers to `_RendezvousState` and `_NodeDesc` of torch 2.13 by name, without torch.
+Decoding checks every field. Encoding is deterministic.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _UNREADABLE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueErr
 
 
 def decode(data: bytes) -> State:
-    """Read a state.
+    """Decode a state.
 
     Raises:
-        RendezvousStateError: these are not the bytes of a state; it says why.
+        RendezvousStateError: the bytes are not a valid state; the message names the fault.
     """
     if len(data) > LONGEST_STATE_BYTES:
         raise RendezvousStateError(
@@ -48,7 +48,7 @@ def decode(data: bytes) -> State:
             f"{LONGEST_STATE_BYTES}"
         )
     try:
-        state: State = _is(load(data, _MAKE), State, "what is stored")
+        state: State = _is(load(data, _MAKE), State, "the stored value")
     except _UNREADABLE as error:
         raise RendezvousStateError(
             f"the rendezvous state is corrupt ({type(error).__name__}: {error}); "
@@ -58,10 +58,10 @@ def decode(data: bytes) -> State:
 
 
 def encode(state: State) -> bytes:
-    """The stored form of a state.
+    """Encode a state.
 
     Raises:
-        RendezvousStateError: a field that is not ours holds what cannot be written.
+        RendezvousStateError: an unknown field has a value that cannot be encoded.
     """
     try:
         return _Writer().dump(state)
@@ -96,7 +96,7 @@ def _state(draft: Draft) -> State:
 
 
 def _node(draft: Draft) -> NodeDesc:
-    # torch's own pickle gives attributes, ours gives arguments.
+    # torch's own pickle contains attributes, ours contains arguments.
     values = draft.attributes or dict(zip(_NODE_FIELDS, draft.arguments, strict=True))
     return NodeDesc(
         _is(values["addr"], str, "addr"),
@@ -132,7 +132,7 @@ _MAKE: Mapping[Name, Make] = {
 
 
 class _Writer:
-    """Emits pickle opcodes; `pickle.dumps` would have to import the classes that it names."""
+    """Writer of pickle opcodes; `pickle.dumps` would import the classes by name, hence torch."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()
@@ -232,7 +232,7 @@ class _Writer:
         self._once((module, name), emit)
 
     def _once(self, value: object, emit: Callable[[], None]) -> None:
-        """Write a value the first time, and a reference to it from then on."""
+        """Write a value the first time, and a reference to it afterwards."""
         place = self._known.get(value)
         if place is not None:
             self._out.write(pickle.LONG_BINGET + struct.pack("<I", place))

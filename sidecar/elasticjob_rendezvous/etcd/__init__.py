@@ -1,6 +1,6 @@
-"""etcd v3 as the rendezvous uses it: the client, and what is built on it.
+"""etcd v3 client and the rendezvous driver, member and handler built on it.
 
-Importing this package imports grpc, as `forking` needs it to be imported.
+Importing this package imports grpc through `forking`, which sets grpc's options first.
 """
 
 from elasticjob_rendezvous.etcd import forking as forking

@@ -1,8 +1,8 @@
-"""The auth token of one client: fetched when first needed, again when it went stale.
+"""Auth token of one client: fetched on first use, and again when it becomes stale.
 
-A token is used only as long as the connection holds. etcd's simple tokens name a place in its log,
-and etcd keeps every request waiting until it has got there: after a loss of its data, or a restore
-of older data, that may be never.
+A token is used only while its connection lasts. etcd's simple tokens contain an index of its log,
+and etcd delays every request until it has applied that index: after a loss of its data, or a
+restore of older data, that may never happen.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elasticjob_rendezvous.etcd.endpoints import Link
 Metadata = tuple[tuple[str, str], ...]
 
 _HAS_LEADER: Metadata = (("hasleader", "true"),)
-"""Makes a member without a leader refuse at once, and end its streams, instead of hanging."""
+"""Metadata that makes an etcd server without a leader fail requests and streams at once."""
 
 _NOT_ENABLED = "etcdserver: authentication is not enabled"
 
 
 class Token:
-    """Owns the token; `user` None means that requests go without one."""
+    """Cache of the token. With `user` None, requests carry no token."""
 
     def __init__(self, user: str | None, password: str | None) -> None:
         self.user = user
@@ -32,13 +32,13 @@ class Token:
         self._lock = asyncio.Lock()
 
     async def metadata(self, link: Link, timeout_seconds: float) -> Metadata:
-        """Return what a request must carry, after authenticating on `link` if need be."""
+        """Return the metadata of a request, after authentication on `link` if necessary."""
         if self.user is not None and not link.is_connected():
-            self._metadata = None  # who answers there next may have lost its data
+            self._metadata = None  # the next server at this endpoint may have lost its data
         if self._metadata is not None:
             return self._metadata
         async with asyncio.timeout(timeout_seconds), self._lock:
-            if self._metadata is None:  # another call may have brought one meanwhile
+            if self._metadata is None:  # another call may have fetched one
                 self._metadata = await self._authenticate(link, timeout_seconds)
             return self._metadata
 
@@ -48,16 +48,14 @@ class Token:
             reply = await link.auth.Authenticate(request, timeout=timeout_seconds)
         except grpc.aio.AioRpcError as error:
             if (error.details() or "").startswith(_NOT_ENABLED):
-                return (
-                    _HAS_LEADER  # once it is enabled, a request without a token is refused as stale
-                )
+                return _HAS_LEADER  # if it is enabled later, etcd refuses a missing token as stale
             raise
         return (*_HAS_LEADER, ("token", reply.token))
 
     def forget(self, metadata: Metadata) -> bool:
-        """Drop a token that was refused or got no answer; False when there is no other to get."""
+        """Drop a refused or unanswered token; return False if the client uses no tokens."""
         if self.user is None:
             return False
-        if self._metadata == metadata:  # else a newer one is already there
+        if self._metadata == metadata:  # otherwise it has already been replaced
             self._metadata = None
         return True

@@ -1,4 +1,4 @@
-"""The member behind a blocking handler: an event loop of its own, in a thread of its own."""
+"""Background thread whose event loop runs the member of a blocking handler."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from elasticjob_rendezvous.etcd.member import MemberSettings, RendezvousMember
 log = logging.getLogger(__name__)
 
 CONNECT_PATIENCE_SECONDS = 2.0
-"""How long a start waits for etcd; after that `next_rendezvous` says what is wrong."""
+"""Maximum wait for etcd in `start`; after it, `next_rendezvous` reports the problem."""
 CONNECT_SECONDS = 10.0
 T = TypeVar("T")
 
 
 class Background:
-    """Runs the member from `start` to `stop`, and may be started again."""
+    """Runner of the member from `start` to `stop`; can be started again."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class Background:
 
     @property
     def member(self) -> RendezvousMember | None:
-        """The newest; None before the first start.
+        """Most recent member; None before the first start.
 
         Raises:
             RendezvousUnsupportedError: this process was forked after the start.
@@ -53,10 +53,10 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start, connected if etcd answers soon.
+        """Start the thread, and wait up to CONNECT_PATIENCE_SECONDS for a connection.
 
         Raises:
-            RendezvousConnectionError: it could not start.
+            RendezvousConnectionError: the member could not start.
             RendezvousUnsupportedError: this process was forked after gRPC was used.
         """
         use_grpc()
@@ -89,7 +89,7 @@ class Background:
         self.call(self._await_connected, CONNECT_SECONDS)
 
     def stop(self, seconds: float) -> bool:
-        """End the thread; whether it did within that time."""
+        """End the thread; return True if it ended within `seconds`."""
         thread = self._thread
         self.end()
         if thread is None:
@@ -98,17 +98,17 @@ class Background:
         return not thread.is_alive()
 
     def end(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Request the end of the thread, without waiting for it."""
         thread, self._thread = self._thread, None
         if thread is None or self._loop is None or self._stop is None or is_forked():
             return
-        with contextlib.suppress(RuntimeError):  # it has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._stop.set)
 
     def call(self, work: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Run a coroutine in the loop and wait for it. Raises TimeoutError, and what it raises.
+        """Run a coroutine in the loop and return its result, or raise its error or TimeoutError.
 
-        A caller that stops waiting cancels it.
+        The coroutine is cancelled when the caller stops waiting.
         """
         use_grpc()
         assert self._loop is not None
@@ -120,16 +120,16 @@ class Background:
         try:
             return future.result(seconds)
         finally:
-            future.cancel()  # unless it is done
+            future.cancel()  # no effect on a finished one
 
     def tell(self, local: Local) -> None:
-        """Tell the member, without waiting; from any thread."""
+        """Pass the state of this node to the member, without waiting; thread-safe."""
         member = self.member
         if self._loop is not None and member is not None:
             self._loop.call_soon_threadsafe(member.tell, local)
 
     async def directive(self, enough: Callable[[Directive], bool], seconds: float) -> Directive:
-        """In the loop: the first directive that is enough. Raises TimeoutError."""
+        """Wait in the loop for the first directive that satisfies `enough`. Raises TimeoutError."""
         assert self.member is not None
         async with asyncio.timeout(seconds):
             async for directive in self.member.directives():

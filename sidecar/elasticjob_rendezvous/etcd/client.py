@@ -1,4 +1,4 @@
-"""The asyncio client of etcd v3: the requests of `core.kv`, and nothing of what they are for.
+"""asyncio client of etcd v3 for the requests of `core.kv`; independent of the protocol.
 
 Source of the semantics: the etcd v3 gRPC API (KV, Lease, Watch, Auth, Maintenance).
 """
@@ -35,7 +35,7 @@ __all__ = ["Client", "Status", "Tls"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one etcd server says of itself."""
+    """Status of one etcd server."""
 
     cluster_id: int
     member_id: int
@@ -45,12 +45,12 @@ class Status:
 
 
 class Client:
-    """A client for one event loop; connects when first used.
+    """etcd client for one event loop; connects on first use.
 
-    `request_timeout_seconds` bounds each call, with all its attempts. Within
-    it, reads and everything that may be repeated go to the next endpoint; a
-    write does only when it was provably never sent. All calls raise the errors
-    of `etcd.errors`.
+    `request_timeout_seconds` limits each call including its retries. Within it,
+    reads and other repeatable requests are retried on the next endpoint; a
+    write only if it was provably never sent. All calls raise the errors of
+    `etcd.errors`.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Client:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The URLs of all endpoints."""
+        """URLs of all endpoints."""
         return self._links.urls
 
     @property
     def transport(self) -> Transport:
-        """What sends the requests, for those parts of etcd's API that are not here."""
+        """Transport for the parts of etcd's API that this client does not cover."""
         return self._transport
 
     async def aclose(self) -> None:
-        """Close all connections. Calls and watches still running end in `Unavailable`."""
+        """Close all connections. Pending calls and watches raise `Unavailable`."""
         await self._links.close()
 
     async def range(self, target: Range) -> RangeResult:
@@ -121,7 +121,7 @@ class Client:
         return revision
 
     async def txn(self, txn: Txn) -> TxnResult:
-        """Apply a transaction. Raises `LeaseLost` when it puts with a dead lease."""
+        """Apply a transaction. Raises `LeaseLost` if it puts with a dead lease."""
         request = wire.txn_request(txn)
         reply: Any = await self._transport.call(
             "txn",
@@ -133,7 +133,7 @@ class Client:
         return wire.txn_result(txn, reply)
 
     async def grant(self, ttl_seconds: int) -> LeaseGrant:
-        """Make a lease. Repeatable: one whose answer was lost holds no key, and expires."""
+        """Grant a lease. Repeatable: a lease whose reply was lost holds no key and expires."""
         request = rpc_pb2.LeaseGrantRequest(TTL=ttl_seconds)
         reply: Any = await self._transport.call(
             "lease grant",
@@ -146,7 +146,7 @@ class Client:
     async def keep_alive(self, lease: int) -> int:
         """Renew a lease; return its time to live in seconds. Raises `LeaseLost`.
 
-        The new deadline counts from when this was called, not from its return.
+        The time to live counts from the time of the call, not of its return.
         """
         operation = f"keep-alive of lease {lease:x}"
         remaining_seconds = await self._transport.call(
@@ -159,7 +159,7 @@ class Client:
         return remaining_seconds
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys. A lease that is gone already is no error."""
+        """Revoke a lease and delete its keys. A lease that no longer exists is not an error."""
         request = rpc_pb2.LeaseRevokeRequest(ID=lease)
         try:
             await self._transport.call(
@@ -176,21 +176,21 @@ class Client:
     ) -> AsyncGenerator[WatchBatch, None]:
         """Yield the events of all `targets` whose revision is `start_revision` or later.
 
-        The first batch is empty: it comes when the watch is in place, and every
-        event after its `revision` will follow. `start_revision` 0 means now;
-        opening it first and ranging then is faster than ranging first, because
-        etcd catches up with past revisions only every 100 ms.
+        The first batch is empty: it confirms that the watch is open, and every
+        event after its `revision` will follow. `start_revision` 0 means now.
+        Opening the watch before the range is faster than the reverse order,
+        because etcd catches up with past revisions only every 100 ms.
 
-        Within one target, events come in order and a revision is never split.
-        Events of one revision in different targets come in different batches; a
-        key in two targets comes twice.
+        Within one target, events arrive in order and a revision is never split.
+        Events of one revision in different targets arrive in different batches;
+        an event of a key in two targets arrives twice.
 
-        Ends only by an error: `Compacted` when the start, or where it fell
-        behind to, is gone; `Unavailable` when the connection, the server's
-        leader or its data was lost, or nothing was heard of it for
-        `watch_idle_seconds` and a request timeout; `PermissionDenied` and the
-        like. The caller then ranges again. Close it (`contextlib.aclosing`)
-        when it is left early.
+        The watch ends only with an error: `Compacted` if its start, or the
+        revision it has reached, was compacted; `Unavailable` if the connection,
+        the server's leader or its data was lost, or if nothing arrived for
+        `watch_idle_seconds` plus a request timeout; `PermissionDenied` and
+        similar errors. The caller then ranges again. Close the generator
+        (`contextlib.aclosing`) to leave it early.
         """
         return watch(
             self._transport,
@@ -201,7 +201,7 @@ class Client:
         )
 
     async def status(self) -> Status:
-        """Ask the current endpoint's server about itself."""
+        """Return the status of the current endpoint's server."""
         reply: Any = await self._transport.call(
             "status",
             lambda link, metadata, timeout: link.maintenance.Status(

@@ -1,8 +1,7 @@
-"""Runs an engine on a real etcd and real links: effects become requests, answers events.
+"""Driver of an engine: turns its effects into etcd requests and links, and replies into events.
 
-Owns the one list of events through which everything reaches the engine, so that the
-engine is only ever stepped by one loop; keep-alives come out of that loop too, and a stuck
-agent loses its lease.
+The driver owns the only event list of the engine, so a single loop steps the engine. The same
+loop sends keep-alives: an agent whose loop is stuck loses its lease.
 """
 
 from __future__ import annotations
@@ -58,12 +57,13 @@ log = logging.getLogger(__name__)
 
 LINK_DELAY_SECONDS = 0.2
 CROWD = 16
+"""Minimum number of sessions at which the coordinator batches changes."""
 GATHER_SECONDS = 0.01
-"""How long the coordinator of a crowd gathers what its members write before it judges."""
+"""Maximum delay of a change while the coordinator of at least CROWD sessions batches changes."""
 
 
 def _merged(events: list[Event]) -> list[Event]:
-    """Consecutive changes of one watch as one event: what arrives together is judged together."""
+    """Merge consecutive changes of one watch into one event, which the engine handles at once."""
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None
@@ -84,11 +84,11 @@ def system_clock() -> Clock:
 
 
 class Driver:
-    """One engine at work. `run` ends only by cancellation or a defect.
+    """Event loop of one engine. `run` ends only on cancellation or on a defect.
 
     Args:
-        engine: the protocol; stepped here and nowhere else.
-        on_step: called after every step, when the directive may have changed.
+        engine: the protocol; only the driver steps it.
+        on_step: called after every step, since the directive may have changed.
     """
 
     def __init__(
@@ -124,7 +124,10 @@ class Driver:
         self._renewals = 0
 
     def post(self, event: Event) -> None:
-        """Hand an event to the engine, from the loop's own thread: now, or soon in a crowd."""
+        """Pass an event to the engine at once or, when changes are batched, within GATHER_SECONDS.
+
+        Call it from the loop's own thread.
+        """
         self._events.append(event)
         if self._loop is None or self._pumping:
             return
@@ -134,11 +137,11 @@ class Driver:
             self._pump_due = self._loop.call_later(GATHER_SECONDS, self._pump)
 
     def _crowded(self) -> bool:
-        """Whether many members are likely to speak at once, and we judge them all each time."""
+        """Return True if this member coordinates so many sessions that changes are batched."""
         return self._engine.coordinator.active and len(self._engine.view.sessions) >= CROWD
 
     def _all_spoke(self, event: Changed) -> bool:
-        """Whether those for whom the coordinator waits may all have spoken."""
+        """Return True if all members that the coordinator waits for may have written."""
         self._gathered += len(event.events)
         return 0 < self._engine.coordinator.awaited <= self._gathered
 
@@ -158,7 +161,7 @@ class Driver:
                         handle.cancel()
 
     def _pump(self) -> None:
-        """Step through everything that has arrived, then set the clock for the next `Tick`."""
+        """Step the engine through all queued events, then set the timer for the next `Tick`."""
         if self._loop is None or self._defect is None or self._defect.done():
             return
         if self._pump_due is not None:
@@ -179,7 +182,7 @@ class Driver:
         self._wake(self._engine.wake_at)
 
     def _wake(self, at: float | None) -> None:
-        """Have the clock tell the engine at that time; a timer that is earlier will do."""
+        """Set the timer for that time, unless it already fires earlier."""
         if at is None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
@@ -245,7 +248,7 @@ class Driver:
 
     async def _keep_alive(self, lease: int) -> None:
         sent = self._clock().now
-        if self._renewals:  # the one before still tries, and may do so beyond the lease
+        if self._renewals:  # the previous keep-alive is still pending and may outlast the lease
             self._spawn(self._check_reach())
         self._renewals += 1
         try:
@@ -312,7 +315,7 @@ class Driver:
             self._watches.pop(generation, None)
 
     async def _check_reach(self) -> None:
-        """Find out whether etcd is down for everybody or only we are cut off."""
+        """Report `StoreRefused` if all endpoints refuse connections: etcd is down for everyone."""
         if self._checking_reach:
             return
         self._checking_reach = True

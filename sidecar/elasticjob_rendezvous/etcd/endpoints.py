@@ -1,7 +1,7 @@
-"""Where etcd is reached: endpoints, TLS, and one gRPC channel to each.
+"""etcd endpoints, their TLS settings, and one gRPC channel for each.
 
-Owns the choice of the current endpoint: it stays while it works, and moves to
-the next when a call there failed.
+The current endpoint is kept while it works; after a failed call the next
+endpoint becomes the current one.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from elasticjob_rendezvous.etcd.forking import use_grpc
 DEFAULT_PORT = 2379
 
 _CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.max_receive_message_length", -1),  # a range may be larger than any one request
-    ("grpc.max_send_message_length", -1),  # the server judges, and says so
-    ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections that ping more often than 5 s
+    ("grpc.max_receive_message_length", -1),  # a range reply may exceed the request limit
+    ("grpc.max_send_message_length", -1),  # the server enforces its own limit
+    ("grpc.keepalive_time_ms", 10_000),  # etcd closes connections with pings less than 5 s apart
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),  # a watch may be silent for hours
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In fact the time given to one connection attempt: at the address of a pod that is no more
-    # nobody answers. A thousand TLS handshakes at once with one etcd take half a second.
+    # Despite its name, the timeout of one connection attempt: the address of a deleted pod never
+    # answers. A thousand simultaneous TLS handshakes with one etcd take half a second.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),  # pods come back under new addresses
-    ("grpc.enable_retries", 0),  # what may be repeated is decided in transport.py
+    ("grpc.enable_retries", 0),  # transport.py decides on retries
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.http2.bdp_probe", 0),  # pings to measure a bandwidth that we never use
+    ("grpc.http2.bdp_probe", 0),  # no pings for bandwidth estimation, which is of no use here
 )
 
 _UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
@@ -46,11 +46,11 @@ _UNSETTLED = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. Without `ca_file` the system's authorities count; a client certificate is mTLS.
+    """TLS settings as PEM files. Without `ca_file` the system's CAs apply; `cert_file` means mTLS.
 
-    `server_name` is the name the server's certificate must carry, when it is
-    not the endpoint's host. The files are read again when a connection fails
-    after they changed, so that rotated certificates are picked up.
+    `server_name` is the expected name in the server's certificate if it differs
+    from the endpoint's host. The files are reloaded if a connection fails after
+    they have changed, so that rotated certificates take effect.
     """
 
     ca_file: Path | str | None = None
@@ -59,7 +59,7 @@ class Tls:
     server_name: str | None = None
 
     def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return authorities, key and certificate as gRPC orders them."""
+        """Return CA certificates, key and certificate, in gRPC's order."""
         if (self.cert_file is None) != (self.key_file is None):
             problem = "cert_file and key_file must be given together"
             raise InvalidConfiguration("tls", str(self.cert_file or self.key_file), problem)
@@ -78,7 +78,7 @@ def _read(path: Path | str | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One etcd server: the `url` as people know it, `target` as gRPC wants it."""
+    """Endpoint of one etcd server: `url` for people, `target` for gRPC."""
 
     url: str
     target: str
@@ -86,7 +86,7 @@ class Endpoint:
 
 
 def parse_endpoint(text: str, tls: Tls | None) -> Endpoint:
-    """Read `[http[s]://]host[:port]`; without a scheme, `tls` decides."""
+    """Parse `[http[s]://]host[:port]`; without a scheme, https if `tls` is given."""
     scheme = "https" if tls else "http"
     parts = urlsplit(text if "://" in text else f"{scheme}://{text}")
     problem = ""
@@ -111,12 +111,12 @@ def _target(host: str, port: int) -> str:
         address = ip_address(host)
     except ValueError:
         return f"dns:///{host}:{port}"
-    # Naming the family spares gRPC its resolver.
+    # An explicit address family bypasses gRPC's resolver.
     return f"ipv4:{host}:{port}" if address.version == 4 else f"ipv6:[{host}]:{port}"
 
 
 class Link:
-    """A channel to one endpoint, with etcd's services on it. It connects when first used."""
+    """gRPC channel to one endpoint, with etcd's services. It connects on first use."""
 
     def __init__(self, endpoint: Endpoint, tls: Tls | None) -> None:
         self.endpoint = endpoint
@@ -145,30 +145,30 @@ class Link:
         return rpc_pb2_grpc.MaintenanceStub(self.channel)
 
     def outdated(self) -> bool:
-        """Whether the TLS files have changed since the channel was made."""
+        """Return True if the TLS files have changed since the channel was created."""
         if self._tls is None:
             return False
         try:
             return self._tls.contents() != self._secrets
-        except InvalidConfiguration:  # in the middle of a rotation: what we hold is better
+        except InvalidConfiguration:  # rotation in progress: keep the loaded files
             return False
 
     def is_connected(self) -> bool:
-        """Return whether the channel is connected. One that was cut off reconnects only to send."""
+        """Return True if the channel is connected. After a disconnect only a send reconnects it."""
         return self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     def is_settled(self) -> bool:
-        """Whether the channel is connected, or has failed to; else it tries."""
+        """Return True if the channel is connected or failed to connect; else start connecting."""
         return self.channel.get_state(try_to_connect=True) not in _UNSETTLED
 
     async def settled(self) -> None:
-        """Wait until the channel is connected, or has failed to."""
+        """Wait until the channel is connected or has failed to connect."""
         while (state := self.channel.get_state(try_to_connect=True)) in _UNSETTLED:
             await self.channel.wait_for_state_change(state)
 
 
 class Links:
-    """The endpoints of one client, and which of them is current."""
+    """Endpoints of one client, with the choice of the current one."""
 
     def __init__(
         self, endpoints: Sequence[str], tls: Tls | None, random: Callable[[], float]
@@ -179,9 +179,9 @@ class Links:
         self._tls = tls
         self._endpoints = [parse_endpoint(text, tls) for text in endpoints]
         if any(endpoint.secure for endpoint in self._endpoints):
-            (tls or Tls()).contents()  # a wrong file shows at the start
+            (tls or Tls()).contents()  # report an invalid file at once
         self._links: dict[Endpoint, Link] = {}
-        # Clients that start together spread over the members.
+        # Spread clients that start together over the etcd members.
         self._index = int(random() * len(self._endpoints))
         self._closed = False
 
@@ -203,7 +203,7 @@ class Links:
         return link
 
     async def failed(self, link: Link) -> None:
-        """Move on from `link`, unless somebody already has."""
+        """Switch from `link` to the next endpoint, unless another call already has."""
         if link.endpoint == self._endpoints[self._index]:
             self._index = (self._index + 1) % len(self._endpoints)
         if link.outdated() and self._links.get(link.endpoint) is link:

@@ -1,11 +1,11 @@
-"""The errors of the etcd client: what went wrong, where, and whether to try again.
+"""Errors of the etcd client, by cause and by whether a retry can succeed.
 
 Tree:
 
     EtcdError
         Retryable               the same request may succeed later
             Unavailable         it had no effect, or was a read: safe to send again
-            Ambiguous           a write whose outcome nobody knows: read, then decide
+            Ambiguous           a write with an unknown outcome: read, then decide
             Compacted           the watched history is gone: range, then watch anew
             LeaseLost           the lease is gone: grant a new one
         Terminal                the same request will fail again
@@ -22,7 +22,7 @@ from typing import ClassVar
 
 
 class EtcdError(Exception):
-    """An etcd request that failed, with the endpoint, the operation and the remedy."""
+    """Failed etcd request, with the endpoint, the operation and the remedy."""
 
     remedy: ClassVar[str] = ""
 
@@ -34,13 +34,13 @@ class EtcdError(Exception):
 
 
 class Retryable(EtcdError):
-    """May succeed later; wait at least `delay_seconds`, with jitter."""
+    """Request that may succeed later; wait at least `delay_seconds`, with jitter."""
 
     delay_seconds: ClassVar[float] = 0.2
 
 
 class Unavailable(Retryable):
-    """No endpoint answered in time. Nothing was changed, so sending again is safe."""
+    """Request that no endpoint answered in time. It changed nothing, so a retry is safe."""
 
     remedy = (
         "nothing was changed, so trying again is safe; check that etcd runs at the endpoints, "
@@ -49,14 +49,14 @@ class Unavailable(Retryable):
 
 
 class Ambiguous(Retryable):
-    """A write was sent and its outcome is unknown. Never repeat it before reading."""
+    """Write that was sent and whose outcome is unknown. Read before repeating it."""
 
     delay_seconds = 0.0
     remedy = "the write may or may not have been applied; read before deciding"
 
 
 class Compacted(Retryable):
-    """The watch asked for, or fell behind to, history below `compact_revision`."""
+    """Watch of history that etcd has compacted: its revision is below `compact_revision`."""
 
     delay_seconds = 0.0
     remedy = "read the range again and watch from its revision"
@@ -67,41 +67,41 @@ class Compacted(Retryable):
 
 
 class LeaseLost(Retryable):
-    """The lease has expired or was revoked, and its keys are gone."""
+    """Lease that has expired or was revoked; its keys are gone."""
 
     delay_seconds = 0.0
     remedy = "grant a new lease and write its keys again"
 
 
 class Terminal(EtcdError):
-    """Will fail again until somebody changes something."""
+    """Request that fails again until the configuration or the server is changed."""
 
 
 class InvalidConfiguration(Terminal, ValueError):
-    """The endpoints or the TLS files given to the client can't be used."""
+    """Invalid endpoints or TLS files in the client's configuration."""
 
     remedy = "correct the client's configuration"
 
 
 class InvalidRequest(Terminal):
-    """etcd refused the request itself."""
+    """Request that etcd itself refused."""
 
     remedy = "the request is wrong; it will be refused again"
 
 
 class NotEtcd(Terminal):
-    """Something answers at the endpoint, but it is not an etcd v3 server."""
+    """Endpoint where a server other than etcd v3 answers."""
 
     remedy = "check the endpoint's host, port and scheme: no etcd v3 gRPC server answers there"
 
 
 class PermissionDenied(Terminal):
-    """The user may not touch these keys."""
+    """Request for keys that the user's role does not cover."""
 
     remedy = "grant the user's role this key range, or use another user"
 
 
 class Unauthenticated(Terminal):
-    """etcd wants a user and password that the client has not, or refuses those it has."""
+    """Missing or refused etcd credentials."""
 
     remedy = "check the etcd user and password"

@@ -1,8 +1,8 @@
-"""gRPC across a fork: a forked child gets an error instead of a hang or a crash.
+"""Fork safety of gRPC: a forked child gets an error instead of a hang or a crash.
 
-gRPC's threads do not exist in the child: calls hang there, and to free an object of gRPC's
-crashes it or hangs. Where gRPC starts its threads anew it crashes at any moment; so it is told not
-to, which it can be when it is imported, and not later.
+gRPC's threads do not exist in the child: calls hang there, and freeing a gRPC object crashes or
+hangs the process. With its own fork support gRPC restarts the threads, but then crashes at random.
+That support is therefore disabled, which is only possible when gRPC is imported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def _import_grpc() -> None:
-    """Import gRPC without its support of forks, unless the environment has a word on that."""
+    """Import gRPC with its fork support disabled, unless the environment sets the option."""
     if _FORK_SUPPORT in os.environ:
         return
     os.environ[_FORK_SUPPORT] = "0"
     try:
         importlib.import_module("grpc")
     finally:
-        del os.environ[_FORK_SUPPORT]  # not for our children
+        del os.environ[_FORK_SUPPORT]  # child processes must not inherit it
 
 
 _import_grpc()
@@ -34,19 +34,19 @@ _import_grpc()
 
 class _State:
     user: int | None = None
-    """The process that used gRPC first; None before the first use."""
+    """Pid of the process that first used gRPC; None before the first use."""
 
 
 def is_forked() -> bool:
-    """Return whether gRPC was used already when this process was forked."""
+    """Return True if this process was forked after its parent had used gRPC."""
     return _State.user is not None and _State.user != os.getpid()
 
 
 def use_grpc() -> None:
-    """Note that this process uses gRPC.
+    """Record that this process uses gRPC.
 
     Raises:
-        RendezvousUnsupportedError: gRPC was used already when this process was forked.
+        RendezvousUnsupportedError: this process was forked after its parent had used gRPC.
     """
     if _State.user is None:
         _State.user = os.getpid()
@@ -59,7 +59,7 @@ def use_grpc() -> None:
 
 
 class _Fork:
-    """A fork from before to after it; several threads may fork at once."""
+    """Fork hooks that keep gRPC objects alive in the child; several threads may fork at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class _Fork:
         with self._lock:
             if self._forks == 0:
                 self._collects = gc.isenabled()
-                gc.disable()  # or a collection in the child comes before `in_child`
+                gc.disable()  # else the child could collect garbage before `in_child`
             self._forks += 1
             self._held = [item for item in gc.get_objects() if _is_grpcs(item)]
 
@@ -91,7 +91,7 @@ class _Fork:
         self._lock = threading.Lock()
         if self._forks == 0:
             return
-        for item in self._held:  # garbage of the parent's included: never to be freed
+        for item in self._held:  # never free them, not even the parent's garbage
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
         self._forks, self._held = 0, []
         if self._collects:

@@ -1,9 +1,9 @@
-"""The v3 rendezvous behind torch's `RendezvousHandler`: blocking calls over a background loop.
+"""etcd v3 rendezvous behind torch's `RendezvousHandler`: blocking calls over a background loop.
 
-For agents that run their workers themselves. The handler takes it that workers run from
-the return of `next_rendezvous` to its next call, which is how torch's agents use it. Who
-comes back without having been told that others wait (`num_nodes_waiting`) has lost a
-worker of its own: that is reported, in the mildest class there is.
+Intended for agents that run their workers themselves. The handler assumes that workers run from
+the return of `next_rendezvous` to its next call, as with torch's agents. If an agent calls again
+while `num_nodes_waiting` is 0, one of its own workers has failed: the handler reports that failure
+with the mildest failure class.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ START_SECONDS = 1.0
 
 
 class EtcdV3RendezvousHandler(RendezvousHandler):
-    """See `api.RendezvousHandler`. Made by `create_handler`; connects when it is made.
+    """Implementation of `api.RendezvousHandler`; `create_handler` creates it and it connects then.
 
-    Dropped without `shutdown`, it ends its thread and falls silent: its key in etcd expires. In a
-    process that was forked since, every method that asks or tells something raises
+    If garbage collected without `shutdown`, it ends its thread without leaving, and its key in
+    etcd expires. In a process forked after its creation, every method that communicates raises
     `RendezvousUnsupportedError`, and `shutdown` returns False.
     """
 
@@ -58,13 +58,13 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._port = HeldPort()
         self._left = False
         self.roster: Roster | None = None
-        """The membership of the round that `next_rendezvous` returned last."""
+        """Roster of the round that `next_rendezvous` returned last."""
         weakref.finalize(self, self._background.end).atexit = False
         self._start()
 
     @property
     def settings(self) -> MemberSettings:
-        """What its member is told."""
+        """Settings of its rendezvous member."""
         return self._settings
 
     # -- the API --------------------------------------------------------------------
@@ -99,7 +99,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
     @property
     def is_registered(self) -> bool:
-        """Whether our key stands in etcd, as far as is known here."""
+        """True if the member's key is known to exist in etcd."""
         member = self._background.member
         identity = self._settings.config.identity
         return member is not None and member.view.member(identity.id) is not None
@@ -116,7 +116,7 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         self._background.call(lambda: self._await_closed(outcome), SHUTDOWN_SECONDS)
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 as soon as this node's workers must not go on, whatever the reason."""
+        """Return more than 0 as soon as this node's workers must stop, for any reason."""
         member = self._background.member
         if member is None or self._local.workers is Workers.NONE:
             return 0
@@ -128,27 +128,27 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
             self._tell(replace(self._local, workers=Workers.STOPPING))
         waiting = [
             versioned
-            for versioned in tuple(member.view.members().values())  # the loop goes on meanwhile
+            for versioned in tuple(member.view.members().values())  # the loop thread may modify it
             if versioned.record.state is MemberState.WAITING
         ]
         return max(1, len(waiting))
 
     @property
     def grace_seconds(self) -> float:
-        """How long workers that must not go on may take to end: none after a loss."""
+        """Grace period in seconds for workers that must stop; 0 after a loss."""
         member = self._background.member
         directive = None if member is None else member.directive
         return directive.grace_seconds if isinstance(directive, Stop | Finish) else 0.0
 
     def report_done(self) -> None:
-        """Say that every worker of the last round ended with success here."""
+        """Report that every worker of the last round succeeded on this node."""
         self._tell(replace(self._local, workers=Workers.NONE, done=True))
 
     def wait_end(self, seconds: float) -> Outcome | None:
-        """After `report_done`: how the run ended, or None when a newer round began without us.
+        """Return the run's outcome, or None if a newer round began. Call after `report_done`.
 
         Raises:
-            TimeoutError: neither happened in time.
+            TimeoutError: neither happened within the timeout.
         """
         return self._background.call(lambda: self._await_end(seconds), seconds + SHUTDOWN_SECONDS)
 
@@ -190,9 +190,9 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
     # -- waiting, in the loop -------------------------------------------------------
 
     async def _await_run(self) -> Directive:
-        """Say that we are ready, and wait for a round newer than the last.
+        """Announce that this node is ready, and wait for a round newer than the last.
 
-        All in one visit to the loop: each costs the caller's thread a fight for the GIL.
+        Both happen in one call into the loop, since every call contends for the GIL.
         """
         member = self._background.member
         assert member is not None
@@ -215,9 +215,9 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
         return directive
 
     def _started(self, member: RendezvousMember, number: int) -> None:
-        """The caller starts its workers now; nobody tells us when they run.
+        """Mark the workers as starting now and, START_SECONDS later, as running.
 
-        Until then they count as promised: the directive was handed over.
+        The caller starts them after the directive and does not report when they run.
         """
 
         handler = weakref.ref(self)
@@ -256,10 +256,10 @@ class EtcdV3RendezvousHandler(RendezvousHandler):
 
 
 def create_handler(parameters: RendezvousParameters) -> EtcdV3RendezvousHandler:
-    """A v3 handler from torch's parameters; `parameters.member_settings` lists the settings.
+    """Create a v3 handler from torch's parameters; see `parameters.member_settings` for them.
 
     Raises:
-        ValueError: a setting is malformed; it names it.
+        ValueError: a setting is malformed; the message names it.
     """
     settings = member_settings(parameters)
     return EtcdV3RendezvousHandler(settings, parameters.run_id, timeout_seconds(parameters))

@@ -1,4 +1,4 @@
-"""The port on which rank 0 of the next round will listen."""
+"""Reservation of the port on which rank 0 of the next round will listen."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import socket
 
 
 class HeldPort:
-    """A port that is bound, but not listened on: others can't take it while we hold it."""
+    """Port that is bound without listening, so that no other process can take it."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def hold(self) -> int:
-        """The port; the same one until it is released."""
+        """Return the reserved port; the same one until `release`."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

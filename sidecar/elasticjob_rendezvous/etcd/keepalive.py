@@ -1,4 +1,4 @@
-"""The stream over which all leases of one client are kept alive."""
+"""Stream over which one client renews all its leases."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from elasticjob_rendezvous.etcd.endpoints import Link
 
 
 class KeepAliveStream:
-    """Owns the stream; opened when first used, dropped at the first failure.
+    """Keep-alive stream; opened on first use, dropped at the first failure.
 
     One exchange at a time: etcd answers in the order of the requests anyway,
-    and so an answer can't be taken for that of another lease.
+    and a reply cannot be attributed to the wrong lease.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class KeepAliveStream:
     async def renew(
         self, lease: int, link: Link, metadata: Metadata, timeout_seconds: float
     ) -> int:
-        """Return the seconds the lease has left, 0 when it is gone.
+        """Return the remaining seconds of the lease, 0 if it is gone.
 
-        Raises `TimeoutError`, or what gRPC raises when the stream breaks.
+        Raises `TimeoutError`, or gRPC's error if the stream breaks.
         """
         async with asyncio.timeout(timeout_seconds), self._lock:
             if self._link is not link:
@@ -39,7 +39,7 @@ class KeepAliveStream:
             try:
                 await self._call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
                 reply = await self._call.read()
-            except BaseException:  # a cancelled exchange has left its answer in the stream
+            except BaseException:  # the reply to a cancelled exchange may still be in the stream
                 self._drop()
                 raise
             if reply is grpc.aio.EOF:

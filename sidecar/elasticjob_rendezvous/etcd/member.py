@@ -1,7 +1,7 @@
-"""One member of a rendezvous over etcd v3, as its agent uses it.
+"""Member of a rendezvous over etcd v3: the interface for its agent.
 
-The agent tells its whole truth (`Local`) whenever it changes and obeys the current
-`Directive`; everything between the two is the engine's and the driver's.
+The agent reports its complete state (`Local`) after every change and obeys the current
+`Directive`; engine and driver do everything in between.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from elasticjob_rendezvous.store_monitor import StoreMonitor
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """How to reach etcd and the other members.
+    """Connection settings for etcd and the other members.
 
     Args:
-        endpoints: of etcd, `host:port` or URLs.
-        config: see `core.config`; `identity.agent_port` is filled in here.
-        job_key: the secret that the agents of this job share.
-        bind_address: where our listener for peers binds.
+        endpoints: etcd endpoints, `host:port` or URLs.
+        config: see `core.config`; the member fills in `identity.agent_port`.
+        job_key: secret shared by the agents of this job.
+        bind_address: bind address of the peer server.
     """
 
     endpoints: tuple[str, ...]
@@ -52,7 +52,7 @@ class MemberSettings:
 
 
 class RendezvousMember:
-    """An async context manager: inside it the protocol runs in the background."""
+    """Async context manager that runs the protocol in the background."""
 
     def __init__(self, settings: MemberSettings) -> None:
         self._settings = settings
@@ -112,7 +112,7 @@ class RendezvousMember:
             watching = asyncio.create_task(self._monitor.run(), name="store-monitor")
             stack.push_async_callback(_cancelled, watching)
             self._stack = stack.pop_all()
-        await asyncio.sleep(0)  # the first connection is being made meanwhile
+        await asyncio.sleep(0)  # start the first connection, which proceeds during `rehearse`
         rehearse()
         return self
 
@@ -129,24 +129,24 @@ class RendezvousMember:
             self._driver.post(event)  # type: ignore[arg-type]
 
     def _workers(self) -> int:
-        """At least one, where any may run: a round that was handed over counts as well."""
+        """Return 1 if workers may run, also in a round just handed to the agent; otherwise 0."""
         return int(self._engine is not None and self._engine.local.workers is not Workers.NONE)
 
     def _members(self) -> int:
-        """Number of members of the current round, as far as known here."""
+        """Return the known number of members of the current round, at least 1."""
         found = None if self._engine is None else self._engine.view.round
         return 1 if found is None else max(1, found.record.nodes)
 
     def tell(self, local: Local) -> None:
-        """Say the whole truth about this node; never blocks."""
+        """Report the complete state of this node; never blocks."""
         self._post(LocalChanged(local))
 
     def close(self, outcome: Outcome) -> None:
-        """Ask for the rendezvous to be closed for all members."""
+        """Request that the rendezvous be closed for all members."""
         self._post(Close(outcome))
 
     async def directives(self) -> AsyncIterator[Directive]:
-        """The current directive, then each change. Raises what the driver died of."""
+        """Yield the current directive, then each change. Raise the driver's error if it failed."""
         last: Directive | None = None
         while True:
             if self.directive != last:
@@ -166,7 +166,7 @@ class RendezvousMember:
         return self._engine.directive
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Wait until etcd has answered for the first time; False after `seconds`."""
+        """Wait for the first answer of etcd; return False after `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._engine is None or not self._engine.watches.ready:
@@ -177,7 +177,7 @@ class RendezvousMember:
 
     @property
     def registered(self) -> bool:
-        """Whether our key stands in etcd, as far as we know."""
+        """True if this member's key is known to exist in etcd."""
         engine = self._engine
         if engine is None:
             return False
@@ -185,36 +185,36 @@ class RendezvousMember:
 
     @property
     def trouble(self) -> StoreTrouble | None:
-        """Trouble with etcd; None while it can be used."""
+        """Known trouble with etcd; None while it is usable."""
         return None if self._monitor is None else self._monitor.trouble
 
     @property
     def live_until(self) -> float | None:
-        """Until when workers may live by what is known now, on the monotonic clock."""
+        """Current self-fencing deadline of the workers, on the monotonic clock."""
         return None if self._engine is None else self._engine.live_until
 
     def on_evidence(self, renewed: Callable[[], None]) -> None:
-        """Have `renewed` called when `live_until` may have grown though no lease was renewed."""
+        """Set the callback for a `live_until` that may have grown by evidence, not by a lease."""
         self._renewed = renewed
 
     @property
     def coordinates(self) -> bool:
-        """Whether this member coordinates at present."""
+        """True while this member is the coordinator."""
         return self._engine is not None and self._engine.coordinator.active
 
     @property
     def linked(self) -> bool:
-        """Whether the link to the coordinator stands."""
+        """True while the link to the coordinator is up."""
         return self._engine is not None and self._engine.leadership.heard is not None
 
     @property
     def view(self) -> View:
-        """What is known of the job; only to be read."""
+        """Known state of the job; read-only."""
         assert self._engine is not None, "enter the context first"
         return self._engine.view
 
     def _stepped(self) -> None:
-        """Wake those who wait, but only if there is something new for them."""
+        """Wake waiting tasks if the directive or the readiness of the watches has changed."""
         assert self._engine is not None
         if self._renewed is not None and not self._engine.safety.backed(time.monotonic()):
             self._renewed()

@@ -1,7 +1,7 @@
-"""From torch's `RendezvousParameters` to what a v3 member is told.
+"""Conversion of torch's `RendezvousParameters` to the settings of a v3 member.
 
-The settings mean what they mean to `elasticjob agent --rdzv-conf`, and have its defaults: handlers
-and agents of one run meet, so they must come to the same keys, bounds and secret.
+The settings have the meaning and the defaults of `elasticjob agent --rdzv-conf`: handlers and
+agents of one run join the same rendezvous, so they must derive the same keys, bounds and secret.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _TEXTS = (
     "role"
 )
 SETTINGS = frozenset(f"{_SECONDS} {_COUNTS} {_TEXTS}".split())
-"""Every setting that is read here. Of itself torchrun adds `timeout` alone, to any backend's."""
+"""Supported settings. torchrun itself adds only `timeout`, for every backend."""
 
 
 def timeout_seconds(parameters: RendezvousParameters) -> float:
-    """How long a node waits for a round; `join_timeout` wins over torchrun's own `timeout`."""
+    """Return the join timeout; `join_timeout` takes precedence over torchrun's own `timeout`."""
     names = ("join_timeout", "timeout")
-    return _seconds(parameters, 600.0, *names, least=LEAST_JOIN_SECONDS, why="a round takes some")
+    return _seconds(parameters, 600.0, *names, least=LEAST_JOIN_SECONDS, why="a round takes time")
 
 
 def member_settings(parameters: RendezvousParameters) -> MemberSettings:
-    """What the member of this node is told.
+    """Return the settings of this node's member.
 
     Settings, in seconds: `join_timeout` (or `timeout`), `last_call_timeout`, `keep_alive_seconds`,
     `confirm`, `settle`, `stop_grace`, `scale_up_wait`, `leave_grace`, `connect_timeout`. Counts:
@@ -60,7 +60,7 @@ def member_settings(parameters: RendezvousParameters) -> MemberSettings:
     `job_key`, `node_name`, `role`.
 
     Raises:
-        ValueError: a setting is malformed or unknown; it names it.
+        ValueError: a setting is malformed or unknown; the message names it.
     """
     for unknown in sorted(set(parameters.config) - SETTINGS):
         raise ValueError(
@@ -123,7 +123,7 @@ def _bounds(parameters: RendezvousParameters) -> Bounds:
             "confirm",
             "confirm_seconds",
             least=LEAST_CONFIRM_SECONDS,
-            why="who confirms later is left out",
+            why="slower members are left out",
         ),
         settle_seconds=_seconds(parameters, 3.0, "settle"),
         stop_grace_seconds=_seconds(parameters, 10.0, "stop_grace"),
@@ -148,7 +148,7 @@ def _identity(parameters: RendezvousParameters, nonce: str, address: str) -> Ide
 def _seconds(
     parameters: RendezvousParameters, default: float, *names: str, least: int = 0, why: str = ""
 ) -> float:
-    """The first of these settings that is given; `why` it is at least that."""
+    """Return the first of these settings that is given. `why` is the reason for `least`."""
     for name in names:
         value = parameters.get_as_float(name)
         if value is None:
@@ -176,13 +176,13 @@ def _endpoints(parameters: RendezvousParameters) -> tuple[str, ...]:
 
 
 def _address(parameters: RendezvousParameters, endpoints: tuple[str, ...]) -> str:
-    """Where peers reach this node: as told, else the address it reaches etcd from."""
+    """Return this node's address for peers: local_addr, else its source address towards etcd."""
     if parameters.local_addr:
         try:
             return address_of(parameters.local_addr)
         except OSError as error:
             raise ValueError(
-                f"the local address {echoed(parameters.local_addr)} is none of a host: {error}"
+                f"the local address {echoed(parameters.local_addr)} is not a host address: {error}"
             ) from error
     try:
         parts = urlsplit(endpoints[0])

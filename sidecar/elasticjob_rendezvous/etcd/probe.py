@@ -1,9 +1,9 @@
-"""Probe of etcd v3: a transaction that writes nothing, but that etcd judges as a write.
+"""Probe of etcd v3: a transaction that writes nothing, but that etcd checks like a write.
 
-Its comparison always holds, so that the put in its other branch is never carried out: no revision,
-no event, no key. Yet etcd passes it through consensus, the quota, its alarms and the user's
-permissions as it does any write. In large gangs it is sent at a bounded rate; in between etcd's
-status tells whether it answers, and by its errors whether a write is to be tried at once.
+Its comparison always holds, so the put in the other branch is never executed: no revision, no
+event, no key. Yet it passes through consensus, the quota, the alarms and the user's permissions
+like any write. In large rounds its rate is limited; in between, the probe requests etcd's status,
+and sends the transaction at once if the status contains an error.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from elasticjob_rendezvous.etcd.transport import Transport
 
 STORE = "etcd"
 KEY = "probe"
-"""Below the prefix of who probes. It never exists."""
+"""Key of the probe, below the prober's prefix. It never exists."""
 PROBES_A_SECOND = 32
-"""Of the members of one gang together, while the pause is not the longest."""
+"""Target rate of all members of a round together; exceeded at LONGEST_PROBE_SECONDS."""
 WRITES_A_SECOND = 50
-"""Of the members of one gang together, however many they are."""
+"""Maximum rate of probe transactions of all members of a round together."""
 _STATUS_ERRORS = 8
-"""Field `errors` of a StatusResponse, newer than the generated messages: alarms, no leader."""
+"""Field number of StatusResponse.errors (alarms, no leader); the generated messages lack it."""
 _OWN_WORDS = "etcdserver: "
 
 
 class EtcdProbe:
-    """Probes through a client of its caller.
+    """Probe through the caller's client; see `store_monitor.Probe`.
 
     Args:
-        prefix: where the caller may write.
-        members: how many probe at the same time.
+        prefix: key prefix under which the caller may write.
+        members: number of members that probe at the same time.
     """
 
     def __init__(self, client: Client, prefix: str, members: Callable[[], int]) -> None:
@@ -56,12 +56,12 @@ class EtcdProbe:
 
     @property
     def pause_seconds(self) -> float:
-        """The pause between two probes: longer in a large gang."""
+        """Pause between two probes in seconds; longer in a large round."""
         seconds = self._members() / PROBES_A_SECOND
         return min(max(PROBE_SECONDS, seconds), LONGEST_PROBE_SECONDS)
 
     async def __call__(self, seconds: float) -> Failed | None:
-        """See `store_monitor.Probe`."""
+        """Probe etcd once; see `store_monitor.Probe`."""
         now = time.monotonic()
         if now < self._wrote_at + self._members() / WRITES_A_SECOND:
             if self._refusal is not None:
@@ -94,7 +94,7 @@ class EtcdProbe:
         )
 
     async def _alarmed(self, seconds: float) -> bool:
-        """Return whether etcd's status names an error. Raises `EtcdError` without a status."""
+        """Return True if etcd's status contains an error. Raises `EtcdError` without a status."""
         reply: Any = await self._transport.call(
             "status",
             lambda link, metadata, timeout: link.maintenance.Status(
@@ -107,13 +107,13 @@ class EtcdProbe:
 
 
 def dry_write(key: str) -> Txn:
-    """A transaction that reads `key`, or writes it where it exists, which it never does."""
+    """Return a transaction that reads `key`, or writes it if it exists, which it never does."""
     absent = Compare(key, Target.MOD, 0)
     return Txn((absent,), (Range(key, limit=1),), (Put(key, b""),))
 
 
 def failure_of(error: EtcdError) -> Failed:
-    """Distinguish a refusal by etcd, with its text, from an etcd that gave no answer."""
+    """Convert an error: REFUSING with etcd's text if etcd answered, else UNREACHABLE."""
     at = error.detail.find(_OWN_WORDS)
     text = error.detail if at < 0 else error.detail[at:]
     refused = isinstance(error, PermissionDenied | Unauthenticated)

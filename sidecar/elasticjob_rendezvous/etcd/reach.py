@@ -1,4 +1,4 @@
-"""Reaching etcd: whether it is down, as opposed to us being cut off, and from which address."""
+"""Reachability of etcd: outage as opposed to a network partition, and the local address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_PORT = 2379
 
 
 async def all_refuse(endpoints: Iterable[str]) -> bool:
-    """Whether every endpoint actively refuses a connection. A time-out proves nothing."""
+    """Return True if every endpoint actively refuses a connection. A timeout proves nothing."""
     answers = await asyncio.gather(*(_refuses(endpoint) for endpoint in endpoints))
     return bool(answers) and all(answers)
 
@@ -36,13 +36,13 @@ async def _refuses(endpoint: str) -> bool:
 
 
 def address_of(host: str) -> str:
-    """The IP address of a host by name; raises OSError where it has none."""
+    """Return the IP address of a host name; raise OSError if it has none."""
     return str(socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0][4][0])
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to that host; raises OSError where there is no way."""
+    """Return this machine's source address towards that host; raise OSError without a route."""
     family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(where)  # sends nothing: it only picks the route
+        probe.connect(where)  # sends nothing: only selects the route
         return str(probe.getsockname()[0])

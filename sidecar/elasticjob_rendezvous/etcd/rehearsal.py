@@ -1,4 +1,4 @@
-"""The rehearsal of `core.rehearsal`, with every message put into etcd's form and read from it."""
+"""Rehearsal of `core.rehearsal` in which every message is encoded to and decoded from protobuf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elasticjob_rendezvous.etcd import wire
 
 @cache
 def rehearse() -> bool:
-    """Once a process; whether the play came to its end. Takes some milliseconds of processor."""
+    """Run the rehearsal once per process; return True if it completed. Costs a few ms of CPU."""
     return play(answered, seen)
 
 
@@ -28,7 +28,7 @@ def _message(kv: KeyValue) -> wire.Message:
 
 
 def answered(txn: Txn, result: TxnResult) -> TxnResult:
-    """The answer, as it comes out of etcd's form."""
+    """Encode and decode a transaction and its result."""
     rpc_pb2.TxnRequest.FromString(wire.txn_request(txn).SerializeToString())
     found = iter(result.ranges)
     answers = []
@@ -44,7 +44,7 @@ def answered(txn: Txn, result: TxnResult) -> TxnResult:
 
 
 def seen(events: tuple[WatchEvent, ...]) -> tuple[WatchEvent, ...]:
-    """The events, as they come out of etcd's form."""
+    """Encode and decode watch events."""
     reply = rpc_pb2.WatchResponse()
     for event in events:
         if isinstance(event, Deleted):

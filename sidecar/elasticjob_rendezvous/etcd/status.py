@@ -1,7 +1,7 @@
-"""What the end of an etcd call means: a pure table from gRPC status to a verdict.
+"""Classification of failed etcd calls: a table from gRPC status to a verdict. No I/O.
 
-The details are matched only where etcd or gRPC say with one code what differs
-for the caller. Whatever is not known here is `UNKNOWN`, the careful verdict.
+Details are matched only if etcd or gRPC use one code for cases that differ for
+the caller. Any other failure is `UNKNOWN`, the cautious verdict.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from elasticjob_rendezvous.etcd.errors import (
 
 
 class Verdict(StrEnum):
-    """How a failed call may go on."""
+    """Effect of a failed call, which determines its retry."""
 
     NO_EFFECT = "NoEffect"
-    """It was never sent, or refused before it could change anything."""
+    """Never sent, or refused before it could change anything."""
     UNKNOWN = "Unknown"
-    """It may have been applied."""
+    """Possibly applied."""
     STALE_TOKEN = "StaleToken"
-    """The auth token is no longer good; nothing was changed."""
+    """Refused because the auth token is no longer valid; nothing was changed."""
     OVERTAKEN = "Overtaken"
-    """A user or role changed while the request was under way; nothing was changed."""
+    """Refused because a user or role changed during the request; nothing was changed."""
 
 
 _NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
@@ -38,16 +38,16 @@ _NOT_HTTP2 = "Failed parsing HTTP/2"
 _STALE_TOKEN = ("etcdserver: invalid auth token", "etcdserver: user name is empty")
 _OVERTAKEN = "etcdserver: revision of auth store is old"
 _REFUSED_FOR_NOW = (
-    "etcdserver: no leader",  # what `hasleader` in the metadata asks for
+    "etcdserver: no leader",  # requested by `hasleader` in the metadata
     "etcdserver: too many requests",
 )
-_NO_SPACE = "etcdserver: mvcc: database space exceeded"  # also of the write that it applied last
+_NO_SPACE = "etcdserver: mvcc: database space exceeded"  # also for the last applied write
 _BAD_PASSWORD = "etcdserver: authentication failed"
 
 _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.NOT_FOUND: LeaseLost,  # of all we ask for, only a lease can be "not found"
+    grpc.StatusCode.NOT_FOUND: LeaseLost,  # in our requests only a lease can be "not found"
     grpc.StatusCode.UNIMPLEMENTED: NotEtcd,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
@@ -57,7 +57,7 @@ _REFUSALS: dict[grpc.StatusCode, type[EtcdError]] = {
 
 
 def meaning(code: grpc.StatusCode, detail: str) -> Verdict | type[EtcdError]:
-    """Return the verdict on a call that ended so, or the error that refuses it for good."""
+    """Return the verdict for a call with this status, or the error class of a final refusal."""
     if detail.startswith(_REFUSED_FOR_NOW):
         return Verdict.NO_EFFECT
     if detail.startswith(_NO_SPACE):

@@ -1,8 +1,8 @@
-"""One call to etcd: which endpoint, how long, what may be repeated, and which error it ends in.
+"""Transport of calls to etcd: choice of endpoint, timeout, retries, and resulting error.
 
-A call is repeated on the next endpoint, within its deadline, when it provably
+A call is retried on the next endpoint, within its deadline, if it provably
 had no effect or is `repeatable`. A write that may have been applied is never
-repeated: it ends in `Ambiguous`.
+retried: it raises `Ambiguous`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from elasticjob_rendezvous.etcd.status import Verdict, meaning
 
 Reply = TypeVar("Reply")
 Send = Callable[[Link, Metadata, float], Awaitable[Reply]]
-"""Sends one request: the link, the metadata it must carry, the seconds it may take."""
+"""Function that sends one request, given the link, the request's metadata and its timeout."""
 
 BROKEN = (
     grpc.aio.AioRpcError,
     grpc.aio.InternalError,
     grpc.aio.UsageError,  # the channel was closed
     asyncio.InvalidStateError,  # a write to a stream that has ended
-    asyncio.CancelledError,  # when the channel is closed under the call; else it is passed on
+    asyncio.CancelledError,  # if the channel was closed during the call; otherwise re-raised
     TimeoutError,
 )
 
@@ -44,22 +44,24 @@ _FIRST_BACKOFF_SECONDS = 0.05
 _LAST_BACKOFF_SECONDS = 1.0
 _ETCD_SAYS = "etcdserver: "
 _LEAST_WRITE_SECONDS = 0.1
-"""A write is not sent again with less time than this: not to be answered in time would put in
-doubt what so far was surely refused."""
+"""Minimum remaining time for a retry of a write.
+
+A timeout of the retry would make the outcome ambiguous; so far the write was certainly refused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How an attempt failed."""
+    """Failure of one attempt."""
 
     verdict: Verdict | type[EtcdError]
     detail: str
     answered: bool = False
-    """True where the error came from etcd itself."""
+    """True if the error came from etcd itself."""
 
 
 def read_failure(error: BaseException) -> Failure:
-    """Judge an exception of `BROKEN`. A cancellation that is meant for the caller is raised."""
+    """Classify an exception of `BROKEN`. Re-raise a cancellation of the calling task."""
     if isinstance(error, grpc.aio.AioRpcError):
         detail = error.details() or ""
         verdict = meaning(error.code(), detail)
@@ -76,7 +78,7 @@ def read_failure(error: BaseException) -> Failure:
 
 @dataclass(slots=True)
 class _Call:
-    """The bookkeeping of one call over its attempts."""
+    """State of one call across its attempts."""
 
     operation: str
     repeatable: bool
@@ -90,7 +92,7 @@ class _Call:
 
 
 class Transport:
-    """Sends calls for one client."""
+    """Sender of calls for one client."""
 
     def __init__(
         self, links: Links, token: Token, timeout_seconds: float, random: Callable[[], float]
@@ -111,9 +113,9 @@ class Transport:
         timeout_seconds: float | None = None,
         once: bool = False,
     ) -> Reply:
-        """Send until it is answered, refused, or the timeout is over. Raises `EtcdError`.
+        """Send until etcd answers or refuses, or the timeout expires. Raises `EtcdError`.
 
-        `once`: each endpoint is asked at most once.
+        `once` limits the call to one attempt per endpoint.
         """
         loop = asyncio.get_running_loop()
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -142,7 +144,7 @@ class Transport:
         call.metadata = await self.token.metadata(link, share_seconds)
         if call.repeatable:
             return await send(link, call.metadata, share_seconds)
-        # Connect first: what can't be connected was never sent, and may go elsewhere.
+        # Connect first: a request whose connection fails was never sent and may be retried.
         if not link.is_settled():
             async with asyncio.timeout(share_seconds):
                 await link.settled()
@@ -154,7 +156,7 @@ class Transport:
     async def _delay_before_next(
         self, call: _Call, link: Link, failure: Failure, cause: BaseException
     ) -> float:
-        """Return how long to wait before the next attempt; raise when there must be none."""
+        """Return the delay before the next attempt in seconds; raise if there must be none."""
         if failure.verdict is Verdict.STALE_TOKEN and not call.refreshed:
             call.refreshed = True
             if self.token.forget(call.metadata):
@@ -162,7 +164,7 @@ class Transport:
         if failure.verdict is Verdict.OVERTAKEN:
             return self._delay_when_overtaken(call)
         kind = _kind(call, failure.verdict)
-        if kind in (Unavailable, Ambiguous, NotEtcd):  # the endpoint is to blame
+        if kind in (Unavailable, Ambiguous, NotEtcd):  # the endpoint failed, not the request
             call.failures += 1
             if not failure.answered:
                 self.token.forget(call.metadata)
@@ -177,7 +179,10 @@ class Transport:
         return self._backoff_seconds(rounds)
 
     def _delay_when_overtaken(self, call: _Call) -> float:
-        """Changes come in bursts. A plain token is still good; a JWT names the state it is for."""
+        """Return the delay before a retry after a change of the users; these come in bursts.
+
+        A simple token remains valid; a JWT is bound to the auth revision, so fetch a new one.
+        """
         call.overtaken += 1
         if call.overtaken == 1:
             return 0.0

@@ -1,10 +1,10 @@
-"""The users and roles of an etcd, as its administrator keeps them.
+"""Administration of etcd's users and roles.
 
-Each request makes something so: it reads first and writes what is missing, because every write
-here makes requests of all users, if they are in flight, fail once. So it may be made again at any
-time, by several at once, and a write of unknown outcome is settled by reading again.
+Each request is declarative: it reads first and writes only the difference, because every write
+makes the pending requests of all users fail once. A request may therefore be repeated at any
+time and by several administrators at once, and a new read resolves a write of unknown outcome.
 
-Source of the semantics: the etcd v3 Auth API. An etcd that is not yet guarded keeps users too.
+Source of the semantics: the etcd v3 Auth API. An etcd without authentication stores users too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elasticjob_rendezvous.etcd.errors import (
 from elasticjob_rendezvous.etcd.wire import interval
 
 ROOT = "root"
-"""The user, and the role, whose name etcd itself knows: it may do everything."""
+"""Name of the user and of the role to which etcd itself grants all permissions."""
 
 _ATTEMPTS = 5
 _ABSENT = ("user name not found", "role name not found", "permission is not granted to the role")
@@ -33,35 +33,35 @@ _EXISTS = ("user name already exists", "role name already exists")
 _NOT_ENABLED = "authentication is not enabled"
 
 _Permission = tuple[int, bytes, bytes]
-"""Kind, key and range end, as etcd keeps them."""
+"""Kind, key and range end, in etcd's representation."""
 
 
 class Absent(InvalidRequest):
-    """There is no such user or role."""
+    """Missing user or role."""
 
-    remedy = "make the user or role first"
+    remedy = "create the user or role first"
 
 
 class Exists(InvalidRequest):
-    """Another administrator has just made this user or role."""
+    """User or role that another administrator has just created."""
 
-    remedy = "read it and make it what it should be"
+    remedy = "read it and correct it"
 
 
 class Users:
-    """Administers through `client`, whose user must be root where authentication is enabled."""
+    """Administrator of users and roles; with authentication, the client's user must be root."""
 
     def __init__(self, client: Client) -> None:
         self._transport = client.transport
-        # To check a password costs etcd tens of milliseconds of a core, on purpose.
+        # Cache of accepted passwords: by design, a check costs etcd tens of milliseconds of CPU.
         self._accepted: dict[str, str] = {}
 
     async def enable_auth(self, root_password: str | None = None) -> None:
-        """Let nobody in without a user from now on. Does nothing where that is so.
+        """Enable authentication; do nothing if it is already enabled.
 
-        Makes root, with the password of our own client: with another's it would lock itself out,
-        and `InvalidConfiguration` is raised. Raises `Unauthenticated` when root has another
-        password already.
+        Creates root with the password of our own client. Any other password would lock the client
+        out, and raises `InvalidConfiguration`. Raises `Unauthenticated` if root already has
+        another password.
         """
         token = self._transport.token
         password = token.password if root_password is None else root_password
@@ -78,11 +78,11 @@ class Users:
         )
 
     async def has_role(self, name: str) -> bool:
-        """Whether there is such a role."""
+        """Return True if the role exists."""
         return await self._permissions_of(name) is not None
 
     async def put_user(self, name: str, password: str) -> None:
-        """Make this user if there is none, and its password this one."""
+        """Create the user if it is missing, and set its password."""
 
         async def attempt() -> None:
             if await self._roles_of(name) is None:
@@ -97,7 +97,7 @@ class Users:
         self._accepted[name] = password
 
     async def put_role(self, name: str, prefix: str) -> None:
-        """Make this role one that may read and write all keys below `prefix`, and no other."""
+        """Create the role if it is missing, and limit it to read and write below `prefix`."""
         if not prefix.endswith("/"):
             raise ValueError(f"the key prefix must end with '/': {prefix!r}")
         wanted: _Permission = (auth_pb2.Permission.READWRITE, *interval(prefix, True))
@@ -120,7 +120,7 @@ class Users:
         await self._settle(attempt)
 
     async def grant(self, user: str, role: str) -> None:
-        """Give the user this role. Raises `Absent` when there is no such user or role."""
+        """Grant the role to the user. Raises `Absent` if either does not exist."""
 
         async def attempt() -> None:
             if role not in (await self._roles_of(user) or ()):
@@ -130,7 +130,7 @@ class Users:
         await self._settle(attempt)
 
     async def delete_user(self, name: str) -> None:
-        """Delete this user; its tokens are void at once."""
+        """Delete the user; its tokens become invalid at once."""
         self._accepted.pop(name, None)
         request = rpc_pb2.AuthUserDeleteRequest(name=name)
         with suppress(Absent):
@@ -139,7 +139,7 @@ class Users:
             )
 
     async def delete_role(self, name: str) -> None:
-        """Delete this role, and take it from whoever has it."""
+        """Delete the role and revoke it from all users."""
         request = rpc_pb2.AuthRoleDeleteRequest(role=name)
         with suppress(Absent):
             await self._settle(
@@ -147,12 +147,12 @@ class Users:
             )
 
     async def users(self) -> tuple[str, ...]:
-        """The names of all users."""
+        """Return the names of all users."""
         request = rpc_pb2.AuthUserListRequest()
         return tuple((await self._read("list of users", "UserList", request)).users)
 
     async def roles(self) -> tuple[str, ...]:
-        """The names of all roles."""
+        """Return the names of all roles."""
         request = rpc_pb2.AuthRoleListRequest()
         return tuple((await self._read("list of roles", "RoleList", request)).roles)
 
@@ -170,7 +170,7 @@ class Users:
         return None
 
     async def _accepts(self, user: str, password: str) -> bool:
-        """Whether authentication is enabled and this is the user's password."""
+        """Return True if authentication is enabled and the password is correct."""
         request = rpc_pb2.AuthenticateRequest(name=user, password=password)
         try:
             await self._read(f"check of the password of {user!r}", "Authenticate", request)
@@ -191,7 +191,7 @@ class Users:
         return add
 
     async def _settle(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Attempt until the outcome is known; what is attempted must look before it writes."""
+        """Repeat an attempt until its outcome is known; each attempt must read before it writes."""
         for _ in range(_ATTEMPTS - 1):
             with suppress(Ambiguous, Exists):
                 return await attempt()

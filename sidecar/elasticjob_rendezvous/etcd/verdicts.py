@@ -1,4 +1,4 @@
-"""Between directives and a blocking handler: what it reports, and why it gives no place. Pure."""
+"""Conversion of directives to the failures and errors of a blocking handler. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_rendezvous.api import (
     RendezvousTimeoutError,
 )
 from elasticjob_rendezvous.core.config import Identity
-from elasticjob_rendezvous.core.directives import Directive, Finish, Left, Refused, Run
+from elasticjob_rendezvous.core.directives import Directive, Finish, Left, RefusalKind, Refused, Run
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.records import OutcomeKind
@@ -24,10 +24,10 @@ def failure_of(
     directive: Directive | None,
     utc_ms: int,
 ) -> Failure | None:
-    """What to report of workers that were not told to stop, yet run no more.
+    """Return the failure to report for workers that ended without a request to stop.
 
-    Why they ended is not known here. So it is the class that is excused when a member
-    was lost or left at that time, and charged when none was.
+    Their cause of death is unknown here. PEER_ABORT is therefore used: it is not charged if a
+    member was lost or left at that time, and charged otherwise.
     """
     seat = roster.seat(identity.id) if roster else None
     ran = local.workers in (Workers.STARTING, Workers.RUNNING)
@@ -47,7 +47,7 @@ def failure_of(
 
 
 def refusal(run_id: str, directive: Directive) -> Exception:
-    """The error that says why there is no place."""
+    """Return the error for a directive that gives this node no rank."""
     match directive:
         case Finish(outcome):
             if outcome.kind is OutcomeKind.TIMED_OUT:
@@ -56,9 +56,9 @@ def refusal(run_id: str, directive: Directive) -> Exception:
             return RendezvousClosedError(f"the run {run_id!r} is closed: {said}")
         case Left():
             return RendezvousGracefulExitError(f"left the run {run_id!r}")
-        case Refused(reason):
-            started = "this member was started" in reason
-            kind = RendezvousStateError if started else RendezvousConnectionError
-            return kind(reason)
+        case Refused(reason, RefusalKind.BOUNDS):
+            return RendezvousStateError(reason)
+        case Refused(reason, RefusalKind.STORE):
+            return RendezvousConnectionError(reason)
         case _:
             return RendezvousStateError(f"unexpected directive {directive!r}")

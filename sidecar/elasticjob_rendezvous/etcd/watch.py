@@ -1,7 +1,7 @@
-"""One watch: several ranges over one gRPC stream, ended by a typed error.
+"""Watch of several ranges over one gRPC stream, ended by a typed error.
 
-It never resumes by itself: what was missed can only be judged by reading the
-ranges again, so every doubt ends the watch and the caller starts afresh.
+A watch never resumes by itself: only a new read of the ranges recovers missed
+events, so any doubt ends the watch and the caller starts anew.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPERATION = "watch"
 
 
 class _Refused(Exception):
-    """The watch was refused in a way that a new auth token may cure."""
+    """Refusal of a watch that a new auth token may resolve."""
 
     def __init__(self, kind: type[EtcdError], detail: str) -> None:
         super().__init__(detail)
@@ -83,7 +83,7 @@ async def watch(
 
 
 class _Stream:
-    """The gRPC stream of one watch."""
+    """gRPC stream of one watch."""
 
     def __init__(
         self, link: Link, metadata: Metadata, timeout_seconds: float, idle_seconds: float
@@ -102,7 +102,7 @@ class _Stream:
     async def open(
         self, targets: Sequence[Range], start_revision: int, deletions_only: bool
     ) -> WatchBatch:
-        """Create all watches; return the empty batch that says they are in place."""
+        """Create all watches; return the empty batch that confirms them."""
         for target in targets:
             await self._write(wire.watch_create_request(target, start_revision, deletions_only))
         self._revision = start_revision - 1
@@ -115,13 +115,16 @@ class _Stream:
                 self._revision = self._revision if start_revision else reply.header.revision
                 self._cluster_id = reply.header.cluster_id
                 self._check_not_behind(reply)
-            else:  # a watch already delivers while the next is still being created
+            else:  # an event of a watch that was created before the others
                 self._early.append(reply)
         self._attention = asyncio.create_task(self._end_when_silent())
         return WatchBatch(self._revision, (), self._cluster_id)
 
     def _check_not_behind(self, reply: Any) -> None:
-        """A server behind the start may have lost its data, and be silent for ever."""
+        """Raise `Unavailable` if the server is behind the watch's revision.
+
+        It may have lost its data, and would then never send another event.
+        """
         if reply.header.revision < self._revision:
             detail = (
                 f"the server is at revision {reply.header.revision}, behind {self._revision}: "
@@ -137,21 +140,21 @@ class _Stream:
                 events = wire.watch_events(reply.events)
                 self._revision = max(self._revision, events[-1].mod_revision)
                 return WatchBatch(events[-1].mod_revision, events, self._cluster_id)
-            self._check_not_behind(reply)  # progress
+            self._check_not_behind(reply)  # a progress notification
 
     async def _write(self, request: Any) -> None:
         async with asyncio.timeout(self._timeout_seconds):
             await self._call.write(request)
 
     async def _read(self) -> Any:
-        """Return the next reply. To cancel a read is to end the whole stream."""
+        """Return the next reply. Cancelling a read ends the whole stream."""
         self._reading_since = asyncio.get_running_loop().time()
         try:
             reply = await self._call.read()
         except asyncio.CancelledError as error:
             if not self._gave_up:
                 raise
-            read_failure(error)  # raises it if it is meant for our caller
+            read_failure(error)  # re-raises a cancellation of the calling task
             silent_seconds = self._idle_seconds + self._timeout_seconds
             detail = f"silent for {silent_seconds:g} s, and no answer to a progress request"
             raise Unavailable(_OPERATION, self._url, detail) from None
@@ -164,10 +167,10 @@ class _Stream:
         return reply
 
     async def _end_when_silent(self) -> None:
-        """After a silence ask the server whether it is still there; end the stream if not.
+        """Send a progress request after an idle period; end the stream if no reply follows.
 
-        One task looks after all reads: a time limit of its own would cost each of them more
-        than the read itself, and a coordinator reads hundreds at a time.
+        A single task monitors all reads: a separate timeout would cost each read more than the
+        read itself, and a coordinator reads hundreds at a time.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -178,7 +181,7 @@ class _Stream:
             try:
                 await self._write(wire.progress_request())
             except BROKEN as error:
-                read_failure(error)  # the read will say what is wrong; a cancellation goes on
+                read_failure(error)  # the pending read reports the error; re-raises a cancellation
                 return
             await asyncio.sleep(self._timeout_seconds)
             if self._reading_since == since:
@@ -191,7 +194,7 @@ class _Stream:
         if reply.compact_revision:
             detail = f"compacted at revision {reply.compact_revision}"
             raise Compacted(_OPERATION, self._url, detail, reply.compact_revision)
-        # etcd 3.4 says "permission denied" of a stale token as well.
+        # etcd 3.4 also reports "permission denied" for a stale token.
         for phrase, kind in _CURABLE.items():
             if phrase in reason:
                 raise _Refused(kind, reason)

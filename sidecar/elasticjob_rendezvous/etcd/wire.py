@@ -1,7 +1,7 @@
-"""Between the values of `core.kv` and etcd's protobuf messages. Pure.
+"""Conversion between the values of `core.kv` and etcd's protobuf messages. No I/O.
 
-Keys are UTF-8 in our own records; foreign bytes survive a round trip
-(surrogateescape), so that a stranger's key can't break a range.
+Our own keys are UTF-8. Other bytes survive a round trip (surrogateescape), so
+that a foreign key cannot break a range.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elasticjob_rendezvous.core.kv import (
 )
 
 Message = Any
-"""A generated protobuf message; the generated modules carry no usable types."""
+"""Generated protobuf message; the generated modules have no usable types."""
 
 _RESULT = {
     Is.EQUAL: rpc_pb2.Compare.EQUAL,
@@ -53,7 +53,7 @@ def interval(key: str, prefix: bool) -> tuple[bytes, bytes]:
     if not prefix:
         return raw, b""
     stem = raw.rstrip(b"\xff")
-    if not stem:  # nothing is greater than every key with this prefix
+    if not stem:  # no key is greater than all keys with this prefix
         return raw or b"\0", b"\0"
     return raw, stem[:-1] + bytes([stem[-1] + 1])
 

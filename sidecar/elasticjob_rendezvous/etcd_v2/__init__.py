@@ -1,6 +1,6 @@
 """torch's `etcd` rendezvous backend over etcd's v2 API, on python-etcd and without torch.
 
-Needs the extra `etcd-v2`, and an etcd 3.4 or 3.5 that was started with `--enable-v2`.
+Requires the extra `etcd-v2`, and an etcd 3.4 or 3.5 started with `--enable-v2`.
 """
 
 from elasticjob_rendezvous.etcd_v2.client import DEFAULT_READ_TIMEOUT_SECONDS, create_client
@@ -18,7 +18,7 @@ from elasticjob_rendezvous.etcd_v2.handler import (
 from elasticjob_rendezvous.etcd_v2.rendezvous import EtcdRendezvous
 from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
-# As torch's module calls them, and in its order.
+# The names in torch's module, in its order.
 CONST_ETCD_SETUP_TTL = records.SETUP_TTL_SECONDS
 CONST_ETCD_FROZEN_TTL = records.FROZEN_TTL_SECONDS
 CONST_ETCD_JOINABLE_EPHEMERAL_TTL = records.JOINABLE_TTL_SECONDS

@@ -1,4 +1,4 @@
-"""`active_version` in etcd: read, compared and set, and what each answer tells the feed."""
+"""Key `active_version` in etcd: reads and compare-and-sets, whose replies also update the feed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
 
 
 class ActiveVersion:
-    """The one key that all members of a run change."""
+    """Single key through which all members of a run coordinate."""
 
     def __init__(self, client: Any, paths: Paths, feed: Feed) -> None:
         self._client = client
@@ -22,13 +22,13 @@ class ActiveVersion:
         self._feed = feed
 
     def read(self) -> tuple[Any, State]:
-        """Raises etcd.EtcdKeyNotFound, RendezvousStateError."""
+        """Read the key. Raises etcd.EtcdKeyNotFound, RendezvousStateError."""
         found = self._client.get(self._paths.active)
         self._feed.learn(found.value, found.etcd_index)
         return found, parsed(found.value)
 
     def state(self) -> State | None:
-        """None where there is none."""
+        """Return the state; None if the key does not exist."""
         try:
             return self.read()[1]
         except etcd.EtcdKeyNotFound as error:
@@ -36,7 +36,7 @@ class ActiveVersion:
             return None
 
     def create(self, write: Write) -> Any:
-        """Raises etcd.EtcdAlreadyExist."""
+        """Create the key. Raises etcd.EtcdAlreadyExist."""
         result = self._client.write(
             self._paths.active, write.state.text, ttl=write.ttl_seconds, prevExist=False
         )
@@ -44,7 +44,11 @@ class ActiveVersion:
         return result
 
     def swap(self, before: State, write: Write) -> Any:
-        """Raises etcd.EtcdCompareFailed and etcd.EtcdKeyNotFound; the feed knows what is there."""
+        """Compare and set the key.
+
+        Raises etcd.EtcdCompareFailed or etcd.EtcdKeyNotFound, after passing the present value to
+        the feed.
+        """
         try:
             result = self._client.test_and_set(
                 self._paths.active, write.state.text, before.text, ttl=write.ttl_seconds
@@ -56,7 +60,7 @@ class ActiveVersion:
         return result
 
     def destroy(self, before: State) -> None:
-        """Raises like `swap`."""
+        """Delete the key if it still holds `before`. Raises like `swap`."""
         try:
             result = self._client.delete(self._paths.active, prevValue=before.text)
         except (etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
@@ -65,14 +69,14 @@ class ActiveVersion:
         self._feed.learn(None, result.modifiedIndex)
 
     def result(self, seen: Seen) -> Any:
-        """What was seen, in the form of python-etcd's answers."""
+        """Convert a `Seen` to python-etcd's result type."""
         node = {"key": self._paths.active, "value": seen.text, "modifiedIndex": seen.index}
         result = etcd.EtcdResult("get", node)
         result.etcd_index = seen.index
         return result
 
     def _learn_refusal(self, before: State, error: etcd.EtcdException) -> None:
-        """etcd says in its refusal what it found: no need to ask for it."""
+        """Pass the present value to the feed: etcd's refusal contains it."""
         payload = error.payload or {}
         cause, index = str(payload.get("cause")), payload.get("index")
         if index is None:
@@ -84,7 +88,7 @@ class ActiveVersion:
 
 
 def parsed(text: str | None) -> State:
-    """Raises RendezvousStateError."""
+    """Parse a state. Raises RendezvousStateError."""
     try:
         return read(text)
     except MalformedState as error:

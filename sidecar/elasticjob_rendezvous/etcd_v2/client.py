@@ -1,4 +1,4 @@
-"""python-etcd's client, made from rendezvous parameters, and kept from its own bad habits."""
+"""python-etcd client for the rendezvous, with corrected retry and failover behaviour."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ DEFAULT_READ_TIMEOUT_SECONDS = 5
 
 
 class EtcdClient(etcd.Client):  # type: ignore[misc]
-    """A client of one or more servers, which also learns of those that they advertise.
+    """Client of one or more servers and of the servers that they advertise.
 
-    python-etcd sends a request again when its answer was lost, a compare-and-set included,
-    which then fails though it was done; and a server that once failed is forgotten for
-    good. Here a request is sent once, and the next one goes to the next server in turn.
+    python-etcd repeats a request whose reply was lost, even a compare-and-set, which then fails
+    although it was applied; and it never again uses a server that failed once. This client sends
+    each request once, and after a failure the next request goes to the next server.
 
     Raises:
         etcd.EtcdException: no server answers.
-        RendezvousUnsupportedError: all answer, and none has the v2 API.
+        RendezvousUnsupportedError: all servers answer, and none has the v2 API.
     """
 
     http: urllib3.PoolManager
@@ -69,17 +69,17 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
             raise
 
     def disown(self) -> None:
-        """In a process that was forked: leave the connections to the parent, whose they are."""
+        """Open new connections in a forked process: the existing ones belong to the parent."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self.http = urllib3.PoolManager(**self.http.connection_pool_kw)
 
     def turn(self) -> None:
-        """Go on with the next server, as this one fails."""
+        """Switch to the next server after a failure of the current one."""
         if len(self._servers) > 1:
             self._servers.append(self._servers.pop(0))
             self._base_uri = self._servers[0]
-            log.info("going on with the etcd server %s", self._base_uri)
+            log.info("switching to the etcd server %s", self._base_uri)
 
     def _learn_servers(self) -> None:
         without: list[str] = []
@@ -99,9 +99,9 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
                 return
 
     def _version_without_v2(self) -> str | None:
-        """The version of an etcd that answers and has no v2 API; None for anything else.
+        """Return the version of an etcd that answers but has no v2 API; None in all other cases.
 
-        A proxy before an etcd that is away may well say 404, but not which etcd is there.
+        A proxy in front of an unreachable etcd may also answer 404, but without etcd's version.
         """
         try:
             keys, version = (
@@ -118,10 +118,10 @@ class EtcdClient(etcd.Client):  # type: ignore[misc]
 
 
 def parse_endpoints(text: str | None) -> list[tuple[str, int]]:
-    """`host`, `host:port`, `[v6]:port`, or several with commas; nothing means localhost.
+    """Parse `host`, `host:port` or `[v6]:port`, or a comma-separated list; empty means localhost.
 
     Raises:
-        ValueError: a part is malformed; it names it.
+        ValueError: an endpoint is malformed; the message names it.
     """
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     return [_parse_endpoint(part) for part in parts or ["localhost"]]
@@ -142,15 +142,15 @@ def _parse_endpoint(part: str) -> tuple[str, int]:
 
 
 def create_client(parameters: RendezvousParameters) -> EtcdClient:
-    """The client that parameters ask for.
+    """Create a client from rendezvous parameters.
 
-    Settings: `protocol` (http or https), `cacert`, `cert` and `key` (files), `server_name` (that
-    the servers' certificates carry), `username` and `password`, `read_timeout` in seconds.
+    Settings: `protocol` (http or https), `cacert`, `cert` and `key` (files), `server_name` (the
+    name in the servers' certificates), `username` and `password`, `read_timeout` in seconds.
 
     Raises:
         ValueError: a setting is malformed.
         RendezvousConnectionError: no server answers.
-        RendezvousUnsupportedError: etcd answers, and has no v2 API.
+        RendezvousUnsupportedError: etcd answers but has no v2 API.
     """
     protocol = str(parameters.get("protocol") or "http")
     if protocol not in ("http", "https"):
@@ -178,9 +178,9 @@ def create_client(parameters: RendezvousParameters) -> EtcdClient:
 
 def _no_v2(servers: list[str]) -> str:
     return (
-        f"etcd answers at {', '.join(servers)}, but has no v2 API there: 3.4 and 3.5 have it when "
-        "they are started with --enable-v2, 3.6 and newer never. Start it so, or use the backend "
-        "that speaks v3 (ElasticJob's etcd, torchrun's elasticjob)"
+        f"etcd answers at {', '.join(servers)}, but has no v2 API there: 3.4 and 3.5 need the "
+        "option --enable-v2, 3.6 and newer never have it. Start etcd 3.4 or 3.5 with that option, "
+        "or use the backend for v3 (ElasticJob's etcd, torchrun's elasticjob)"
     )
 
 

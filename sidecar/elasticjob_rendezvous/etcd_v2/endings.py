@@ -1,4 +1,4 @@
-"""How a member's part ends: it gives its place back, or closes the rendezvous for all."""
+"""End of a member's participation: it gives up its rank, or closes the rendezvous for all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ATTEMPTS_TO_LEAVE = 5
 
 
 class Endings(Steps):
-    """What `EtcdRendezvous` is made of, as `Steps` is."""
+    """Base class of `EtcdRendezvous` that leaves and closes the rendezvous."""
 
     def set_closed(self) -> None:
-        """Let no version come any more, nor any member in. For all, and for good.
+        """Close the run for all members, permanently: no new versions, no new members.
 
-        Raises RendezvousConnectionError where etcd does not answer.
+        Raises RendezvousConnectionError if etcd does not answer.
         """
         deadline = time.monotonic() + _CLOSE_SECONDS
         conflicts = failures = 0
@@ -51,10 +51,10 @@ class Endings(Steps):
             time.sleep(wait)
 
     def last_versions(self) -> list[str]:
-        """The last versions, newest first, also such as gave us no place.
+        """Return the last two versions, newest first, including those without this member.
 
-        None where the run was closed before we came: what another run left is no news of ours.
-        Raises etcd.EtcdException where etcd does not answer.
+        Empty if this member never saw the run open: the versions then belong to an earlier run.
+        Raises etcd.EtcdException if etcd does not answer.
         """
         state = self._active.state()
         if state is None or not self._saw_open or state.version is None:
@@ -63,7 +63,7 @@ class Endings(Steps):
         return [str(number) for number in (newest, newest - 1) if number > 0]
 
     def _withdraw(self) -> None:
-        """Give back what others would wait for. As far as etcd lets us: it all runs out too."""
+        """Remove state that other members would wait for. Best effort: it expires anyway."""
         try:
             self._give_up_place()
             for _ in range(_ATTEMPTS_TO_LEAVE):
@@ -73,10 +73,10 @@ class Endings(Steps):
                 if self._left_final(state):
                     return
         except (etcd.EtcdException, RendezvousError) as error:
-            log.info("%s: left without giving back its place: %r", self._run_id, error)
+            log.info("%s: left, but could not give up its rank: %r", self._run_id, error)
 
     def _left_final(self, state: State) -> bool:
-        """Wait no more for a final version to end, or be no more its member."""
+        """Retract our announcement in a final version, or our membership of it."""
         place = self._place
         if self._announced is not None and self._announced[0] == state.version:
             write = transitions.retracted(state)
@@ -89,11 +89,11 @@ class Endings(Steps):
             and state.waiting
             and not place.stays
         ):
-            place.vacate()  # they need not wait until it runs out
+            place.vacate()  # spares the others the wait for its expiry
         return True
 
     def _give_up_place(self) -> None:
-        """Leave a version that we joined and that did not become final."""
+        """Leave a version that we joined and that is not final."""
         place = self._place
         if place is None or place.version == self._completed:
             return
@@ -112,7 +112,7 @@ class Endings(Steps):
                 return
 
     def _change(self, state: State, step: transitions.Write | transitions.Destroy) -> bool:
-        """Whether nobody else changed the state first."""
+        """Write the change; return False if another member changed the state first."""
         try:
             if isinstance(step, transitions.Destroy):
                 self._active.destroy(state)

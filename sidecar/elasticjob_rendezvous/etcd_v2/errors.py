@@ -1,11 +1,11 @@
-"""The errors of the v2 rendezvous that torch's API does not have, by torch's names."""
+"""Errors of the v2 rendezvous that are not in torch's API, under torch's names."""
 
 from __future__ import annotations
 
 
 class EtcdRendezvousRetryableFailure(Exception):
-    """Too late for a transition, or it is not possible yet: start again after a moment."""
+    """Transition that is no longer or not yet possible: start again after a short pause."""
 
 
 class EtcdRendezvousRetryImmediately(Exception):
-    """Too late for a transition, and what was read says that one can start again at once."""
+    """Transition that is no longer possible; the state read allows an immediate restart."""

@@ -1,4 +1,4 @@
-"""The JSON object that members of one version share beside the store."""
+"""JSON object that the members of one version share, in addition to the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WATCH_SECONDS = 30.0
 
 
 def store(client: Any, path: str, key: str, value: Any) -> None:
-    """Set one field; others who do the same at once lose nothing."""
+    """Set one field; concurrent writes by other members are preserved."""
     conflicts = 0
     while True:
         try:
@@ -36,7 +36,7 @@ def store(client: Any, path: str, key: str, value: Any) -> None:
 
 
 def load(client: Any, path: str, key: str, timeout_seconds: float | None) -> Any:
-    """Wait for a field and return it. Raises LookupError after the time."""
+    """Wait for a field and return it. Raises LookupError after the timeout."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         try:

@@ -1,8 +1,8 @@
-"""What stands in etcd under a run's rendezvous, pushed: one stream of events, read by a thread.
+"""Watch of a run's rendezvous in etcd: one stream of events, read by a thread.
 
-The stream is opened first and the state read after, so that nothing is missed between; a
-stream that ends is opened anew, and everything read again. Others may add what they learnt
-(`learn`), as a compare-and-set tells the present value whether it succeeds or fails.
+The thread opens the stream first and then reads the state, so that it misses nothing in between;
+after the end of a stream it opens a new one and reads everything again. Callers may contribute
+the values of their own replies (`learn`), since every compare-and-set returns the present value.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from elasticjob_rendezvous.etcd_v2.core.patience import after_failure, takes_par
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 30.0
-"""A stream that is silent for so long is opened anew: its server may be gone without a word."""
+"""Maximum silence of a stream before it is reopened: its server may have disappeared."""
 _GONE = frozenset({"expire", "delete", "compareAndDelete"})
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest that is known. `revision` grows with every change that anybody may care about.
+    """Newest known state. `revision` grows with every relevant change.
 
-    `text` is that of `active_version`, None where there is none, as of etcd's `index`. `gone`
-    are the participants' keys that ran out or were deleted while we looked. `reading` counts how
-    often everything was read anew: what happened to other keys in between is not known.
+    `text` is the value of `active_version` at etcd's `index`, None if it does not exist. `gone`
+    holds the participants' keys that expired or were deleted during the watch. `reading` counts
+    the complete reads; changes of other keys between a stream's end and the next read are unknown.
     """
 
     revision: int = 0
@@ -47,7 +47,7 @@ class Seen:
 
 
 class Feed:
-    """The newest `Seen`, kept up to date by a thread from `open` to `close`."""
+    """Holder of the newest `Seen`, which a thread updates from `open` to `close`."""
 
     def __init__(self, client: Any, paths: Paths) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class Feed:
         self._response: Any = None
         self._failure: Exception | None = None
         self.failed_at = float("-inf")
-        """When etcd did not answer last, in monotonic seconds."""
+        """Monotonic time of the last failure of etcd."""
         self._inside = f'"key":"{paths.rendezvous}/v_'.encode()
 
     @property
@@ -68,11 +68,11 @@ class Feed:
 
     @property
     def failure(self) -> Exception | None:
-        """Why nothing new is heard, None where all is well."""
+        """Error that interrupts the updates; None if there is none."""
         return self._failure
 
     def open(self) -> None:
-        """Start reading, unless it is going on."""
+        """Start reading, unless it is already in progress."""
         if self._pid != os.getpid():
             self._pid, self._stop, self._response = os.getpid(), None, None
         if self._stop is None:
@@ -85,7 +85,7 @@ class Feed:
         """Stop reading; the thread ends by itself."""
         stop, self._stop = self._stop, None
         if stop is None or self._pid != os.getpid():
-            return  # in a process that was forked the stream is the parent's
+            return  # in a forked process the stream belongs to the parent
         stop.set()
         if (response := self._response) is not None:
             with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
@@ -93,14 +93,14 @@ class Feed:
         self.wake()
 
     def wake(self) -> None:
-        """Let all that wait look again. Safe in a signal handler."""
+        """Wake all waiting threads. Safe in a signal handler."""
         with self._changed:
             self._changed.notify_all()
 
     def wait(self, after: int, seconds: float) -> Seen:
-        """The newest, once its revision is above `after`, or when the time is up or `wake` calls.
+        """Wait for a revision above `after`, the timeout or `wake`; return the newest state.
 
-        At first that is what the first reading finds.
+        Before the first reading, wait for its result.
         """
         with self._changed:
             if self._seen.revision <= after or self._seen.index < 0:
@@ -108,7 +108,7 @@ class Feed:
             return self._seen
 
     def learn(self, text: str | None, index: int) -> None:
-        """`active_version` had this text when etcd's index was `index`."""
+        """Record that `active_version` had this text at etcd's index `index`."""
         with self._changed:
             seen = self._seen
             if index > seen.index:
@@ -116,12 +116,12 @@ class Feed:
                 self._update(replace(seen, text=text, index=index), changed)
 
     def forget(self) -> None:
-        """What was known is of another cluster."""
+        """Discard the known state: it belongs to another cluster."""
         with self._changed:
             self._seen = replace(self._seen, index=-1)
 
     def _update(self, seen: Seen, changed: bool) -> None:
-        """Under the lock."""
+        """Store a state and notify waiters of a change. The caller holds the lock."""
         self._seen = replace(seen, revision=seen.revision + int(changed))
         if changed:
             self._changed.notify_all()
@@ -133,8 +133,8 @@ class Feed:
         while not stop.is_set():
             try:
                 self._stream(stop)
-                failures = 1  # it ended by itself: open the next at leisure
-            except Exception as error:  # a top loop: whoever waits must hear again
+                failures = 1  # a regular end: reopen after the shortest delay
+            except Exception as error:  # top-level loop: updates must resume
                 if stop.is_set():
                     return
                 failures = 1 if self._failure is None else failures + 1
@@ -144,7 +144,7 @@ class Feed:
             stop.wait(after_failure(failures, random.random()))
 
     def _probe(self) -> None:
-        """Ask anything, so that the client goes on with another server if this one fails."""
+        """Send any request, so that the client switches servers if the current one fails."""
         try:
             self._client.read(self._paths.active)
         except etcd.EtcdClusterIdChanged:
@@ -183,11 +183,11 @@ class Feed:
     def _read_all(self) -> None:
         before = self._seen.index
         text, index = self._read()
-        if index < before:  # a server that lags, unless all servers together know no better
+        if index < before:  # the server lags, unless a quorum read confirms the index
             text, index = self._read(quorum=True)
         lost = index < before
         if lost:
-            log.warning("etcd has lost its data: %s begins anew", self._paths.rendezvous)
+            log.warning("etcd has lost its data: %s starts anew", self._paths.rendezvous)
         with self._changed:
             seen = self._seen
             if index < seen.index and not lost:
@@ -196,7 +196,7 @@ class Feed:
             self._update(news, changed=True)
 
     def _read(self, **options: bool) -> tuple[str | None, int]:
-        """The text, and etcd's index."""
+        """Return the text of `active_version`, and etcd's index."""
         try:
             found = self._client.read(self._paths.active, **options)
             return found.value, found.etcd_index
@@ -215,18 +215,18 @@ class Feed:
 
     def _take(self, line: bytes) -> None:
         if self._inside in line and b"/rank_" not in line:
-            return  # the traffic of the workers' stores
+            return  # traffic of the workers' stores
         event = json.loads(line)
         action, node = event["action"], event["node"]
         gone, key = action in _GONE, node["key"]
         if key == self._paths.active:
             self.learn(None if gone else node["value"], node["modifiedIndex"])
         elif gone and self._paths.active.startswith(key + "/"):
-            self.learn(None, node["modifiedIndex"])  # the whole folder
+            self.learn(None, node["modifiedIndex"])  # the whole directory was deleted
         elif is_keep_alive(key):
             with self._changed:
                 seen = self._seen
                 if gone and (node["modifiedIndex"] < seen.index or not takes_part(seen.text, key)):
-                    return  # somebody left, and its rank may be another's by now
+                    return  # a member left, and its rank may have a new owner
                 keys = seen.gone | {key} if gone else seen.gone - {key}
                 self._update(replace(seen, gone=keys), changed=keys != seen.gone)

@@ -1,4 +1,4 @@
-"""torch's `EtcdRendezvousHandler`: the v2 rendezvous behind `RendezvousHandler`, and its making."""
+"""etcd v2 rendezvous behind `RendezvousHandler`, like torch's `EtcdRendezvousHandler`."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 BACKEND = "etcd"
 LOOK_AGAIN = timedelta(seconds=1)
-"""How long rank 0 is waited for until it is looked whether its version still stands."""
+"""Interval of checks that the version still exists, during the wait for rank 0's address."""
 
 
 class EtcdRendezvousHandler(RendezvousHandler):
-    """See `api.RendezvousHandler`.
+    """Implementation of `api.RendezvousHandler` over one etcd v2 member.
 
     Args:
         rdzv_impl: the member.
-        local_addr: this node's address, if it is not to be found out.
-        close_on_shutdown: whether `shutdown` closes the run for all, as torch's does. An
-            agent that ends for a reason of its own must not: say False, or call `leave`.
+        local_addr: this node's address; detected if None.
+        close_on_shutdown: True if `shutdown` closes the run for all, as in torch. Pass False or
+            call `leave` if an agent must end without closing the run.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class EtcdRendezvousHandler(RendezvousHandler):
             if info is not None:
                 self._waiting = 0
                 return RendezvousInfo(store, rank, world_size, info, int(version))
-            log.info("%s: version %s is over before it began", self.get_run_id(), version)
+            log.info("%s: version %s ended before it started", self.get_run_id(), version)
 
     def _meeting_place(
         self, rank: int, version: str, store: EtcdStore
     ) -> RendezvousStoreInfo | None:
-        """Where rank 0 lets the workers meet; None where the version ended before it said so.
+        """Return rank 0's bootstrap store address; None if the version ended before it was set.
 
-        torch's waits until the store's timeout, also for one that died or left meanwhile.
+        torch's handler waits for the store's timeout even if rank 0 has died or left.
         """
         limit = store.timeout
         deadline = time.monotonic() + limit.total_seconds()
@@ -93,7 +93,7 @@ class EtcdRendezvousHandler(RendezvousHandler):
             except (LookupError, ValueError) as error:
                 if time.monotonic() >= deadline or isinstance(error, ValueError):
                     raise RendezvousStateError(
-                        f"rank 0 of version {version} does not tell its address and port: {error}"
+                        f"rank 0 of version {version} published no valid address and port: {error}"
                     ) from error
             finally:
                 store.set_timeout(limit)
@@ -101,12 +101,12 @@ class EtcdRendezvousHandler(RendezvousHandler):
                 raise RendezvousGracefulExitError("this member left the rendezvous")
             if self.is_closed():
                 raise RendezvousClosedError(f"the run {echoed(self.get_run_id())} is closed")
-            self.num_nodes_waiting()  # which looks for who is gone
+            self.num_nodes_waiting()  # checks for lost members
             if self.lost() or self.moved_on():
                 return None
 
     def is_closed(self) -> bool:
-        """As etcd has it, or where it does not answer, as it last had."""
+        """Return True if the run is closed; the last known value if etcd does not answer."""
         with contextlib.suppress(etcd.EtcdException):
             self._closed = self._rdzv_impl.is_closed()
         return self._closed
@@ -115,52 +115,53 @@ class EtcdRendezvousHandler(RendezvousHandler):
         self._rdzv_impl.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """As etcd has it, or where it does not answer, as it last had."""
+        """Return the number of waiting nodes; the last known one if etcd does not answer."""
         try:
             self._waiting = self._rdzv_impl.num_nodes_waiting()
         except etcd.EtcdException as error:
-            log.info("%s: who waits is not known now: %r", self.get_run_id(), error)
+            log.info("%s: cannot read the waiting nodes: %r", self.get_run_id(), error)
         return self._waiting
 
     def lost(self) -> bool:
-        """Whether a member of our version is gone, as the last `num_nodes_waiting` has seen it."""
+        """Return True if a member of our version is gone, by the last `num_nodes_waiting`."""
         with contextlib.suppress(etcd.EtcdException):
             return self._rdzv_impl.lost()
         return False
 
     def moved_on(self) -> bool:
-        """Whether others of our version were not done with it; see `EtcdRendezvous.moved_on`."""
+        """Return True if other members ended our version; see `EtcdRendezvous.moved_on`."""
         with contextlib.suppress(etcd.EtcdException):
             return self._rdzv_impl.moved_on()
         return False
 
     def gone(self) -> frozenset[int]:
-        """The ranks of our version that are missed; see `EtcdRendezvous.gone`."""
+        """Return the ranks of lost members of our version; see `EtcdRendezvous.gone`."""
         with contextlib.suppress(etcd.EtcdException):
             return self._rdzv_impl.gone()
         return frozenset()
 
     def last_stores(self) -> list[EtcdStore]:
-        """The stores of the last versions; see `EtcdRendezvous.last_versions`."""
+        """Return the stores of the last versions; see `EtcdRendezvous.last_versions`."""
         rendezvous = self._rdzv_impl
         return [rendezvous.setup_kv_store(version) for version in rendezvous.last_versions()]
 
     def stay(self) -> None:
-        """Be no loss to our version any more: we are done with it; see `EtcdRendezvous.stay`."""
+        """Make our key permanent, since we have finished; see `EtcdRendezvous.stay`."""
         try:
             self._rdzv_impl.stay()
         except etcd.EtcdException as error:
-            log.info("%s: our key will be made to stay later: %r", self.get_run_id(), error)
+            log.info("%s: could not yet make our key permanent: %r", self.get_run_id(), error)
 
     def setting_up(self) -> bool:
-        """Whether somebody is just making a version; asks nobody."""
+        """Return True if a member is known to be creating a version. No I/O."""
         with contextlib.suppress(RendezvousError):
             return self._rdzv_impl.setting_up()
         return False
 
     def leave(self) -> None:
-        """Take no part any more, and leave the rendezvous open, also with a `shutdown` that
-        follows; see `EtcdRendezvous.leave`.
+        """Leave the rendezvous without closing it; a later `shutdown` does not close it either.
+
+        See `EtcdRendezvous.leave`.
         """
         self._left = True
         self._rdzv_impl.leave()
@@ -178,16 +179,16 @@ class EtcdRendezvousHandler(RendezvousHandler):
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    """A handler from torch's parameters.
+    """Create a handler from torch's parameters.
 
     Settings: `timeout` (600) and `last_call_timeout` (30) in seconds, `etcd_prefix`
     (/torchelastic/p2p), `close_on_shutdown` (true), `notice_seconds` (1),
-    `recovery_call_timeout` (as `last_call_timeout`), `expected_nodes` (the first version waits
-    for no more), and those of `create_client`.
+    `recovery_call_timeout` (default: `last_call_timeout`), `expected_nodes` (number of nodes that
+    ends the first version's last call), and those of `create_client`.
 
     Raises:
-        ValueError: a setting is malformed; it names it.
-        RendezvousConnectionError: no etcd answers that serves the v2 API.
+        ValueError: a setting is malformed; the message names it.
+        RendezvousConnectionError: no etcd with the v2 API answers.
     """
     timeout = params.get_as_float("timeout", DEFAULT_TIMEOUT_SECONDS)
     last_call = params.get_as_float("last_call_timeout", DEFAULT_LAST_CALL_SECONDS)
@@ -218,13 +219,13 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 def parameters_from_url(url: str) -> RendezvousParameters:
-    """What `etcd://host:port/run_id?min_workers=1&max_workers=3&…` asks for.
+    """Parse `etcd://host:port/run_id?min_workers=1&max_workers=3&…`.
 
-    `max_workers` is `min_workers` if it is not given; everything else is a setting of
+    `max_workers` defaults to `min_workers`; all other parameters are settings of
     `create_rdzv_handler`, or `local_addr`.
 
     Raises:
-        ValueError: the URL is not of that form; it says where.
+        ValueError: the URL is malformed; the message names the fault.
     """
     parts = urlsplit(url)
     if parts.scheme != BACKEND:

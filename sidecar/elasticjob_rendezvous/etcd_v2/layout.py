@@ -1,7 +1,7 @@
-"""The folders of a run in etcd, made when the first member comes, and again if they get lost.
+"""Directories of a run in etcd: created by the first member, and restored if they are lost.
 
-etcd 3.5 cannot renew a folder's time to live (etcd-io/etcd#13589): there a run's folder runs
-out two hours after it was made, with all that is in it. Who trains on puts it back.
+etcd 3.5 cannot renew a directory's time to live (etcd-io/etcd#13589): there a run's directory
+expires with all its contents two hours after its creation. Members still in training restore it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from elasticjob_rendezvous.etcd_v2.core.records import RUN_TTL_SECONDS
 
 
 def make_folder(client: Any, path: str, ttl_seconds: int | None = None) -> None:
-    """Make a folder unless it is there."""
+    """Create a directory unless it exists."""
     with contextlib.suppress(etcd.EtcdAlreadyExist):
         client.write(path, None, dir=True, prevExist=False, ttl=ttl_seconds)
 
 
 def is_lost(client: Any, paths: Paths) -> bool:
-    """Whether the run has no counter: nobody deletes that while the run's folder is there."""
+    """Return True if the run's counter is missing, which is never deleted with the run present."""
     try:
         client.get(paths.counter)
     except etcd.EtcdKeyNotFound:
@@ -31,7 +31,7 @@ def is_lost(client: Any, paths: Paths) -> bool:
 
 
 def lay_out(client: Any, paths: Paths, last_version: str | None) -> None:
-    """Make folders and counter, unless they are there; versions go on after the last known."""
+    """Create missing directories and counter; versions continue after `last_version`."""
     if not is_lost(client, paths):
         return
     _make_folders(client, paths)
@@ -40,10 +40,10 @@ def lay_out(client: Any, paths: Paths, last_version: str | None) -> None:
 
 
 def put_back(client: Any, paths: Paths, version: str, text: str) -> None:
-    """Put the state of a lost run back as it was, unless another member has.
+    """Restore the state of a lost run, unless another member has.
 
-    The counter goes last: others who find neither state nor counter do the same, and who
-    found a counter alone would take the version for destroyed.
+    The counter is written last: members that find neither state nor counter also restore, while
+    a counter without state means that the version was destroyed.
     """
     _make_folders(client, paths)
     with contextlib.suppress(etcd.EtcdAlreadyExist):

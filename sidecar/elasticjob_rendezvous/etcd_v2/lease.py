@@ -1,4 +1,4 @@
-"""Keeping a key or a folder from running out: one thread for each."""
+"""Periodic renewal of a key or directory, in one thread each."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def renew(
     failed: Callable[[], None] = lambda: None,
     refresh: Callable[[], object] | None = None,
 ) -> threading.Event:
-    """Refresh `path` every half of its time to live, until the returned event is set.
+    """Refresh `path` twice per time to live, until the returned event is set.
 
-    torch's thread dies of any error but one. This one tries again, soon, whatever went
-    wrong: while etcd is away nothing runs out, and nobody else can say that it has. Only
-    where etcd no longer knows the path does `lost` decide whether to go on. `failed` is
-    called, by the thread, whenever it went wrong. `refresh` is another way to do it.
+    torch's thread ends on almost any error. This one soon retries after every error: during an
+    outage of etcd nothing expires, and no other member can observe an expiry. Only if the path no
+    longer exists does `lost` decide whether to continue. The thread calls `failed` after every
+    failure. `refresh` replaces the default request.
     """
     stop = threading.Event()
     how = refresh or (lambda: client.refresh(path, ttl=ttl_seconds))
@@ -53,15 +53,15 @@ def _keep(
         except etcd.EtcdKeyNotFound:
             failed()
             if not _goes_on(lost):
-                log.warning("%s has run out", path)
+                log.warning("%s has expired", path)
                 return
         except etcd.EtcdException as error:
             if "Not a file" in str(error):
-                log.info("%s is a folder, and this etcd cannot renew folders", path)
+                log.info("not renewing %s: this etcd cannot renew directories", path)
                 return
             failed()
             pause_seconds = _soon(path, ttl_seconds, error)
-        except Exception as error:  # a top loop: whatever it is, the key must be kept
+        except Exception as error:  # top-level loop: renewal must continue after any error
             failed()
             pause_seconds = _soon(path, ttl_seconds, error)
 
@@ -74,6 +74,6 @@ def _soon(path: str, ttl_seconds: float, error: Exception) -> float:
 def _goes_on(lost: Callable[[], bool]) -> bool:
     try:
         return lost()
-    except Exception as error:  # as above: etcd may be away again
-        log.info("could not look after a lost key: %r", error)
+    except Exception as error:  # as above: etcd may be unavailable again
+        log.info("could not restore an expired key: %r", error)
         return True

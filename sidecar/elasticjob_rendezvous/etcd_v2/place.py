@@ -1,4 +1,4 @@
-"""A member's own key in one version: there while the member lives."""
+"""Keep-alive key of a member in one version; it exists while the member lives."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ class Holder(Enum):
 
 
 class Place:
-    """Rank `rank` of `version`. torch sets the key to confirm; we have it from joining on,
-    so that the others learn of a member that dies before. torch leaves the key empty; in ours
-    stands whose it is, for an etcd that lost its data counts versions and ranks from the
-    beginning, and has the same ones for others.
+    """Keep-alive key of rank `rank` in `version`.
 
-    `reading` is which reading of the feed it was taken after.
+    torch sets the key on confirmation; we set it on joining, so that the others detect a member
+    that dies in between. torch leaves the value empty; ours identifies the owner, since an etcd
+    that lost its data restarts its versions and ranks, and assigns the same ones to others.
+
+    `reading` is the number of the feed's reading that preceded the key.
     """
 
     def __init__(self, client: Any, paths: Paths, version: str, rank: int, reading: int) -> None:
@@ -45,19 +46,19 @@ class Place:
         self._mark = uuid.uuid4().hex
         self._stop: threading.Event | None = None
         self._final: str | None = None
-        self._lock = threading.Lock()  # a renewal must not come after `stay`
+        self._lock = threading.Lock()  # no renewal may follow `stay`
         self._lasts = False
         self.stays = False
-        """Whether the key is to outlive us: our part in the version is done."""
+        """True if the key must outlive this member, which has finished its work in the version."""
         self.failed_at = float("-inf")
-        """When the key could not be renewed last, in monotonic seconds."""
+        """Monotonic time of the last failed renewal."""
 
     def confirm_final(self, text: str) -> None:
-        """The version is final: this is what is put back if all gets lost."""
+        """Record the final state of the version, which `_restored` writes back after data loss."""
         self._final = text
 
     def take(self) -> threading.Event:
-        """Set the key and keep it; returns the event that ends the keeping."""
+        """Set the key and renew it periodically; return the event that ends the renewal."""
         self._client.set(self.key, self._mark, ttl=KEEPALIVE_TTL_SECONDS)
         self._stop = renew(
             self._client,
@@ -71,19 +72,20 @@ class Place:
         return self._stop
 
     def stay(self) -> None:
-        """Let the key stand from now on, whatever becomes of us. Raises etcd.EtcdException; then
-        it is tried again with the next renewal.
+        """Make the key permanent, independent of this member's life.
+
+        Raises etcd.EtcdException; the next renewal then tries again.
         """
         self.stays = True
         self._refresh()
 
     def release(self) -> None:
-        """Keep the key no more; it runs out by itself, unless it is to stay."""
+        """Stop the renewal; the key then expires, unless it is permanent."""
         if self._stop is not None:
             self._stop.set()
 
     def holder(self) -> Holder:
-        """Whose key it is by now, as a majority of the servers knows."""
+        """Return the present owner of the key, by a quorum read."""
         try:
             key = self._client.read(self.key, quorum=True)
         except etcd.EtcdKeyNotFound:
@@ -91,11 +93,11 @@ class Place:
         return Holder.ANOTHER if self.is_anothers(key) else Holder.US
 
     def is_anothers(self, key: Any) -> bool:
-        """Whether a key that was read is that of our rank, and not we wrote it."""
+        """Return True if this is the key of our rank but another member wrote it."""
         return bool(key.key == self.key and key.value != self._mark)
 
     def vacate(self) -> None:
-        """Delete the key if it is ours: the next one on this rank may have set its own."""
+        """Delete the key if it is ours: the rank's next owner may already have set its own."""
         with contextlib.suppress(etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed):
             self._client.delete(self.key, prevValue=self._mark)
 
@@ -113,10 +115,11 @@ class Place:
         self.failed_at = time.monotonic()
 
     def _restored(self) -> bool:
-        """Set our key again where it ran out and the final version still stands: nobody missed it.
+        """Set our expired key again if the final version still exists; return True to go on.
 
-        All keys run out when etcd was away for long, and all members are there nevertheless.
-        Before it is final they join again: it may be others' in an etcd that lost its data.
+        All keys expire during a long outage of etcd, although all members live. Before the
+        version is final, members join again instead: in an etcd that lost its data the key may
+        belong to another member.
         """
         client, paths = self._client, self._paths
         try:
@@ -124,7 +127,7 @@ class Place:
         except etcd.EtcdKeyNotFound:
             if self._final is None or not is_lost(client, paths):
                 return False  # it was destroyed
-            log.warning("%s was lost: putting back %s", paths.run, self._final)
+            log.warning("%s was lost: restoring %s", paths.run, self._final)
             put_back(client, paths, self.version, self._final)
         else:
             if state.version != self.version or state.status is Status.CLOSED:

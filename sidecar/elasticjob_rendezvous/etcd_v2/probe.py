@@ -1,6 +1,6 @@
 """Probe of etcd's v2 API: a write that is refused because its key does not exist.
 
-etcd passes it through consensus and the user's permissions as it does any write.
+The write passes through consensus and the user's permissions like any other.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ KEY = "elasticjob-probe"
 
 
 class EtcdV2Probe:
-    """See `store_monitor.StoreProbe`. One call at a time.
+    """Probe for `store_monitor.StoreProbe`. One call at a time.
 
     Args:
-        make: a client with a short time limit.
-        folder: where members may write.
+        make: creates a client with a short timeout.
+        folder: directory in which members may write.
     """
 
     def __init__(self, make: Callable[[], Any], folder: str) -> None:

@@ -1,9 +1,9 @@
-"""torch's `EtcdRendezvous`: one member of one run's rendezvous over etcd's v2 API.
+"""Member of a run's rendezvous over etcd's v2 API, compatible with torch's `EtcdRendezvous`.
 
-The names, the phases and what stands in etcd are those of
-`torch.distributed.elastic.rendezvous.etcd_rendezvous`; members of both kinds meet in one
-version. What differs is how a member waits (one stream, see `feed`) and what becomes of it
-when it leaves or dies; `docs/reference.md` has the list.
+Names, phases and the data in etcd are those of
+`torch.distributed.elastic.rendezvous.etcd_rendezvous`; members of both kinds can join the same
+version. The differences are the wait (one stream, see `feed`) and the handling of members that
+leave or die; `docs/reference.md` lists them.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 log = logging.getLogger(__name__)
 
 NOTICE_SECONDS = 1.0
-"""How long members that work have to see that somebody waits, before their version goes."""
+"""Time for working members to notice a waiting one before their version is destroyed."""
 _YOUNG_SECONDS = 1.0
-"""How long who has got no place in a version may take to wait for the next one."""
+"""Time after a version becomes final in which members without a rank in it announce themselves."""
 _RETRY_SECONDS = 0.05
 
 
 class EtcdRendezvous(Endings):
-    """One member.
+    """Member of the rendezvous of one run.
 
     Args:
-        client: an `etcd.Client`, best made by `create_client`.
-        prefix: the path of all runs in etcd.
-        run_id: the run; a number, say, stands in etcd as its text.
-        num_min_workers, num_max_workers: how many members a version has.
-        timeout: seconds that `rendezvous_barrier` takes at most.
-        last_call_timeout: seconds that others may still join once the fewest have.
+        client: an `etcd.Client`, preferably from `create_client`.
+        prefix: path of all runs in etcd.
+        run_id: id of the run; other types, such as numbers, are converted to text.
+        num_min_workers, num_max_workers: minimum and maximum number of members of a version.
+        timeout: timeout of `rendezvous_barrier` in seconds.
+        last_call_timeout: seconds for further joins once the minimum has joined.
         notice_seconds: see NOTICE_SECONDS.
-        recovery_call_timeout: the last call of every version but the first, if it is another.
-        expected_workers: the first version's last call ends once so many have joined.
+        recovery_call_timeout: last call timeout of all versions but the first, if different.
+        expected_workers: number of members that ends the first version's last call.
 
     Raises:
         ValueError: prefix or run id cannot be part of a path.
@@ -89,36 +89,36 @@ class EtcdRendezvous(Endings):
         self._expected_workers = expected_workers
         self._last_call_timeout = last_call_timeout
         self._recovery_call_timeout = recovery_call_timeout
-        self._looked: tuple[float, set[str] | None] = (0.0, None)  # when, and what was there
-        self._spare: tuple[float, int | None] = (0.0, None)  # until when to count, and how many
+        self._looked: tuple[float, set[str] | None] = (0.0, None)  # time and keys of last check
+        self._spare: tuple[float, int | None] = (0.0, None)  # end of counting, and the count
         lay_out(client, paths, None)
         self._lease_run_id_stop = renew(client, paths.run, RUN_TTL_SECONDS, lost=lambda: True)
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
-            if self._pid == os.getpid():  # in a fork all of it is the parent's
+            if self._pid == os.getpid():  # in a forked process everything belongs to the parent
                 self.close()
 
     @property
     def run_id(self) -> str:
-        """As it was given."""
+        """Id of the run, as passed to the constructor."""
         return self._given_run_id
 
     def close(self) -> None:
-        """End all threads and connections; our keys run out by themselves."""
+        """End all threads and connections; our keys then expire."""
         self._lease_run_id_stop.set()
         if self._place is not None:
             self._place.release()
         self._feed.close()
         http = getattr(self.client, "http", None)
         if http is not None:
-            http.clear()  # a store that is still used makes new ones
+            http.clear()  # a store that is still in use opens new connections
 
     def leave(self) -> None:
-        """Take no part any more: a barrier in progress raises RendezvousGracefulExitError.
+        """Leave the rendezvous: a barrier in progress raises RendezvousGracefulExitError.
 
-        Our place goes back to the others, who need not wait until it runs out. The
-        rendezvous stays open. May be called by any thread and by a signal handler.
+        Gives up our rank, so that the others need not wait for its expiry. The rendezvous
+        remains open. Callable from any thread and from a signal handler.
         """
         self._waiting.end()
         if not self._waiting.active:
@@ -126,12 +126,12 @@ class EtcdRendezvous(Endings):
             self.close()
 
     def rendezvous_barrier(self) -> tuple[str, int, int]:
-        """Take part in the next version: `(rdzv_version, rank, world_size)`. Blocks.
+        """Join the next version and block until it is final: `(rdzv_version, rank, world_size)`.
 
         Raises:
-            RendezvousTimeoutError: none came about in time.
+            RendezvousTimeoutError: no version became final within the timeout.
             RendezvousClosedError: the run is closed.
-            RendezvousStateError: what stands in etcd is malformed or contradicts us.
+            RendezvousStateError: the state in etcd is malformed or contradicts our settings.
             RendezvousGracefulExitError: `leave` was called.
         """
         self._waiting.begin()
@@ -163,18 +163,18 @@ class EtcdRendezvous(Endings):
         finally:
             self._waiting.finish()
             self._feed.close()
-            if self._waiting.ended:  # who called it could not do so before
+            if self._waiting.ended:  # `leave` could not close it during the barrier
                 self.close()
 
     # -- phases ---------------------------------------------------------------------
 
     def init_phase(self) -> tuple[str, int, int]:
-        """Make a version, join the present one, or wait for it to end.
+        """Create a version, join the present one, or wait for its end.
 
         Raises:
             RendezvousClosedError: the run is closed.
-            EtcdRendezvousRetryableFailure: others were changing the state; begin again.
-            EtcdRendezvousRetryImmediately: the present version ended; begin again.
+            EtcdRendezvousRetryableFailure: others were changing the state; start again.
+            EtcdRendezvousRetryImmediately: the present version ended; start again.
         """
         self._give_up_place()
         seen = self._waiting.look()
@@ -182,7 +182,7 @@ class EtcdRendezvous(Endings):
             try:
                 self.try_create_rendezvous()
             except etcd.EtcdAlreadyExist:
-                self._waiting.next(seen, _RETRY_SECONDS)  # its value is on the way
+                self._waiting.next(seen, _RETRY_SECONDS)  # wait for its value in the feed
                 raise EtcdRendezvousRetryImmediately from None
             seen = self._present()
         state = parsed(seen.text)
@@ -196,10 +196,10 @@ class EtcdRendezvous(Endings):
                 self.handle_existing_rendezvous(str(state.version))
                 raise EtcdRendezvousRetryImmediately
         self._waiting.next(seen)
-        raise EtcdRendezvousRetryableFailure(f"others are at it: {state.text}")
+        raise EtcdRendezvousRetryableFailure(f"other members are forming a version: {state.text}")
 
     def join_phase(self, expected_version: str) -> tuple[str, int, int]:
-        """Join this version, wait until nobody else may, and confirm."""
+        """Join this version, wait until it is frozen, and confirm."""
         active_version, this_rank = self.join_rendezvous(expected_version)
         state = parsed(active_version.value)
         log.info("%s: rank %d of version %s", self._run_id, this_rank, expected_version)
@@ -214,7 +214,7 @@ class EtcdRendezvous(Endings):
         return self._last_call_timeout if recovery is None or version == FIRST_VERSION else recovery
 
     def confirm_phase(self, expected_version: str, this_rank: int) -> tuple[str, int, int]:
-        """Say that we are there, and wait until every participant has."""
+        """Confirm our membership, and wait until every participant has confirmed."""
         self.confirm_membership(expected_version, this_rank)
         state = parsed(self.wait_for_final(expected_version).value)
         self._completed = expected_version
@@ -226,22 +226,22 @@ class EtcdRendezvous(Endings):
         return expected_version, this_rank, len(state.participants)
 
     def handle_existing_rendezvous(self, expected_version: str) -> None:
-        """Announce ourselves to a final version, and wait until it is over."""
+        """Announce ourselves in a final version, and wait for its end."""
         self.announce_self_waiting(expected_version)
-        log.info("%s: version %s goes on: standing by for a place", self._run_id, expected_version)
+        log.info("%s: version %s is final: standing by for a place", self._run_id, expected_version)
         self.wait_for_rendezvous_to_free(expected_version)
 
     # -- the state ------------------------------------------------------------------
 
     def is_closed(self) -> bool:
-        """Raises etcd.EtcdException where etcd does not answer."""
+        """Return True if the run is closed. Raises etcd.EtcdException if etcd does not answer."""
         state = self._active.state()
         return state is not None and state.status is Status.CLOSED
 
     def get_rdzv_state(self) -> tuple[Any, dict[str, Any]]:
-        """`active_version` as etcd has it, and as it reads.
+        """Return etcd's result for `active_version`, and the parsed state.
 
-        Raises etcd.EtcdKeyNotFound where there is none.
+        Raises etcd.EtcdKeyNotFound if it does not exist.
         """
         active_version, state = self._active.read()
         return active_version, dict(state.fields)
@@ -249,10 +249,10 @@ class EtcdRendezvous(Endings):
     def try_wait_for_state_change(
         self, etcd_index: int, timeout: float | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Wait for a change at or after an index of etcd, for a time or until the deadline.
+        """Wait for a change at or after an etcd index, up to `timeout` or the member's deadline.
 
-        Returns what is there then, changed or not. Raises RendezvousTimeoutError after the
-        deadline, etcd.EtcdKeyNotFound where nothing is there.
+        Returns the present state, changed or not. Raises RendezvousTimeoutError after the
+        deadline, and etcd.EtcdKeyNotFound if there is no state.
         """
         until = time.monotonic() + (self._waiting.left_seconds if timeout is None else timeout)
         seen = self._waiting.look()
@@ -267,11 +267,11 @@ class EtcdRendezvous(Endings):
         return self._active.result(seen), dict(parsed(seen.text).fields)
 
     def num_nodes_waiting(self) -> int:
-        """How many wait for the next version; more than 0 too where ours is over.
+        """Return the number of members waiting for the next version; above 0 too if ours is over.
 
-        Looks after the members' keys now and then, so that the loss of a node is told.
-        When etcd was away they count again once all who live have had the time to set theirs.
-        Raises etcd.EtcdException where etcd does not answer.
+        Checks the members' keys periodically, so that the loss of a node counts as well. After an
+        outage of etcd, missing keys count only once all living members have had time to set theirs.
+        Raises etcd.EtcdException if etcd does not answer.
         """
         try:
             state = self._active.state()
@@ -281,7 +281,7 @@ class EtcdRendezvous(Endings):
         ours = self._completed
         alive, spare = None, 0
         if state is None and is_lost(self.client, self._paths):
-            return 0  # it is not over: the members put it back
+            return 0  # not over: its members restore it
         if state is not None and ours is not None and state.has(Status.FINAL, ours):
             looked, alive = self._looked
             if self._unsettled_seconds() > 0:
@@ -297,13 +297,13 @@ class EtcdRendezvous(Endings):
         return patience.nodes_waiting(state, ours, alive, spare)
 
     def lost(self) -> bool:
-        """Whether a member of our version is gone, as the last `num_nodes_waiting` has seen it."""
+        """Return True if a member of our version is gone, by the last `num_nodes_waiting`."""
         state, ours = self._active.state(), self._completed
         final = state is not None and ours is not None and state.has(Status.FINAL, ours)
         return final and state is not None and patience.is_lost(state, self._looked[1])
 
     def gone(self) -> frozenset[int]:
-        """The ranks of our version whose members are gone, as `num_nodes_waiting` has seen it."""
+        """Return the ranks of lost members of our version, by the last `num_nodes_waiting`."""
         state, ours, place = self._active.state(), self._completed, self._place
         if state is None or ours is None or not state.has(Status.FINAL, ours):
             return frozenset()
@@ -311,50 +311,50 @@ class EtcdRendezvous(Endings):
         return patience.gone(state, self._looked[1]) - own
 
     def moved_on(self) -> bool:
-        """Whether our version is over, or is about to be, for others that want a newer one."""
+        """Return True if other members have ended our version, or are about to, for a newer one."""
         state, ours = self._active.state(), self._completed
         if ours is None or (state is None and is_lost(self.client, self._paths)):
             return False
         return patience.moved_on(state, ours, self._looked[1])
 
     def stay(self) -> None:
-        """Be no loss to our version any more, whatever becomes of us: we are done with it.
+        """Make our key permanent: we have finished, and our end must not count as a loss.
 
-        Raises etcd.EtcdException where etcd does not answer; it is tried again.
+        Raises etcd.EtcdException if etcd does not answer; a later renewal tries again.
         """
         if self._place is not None and self._place.version == self._completed:
             self._place.stay()
 
     def setting_up(self) -> bool:
-        """Whether somebody is just making a version, as far as a barrier of ours has seen."""
+        """Return True if our barrier has seen that a member is creating a version."""
         text = self._feed.seen.text if self._waiting.active else None
         return text is not None and parsed(text).status is Status.SETUP
 
     # -- paths, leases, data --------------------------------------------------------
 
     def get_path(self, path: str) -> str:
-        """A path of this run."""
+        """Return a path of this run."""
         return self._paths.of_run(path)
 
     def create_path_if_not_exists(self, full_path: str, ttl: int | None = None) -> None:
-        """Make a folder, for `ttl` seconds or for good."""
+        """Create a directory, for `ttl` seconds or permanently."""
         make_folder(self.client, full_path, ttl)
 
     def setup_lease_renewal(self, full_path: str, ttl: float) -> threading.Event:
-        """Keep a path from running out until the returned event is set, or it is gone.
+        """Renew a path until the returned event is set or the path no longer exists.
 
-        Goes on through any trouble with etcd.
+        Continues through any trouble with etcd.
         """
         return renew(self.client, full_path, ttl)
 
     def store_extra_data(self, rdzv_version: str, key: str, value: Any) -> None:
-        """Give something to the other members of a version, as JSON."""
+        """Share a value with the other members of a version, as JSON."""
         extra_data.store(self.client, self._paths.extra_data(rdzv_version), key, value)
 
     def load_extra_data(self, rdzv_version: str, key: str, timeout: float | None = None) -> Any:
-        """Wait for what a member gives. Raises LookupError after `timeout` seconds."""
+        """Wait for a shared value. Raises LookupError after `timeout` seconds."""
         return extra_data.load(self.client, self._paths.extra_data(rdzv_version), key, timeout)
 
     def setup_kv_store(self, rdzv_version: str) -> EtcdStore:
-        """The store of a version. Its folder comes with the first key."""
+        """Return the store of a version. The first key creates its directory."""
         return EtcdStore(self.client, self._paths.store(rdzv_version))

@@ -1,6 +1,6 @@
-"""The steps of one member through a version: create, join, wait, confirm, announce, free.
+"""Steps of one member through a version: create, join, wait, confirm, announce, free.
 
-Each reads what the feed has seen, lets the pure core say what to write, and writes it.
+Each step reads the feed's state, computes the next write with `etcd_v2.core`, and sends it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Steps:
-    """What `EtcdRendezvous` is made of; see there for the arguments."""
+    """Base class of `EtcdRendezvous`; see there for the arguments."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class Steps:
         self._active = ActiveVersion(client, paths, self._feed)
         self._waiting = Waiting(self._feed, timeout)
         self._place: Place | None = None
-        self._failed_at = float("-inf")  # when etcd did not answer us last
-        self._saw_open = False  # whether the run was ever found open
-        self._completed: str | None = None  # the version of our last rendezvous
-        self._announced: tuple[str, float] | None = None  # the version, and when
+        self._failed_at = float("-inf")  # time of the last failure of etcd
+        self._saw_open = False  # set once the run has been seen open
+        self._completed: str | None = None  # version of our last rendezvous
+        self._announced: tuple[str, float] | None = None  # version and time
 
     def try_create_rendezvous(self) -> Any:
-        """Make a new version; returns it, joinable.
+        """Create a new version and return it in state joinable.
 
         Raises:
-            etcd.EtcdAlreadyExist: there is a version, or somebody is making one.
-            EtcdRendezvousRetryableFailure: we were too slow, somebody else is making one.
+            etcd.EtcdAlreadyExist: a version exists, or another member is creating one.
+            EtcdRendezvousRetryableFailure: too slow, another member is creating a version.
             RendezvousStateError: the version counter is malformed.
         """
         setup = transitions.set_up()
@@ -81,18 +81,18 @@ class Steps:
             self.client.write(self._paths.version(version), None, dir=True, prevExist=False)
             return self._active.swap(setup.state, transitions.opened(version))
         except (etcd.EtcdAlreadyExist, etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound) as error:
-            # Nobody need wait until our `setup` runs out, if it is still there.
+            # Delete our `setup` if it still exists, to spare the others the wait for its expiry.
             with contextlib.suppress(etcd.EtcdCompareFailed, etcd.EtcdKeyNotFound):
                 self.client.delete(self._paths.active, prevIndex=created.modifiedIndex)
-            raise EtcdRendezvousRetryableFailure(f"could not make a version: {error}") from error
+            raise EtcdRendezvousRetryableFailure(f"could not create a version: {error}") from error
 
     def join_rendezvous(self, expected_version: str) -> tuple[Any, int]:
-        """Become a participant: `(active_version, rank)`.
+        """Become a participant; return `(active_version, rank)`.
 
         Raises:
-            EtcdRendezvousRetryableFailure: nobody may join any more.
-            EtcdRendezvousRetryImmediately: another version may be joined by now.
-            RendezvousStateError: it is full and yet joinable: another member has other sizes.
+            EtcdRendezvousRetryableFailure: the version is no longer joinable.
+            EtcdRendezvousRetryImmediately: another version has become joinable.
+            RendezvousStateError: full but still joinable: another member has different sizes.
         """
         conflicts = 0
         while True:
@@ -117,16 +117,16 @@ class Steps:
             return active_version, step.rank
 
     def wait_for_peers(self, expected_version: str) -> Any:
-        """Wait until nobody else may join; returns the frozen version.
+        """Wait until the version is frozen, and return it.
 
-        Raises EtcdRendezvousRetryableFailure where that can no longer be.
+        Raises EtcdRendezvousRetryableFailure if the version has ended.
         """
         return self._wait_for(Status.FROZEN, Status.JOINABLE, expected_version)
 
     def confirm_membership(self, expected_version: str, this_rank: int) -> Any:
-        """Add our key to those of the frozen version, lower ranks first; the last makes it final.
+        """Add our key to the frozen version, in rank order; the last key makes it final.
 
-        Raises EtcdRendezvousRetryImmediately where it is frozen no more.
+        Raises EtcdRendezvousRetryImmediately if the version is no longer frozen.
         """
         place = self._place
         if place is None or (place.version, place.rank) != (expected_version, this_rank):
@@ -144,21 +144,21 @@ class Steps:
                 if later.text != seen.text:
                     continue
             if (write := transitions.confirmed(state, place.key)) is None:
-                return self._active.result(seen)  # an answer was lost, the write was not
+                return self._active.result(seen)  # the reply to an earlier write was lost
             with contextlib.suppress(etcd.EtcdCompareFailed):
                 return self._active.swap(state, write)
 
     def wait_for_final(self, expected_version: str) -> Any:
-        """Wait until all have confirmed; returns the final version.
+        """Wait until all members have confirmed, and return the final version.
 
-        Raises EtcdRendezvousRetryableFailure where that can no longer be.
+        Raises EtcdRendezvousRetryableFailure if the version has ended.
         """
         return self._wait_for(Status.FINAL, Status.FROZEN, expected_version)
 
     def announce_self_waiting(self, expected_version: str) -> Any:
-        """Count ourselves among those who wait; once for each version.
+        """Increment the number of waiting members, once per version.
 
-        Raises EtcdRendezvousRetryImmediately where it is final no more.
+        Raises EtcdRendezvousRetryImmediately if the version is no longer final.
         """
         conflicts = 0
         while True:
@@ -179,7 +179,7 @@ class Steps:
             return active_version
 
     def wait_for_rendezvous_to_free(self, expected_version: str) -> None:
-        """Wait until a final version is over, and end it where a member of it is gone."""
+        """Wait for the end of a final version, and destroy it if one of its members is gone."""
         since = self._announced[1] if self._announced else time.monotonic()
         own = self._place.key if self._place and self._place.version == expected_version else None
         seen, listed, reading, asked = self._waiting.look(), set[str](), -1, False
@@ -208,9 +208,9 @@ class Steps:
                     seen = self._waiting.next(seen, min(times, default=None))
 
     def _unsettled_seconds(self) -> float:
-        """How long keys that are missing say nothing yet, 0 for no longer: etcd was away.
+        """Return the seconds for which missing keys prove nothing after an outage of etcd.
 
-        All may have run out then, and who lives sets its own again.
+        All keys may have expired during the outage; living members then set theirs again.
         """
         failed_at = max(self._failed_at, self._feed.failed_at)
         if self._place is not None:
@@ -218,17 +218,17 @@ class Steps:
         return max(0.0, failed_at + KEEPALIVE_TTL_SECONDS - time.monotonic())
 
     def _recall_outage(self) -> None:
-        """Who has just come was not there when etcd was away: its leader's age tells."""
+        """Derive a recent outage from the age of etcd's leader, as a new member did not see it."""
         began_at = time.monotonic() - leader_seconds(self.client)
         self._failed_at = max(self._failed_at, began_at)
 
     def handle_join_last_call(self, expected_version: str, deadline: float) -> None:
-        """Wait until `deadline` (as `time.time()` counts) for more to join, then let nobody in.
+        """Wait until `deadline` (a `time.time()` value) for further joins, then freeze the version.
 
-        Until then the version is kept alive by us alone. The first one waits for nobody beyond
-        those that are expected, where that is known.
+        Until then only this member keeps the version alive. In the first version the wait ends
+        early once the expected number of members, if known, has joined.
 
-        Raises EtcdRendezvousRetryableFailure where it is neither joinable nor frozen.
+        Raises EtcdRendezvousRetryableFailure if the version is neither joinable nor frozen.
         """
         ends = time.monotonic() + deadline - time.time()
         seen = self._waiting.look()
@@ -242,7 +242,7 @@ class Steps:
                     self._active.swap(state, transitions.held(state))
                     keep_at = now + JOINABLE_TTL_SECONDS / 2
             later = self._waiting.next(seen, max(0.0, min(ends, keep_at) - now))
-            if later.text != seen.text:  # who joins sets the time to live anew
+            if later.text != seen.text:  # a join renews the time to live
                 keep_at = time.monotonic() + JOINABLE_TTL_SECONDS / 2
             seen = later
 
@@ -251,18 +251,19 @@ class Steps:
         first = state.version == FIRST_VERSION
         return expected is not None and first and len(state.participants) >= expected
 
-    # -- what the steps have in common -------------------------------------------------
+    # -- helpers of the steps ----------------------------------------------------------
 
     def _present(self) -> Seen:
-        """What is there. Raises EtcdRendezvousRetryImmediately where nothing is."""
+        """Return the present state. Raises EtcdRendezvousRetryImmediately if there is none."""
         seen = self._waiting.look()
         if seen.text is None:
             raise EtcdRendezvousRetryImmediately
         return seen
 
     def _unfinished(self, seen: Seen, version: str) -> State:
-        """The state, joinable or frozen. Raises where the version came to nothing, and sees to it
-        that it does where a participant died.
+        """Return the state, joinable or frozen; raise if the version has ended.
+
+        Destroys the version if a participant has died.
         """
         if seen.text is None:
             raise EtcdRendezvousRetryableFailure(f"version {version} is gone")
@@ -281,9 +282,11 @@ class Steps:
         return place
 
     def _check_place(self, seen: Seen, state: State) -> None:
-        """After everything was read anew: an etcd that lost its data may have our rank of our
-        version for another member. Raises EtcdRendezvousRetryImmediately where our key is not
-        ours, or is gone before the version was final. Who gets no answer looks next time.
+        """Verify the owner of our key after a new reading of everything.
+
+        An etcd that lost its data may assign our version and rank to another member. Raises
+        EtcdRendezvousRetryImmediately if the key belongs to another member, or is gone before the
+        version is final. If etcd does not answer, the next call checks again.
         """
         place = self._place
         if place is None or place.reading == seen.reading:
@@ -291,14 +294,14 @@ class Steps:
         try:
             holder = place.holder()
         except etcd.EtcdException as error:
-            log.info("%s: cannot look at our key: %r", self._run_id, error)
+            log.info("%s: cannot read our key: %r", self._run_id, error)
             return
         if holder is Holder.US or (holder is Holder.NOBODY and state.status is Status.FINAL):
             place.reading = seen.reading
             return
         self._place = None
         place.release()
-        if holder is Holder.NOBODY:  # whoever may be about to set it joins again as we do
+        if holder is Holder.NOBODY:  # its new owner, if any, joins again as we do
             self._destroy(state, f"{place.key} is gone")
         raise EtcdRendezvousRetryImmediately
 
@@ -317,7 +320,7 @@ class Steps:
             self._active.destroy(state)
 
     def _keep_alives(self, version: str) -> set[str]:
-        """The members' keys of a version that are there; ours not if it is another's by now."""
+        """Return the existing keys of a version's members, without ours if another wrote it."""
         try:
             folder = self.client.read(self._paths.version(version))
         except etcd.EtcdKeyNotFound:
@@ -327,11 +330,11 @@ class Steps:
         return {node.key for node in nodes if place is None or not place.is_anothers(node)}
 
     def _next_version(self) -> str:
-        """Count one version on. Raises etcd.EtcdCompareFailed where somebody else did."""
+        """Increment the version counter. Raises etcd.EtcdCompareFailed if another member did."""
         try:
             counter = self.client.get(self._paths.counter)
         except etcd.EtcdKeyNotFound:
-            lay_out(self.client, self._paths, self._completed)  # all was lost
+            lay_out(self.client, self._paths, self._completed)  # etcd lost its data
             counter = self.client.get(self._paths.counter)
         if not re.fullmatch(r"[0-9]+", counter.value):
             raise RendezvousStateError(f"the version counter is malformed: {counter.value!r}")

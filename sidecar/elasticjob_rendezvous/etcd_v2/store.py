@@ -1,7 +1,7 @@
-"""torch's `EtcdStore`: a key-value store for the workers of one version, under one folder.
+"""Key-value store for the workers of one version, compatible with torch's `EtcdStore`.
 
-Keys and values are base64, as torch writes them. It stands alone; `torch_store` makes it a
-`torch.distributed.Store`.
+All keys are in one directory; keys and values are base64, as torch writes them. Does not depend
+on torch; `torch_store` adapts it to `torch.distributed.Store`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from elasticjob_rendezvous.etcd_v2.core.patience import after_conflict, after_fa
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 _CROWD = 64
 _WATCH_SECONDS = 30.0
-"""A watch that is silent for so long is sent anew: its server may be gone without a word."""
+"""Maximum silence of a watch before it is repeated: its server may have disappeared."""
 T = TypeVar("T")
 
 
 class EtcdStore:
-    """Keys and values are str or bytes; what is read is bytes.
+    """Store whose keys and values are str or bytes; reads return bytes.
 
-    Reads and plain writes survive trouble with etcd until the timeout. What depends on the
-    present value (add, append, compare_set) raises python-etcd's error when an answer is
-    lost, as it may have been done.
+    Reads and plain writes are retried during trouble with etcd until the timeout. Operations
+    that depend on the present value (add, append, compare_set) raise python-etcd's error if a
+    reply is lost, since they may have been applied.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EtcdStore:
         self._timeout = timeout
 
     def clone(self) -> EtcdStore:
-        """Another store over the same keys."""
+        """Return another store over the same keys."""
         return EtcdStore(self.client, self.prefix, self._timeout)
 
     def set(self, key: str | bytes, value: str | bytes) -> None:
@@ -56,7 +56,7 @@ class EtcdStore:
         self._insist(lambda: self.client.set(path, encoded))
 
     def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
-        """Raises ValueError unless there is one value for each key."""
+        """Set several keys. Raises ValueError unless there is one value per key."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
@@ -69,32 +69,32 @@ class EtcdStore:
         return self._await(keys, self._timeout)
 
     def wait(self, keys: Sequence[str | bytes], override_timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there. Raises LookupError after the timeout."""
+        """Wait until all keys exist. Raises LookupError after the timeout."""
         self._await(keys, self._timeout if override_timeout is None else override_timeout)
 
     def check(self, keys: Sequence[str | bytes]) -> bool:
-        """Whether all keys are there now."""
+        """Return True if all keys exist."""
         if len(keys) == 1:
             return self._insist(lambda: self._node(keys[0])) is not None
         found, _ = self._insist(self._everything)
         return all(self._path(key) in found for key in keys)
 
     def add(self, key: str | bytes, num: int) -> int:
-        """Add to a number, 0 if there is none yet, and return the sum."""
+        """Add to a number, 0 if missing, and return the sum."""
         return int(self._changed(key, lambda old: str(int(old or b"0") + num).encode()))
 
     def append(self, key: str | bytes, value: str | bytes) -> None:
-        """Add bytes to the end of a value, empty if there is none yet."""
+        """Append bytes to a value, empty if missing."""
         more = _bytes(value)
         self._changed(key, lambda old: (old or b"") + more)
 
     def compare_set(
         self, key: str | bytes, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
-        """Set a key if it has the expected value; an absent one is expected as empty.
+        """Set a key if it has the expected value; for a missing key expect an empty value.
 
-        Returns the value that is there then; like torch's TCPStore, for an absent key that
-        was not expected so, the expected one.
+        Returns the resulting value; for a missing key and a non-empty `expected_value`, that
+        value, like torch's TCPStore.
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
         while True:
@@ -111,7 +111,7 @@ class EtcdStore:
                 return desired
 
     def delete_key(self, key: str | bytes) -> bool:
-        """Whether the key was there."""
+        """Delete a key; return True if it existed."""
         try:
             self.client.delete(self._path(key))
         except etcd.EtcdKeyNotFound:
@@ -122,20 +122,23 @@ class EtcdStore:
         found, _ = self._insist(self._everything)
         return len(found)
 
-    # -- how it is done -------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------
 
     def _path(self, key: str | bytes) -> str:
         return self.prefix + _encoded(key)
 
     def _node(self, key: str | bytes) -> Any:
-        """What is there; None if nothing is."""
+        """Return etcd's result for a key; None if it is missing."""
         try:
             return self.client.get(self._path(key))
         except etcd.EtcdKeyNotFound:
             return None
 
     def _everything(self) -> tuple[dict[str, str], int]:
-        """All encoded values by path, and etcd's index. A key with a slash in it is in a folder."""
+        """Return all encoded values by path, and etcd's index.
+
+        A key whose base64 form contains a slash is in a subdirectory.
+        """
         try:
             folder = self.client.read(self.prefix, recursive=True)
         except etcd.EtcdKeyNotFound as error:
@@ -143,7 +146,7 @@ class EtcdStore:
         return {leaf.key: leaf.value for leaf in folder.leaves if not leaf.dir}, folder.etcd_index
 
     def _changed(self, key: str | bytes, change: Callable[[bytes | None], bytes]) -> bytes:
-        """Compare and set until it succeeds; returns what was set."""
+        """Compare and set until it succeeds; return the new value."""
         conflicts = 0
         while True:
             node = self._insist(lambda: self._node(key))
@@ -174,7 +177,7 @@ class EtcdStore:
                 if missing := [path for path in missing if path not in found]:
                     self._watch(missing[0], index + 1, deadline, found)
             except (etcd.EtcdWatchTimedOut, etcd.EtcdEventIndexCleared):
-                pass  # look again; the deadline is looked at below
+                pass  # read again; the deadline is checked below
             except etcd.EtcdException:
                 self._pause(1, deadline)
             if time.monotonic() >= deadline and not all(path in found for path in paths):
@@ -183,7 +186,7 @@ class EtcdStore:
         return [b64decode(found[path]) for path in paths]
 
     def _look(self, path: str, found: dict[str, str]) -> int:
-        """Read one key; returns etcd's index."""
+        """Read one key; return etcd's index."""
         try:
             node = self.client.get(path)
         except etcd.EtcdKeyNotFound as error:
@@ -199,7 +202,7 @@ class EtcdStore:
                 found[path] = event.value
 
     def _insist(self, operation: Callable[[], T]) -> T:
-        """Repeat what may be repeated until etcd answers, or the timeout."""
+        """Repeat an idempotent operation until etcd answers or the timeout expires."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         failures = 0
         while True:

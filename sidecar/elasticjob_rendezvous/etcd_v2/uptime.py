@@ -1,4 +1,4 @@
-"""How long etcd has had the leader that it has: who has just come knows of no outage before."""
+"""Uptime of etcd's leader, by which a new member detects an outage before its start."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|µs|us|ns|m|s)")
 
 
 def leader_seconds(client: Any) -> float:
-    """For how long the server that answers has known this leader; infinity where it does not say.
+    """Return the seconds since the server learned of its leader; infinity if unknown.
 
-    Small after every outage of etcd, as a cluster that was away elects its leader anew.
+    Small after every outage of etcd, since the cluster then elects a new leader.
     """
-    url = f"{client.base_uri}/v2/stats/self"  # python-etcd's own warns that it has no cluster id
+    url = f"{client.base_uri}/v2/stats/self"  # python-etcd's method logs a warning: no cluster id
     try:
         found = client.http.request("GET", url, timeout=client.read_timeout, retries=False)
         return duration_seconds(json.loads(found.data)["leaderInfo"]["uptime"])
     except (urllib3.exceptions.HTTPError, OSError, LookupError, TypeError, ValueError) as error:
-        log.info("how long etcd has its leader is not known: %r", error)
+        log.info("cannot read the uptime of etcd's leader: %r", error)
         return math.inf
 
 
 def duration_seconds(text: str) -> float:
-    """A duration as Go prints it, such as 1m2.5s. Raises ValueError."""
+    """Parse a duration in Go's format, such as 1m2.5s. Raises ValueError."""
     parts = _PART.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not parts:
         raise ValueError(f"a duration must be like 1m2.5s, not {echoed(text)}")

@@ -1,4 +1,4 @@
-"""A member's waiting: with a deadline, and open to being called off."""
+"""Wait of a member for changes of the feed, with a deadline and cancellation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_rendezvous.etcd_v2.feed import Feed, Seen
 
 
 class Waiting:
-    """Looks at the feed for at most `timeout_seconds` from `begin`, or from the first look."""
+    """Wait for at most `timeout_seconds` after `begin`, or after the first use without it."""
 
     def __init__(self, feed: Feed, timeout_seconds: float) -> None:
         self._feed = feed
@@ -18,7 +18,7 @@ class Waiting:
         self._deadline: float | None = None
         self._ended = threading.Event()
         self.active = False
-        """Whether a barrier is in progress."""
+        """True while a barrier is in progress."""
 
     def begin(self) -> None:
         self._deadline = time.monotonic() + self._timeout_seconds
@@ -29,7 +29,7 @@ class Waiting:
         self.active = False
 
     def end(self) -> None:
-        """All waiting, now and later, raises RendezvousGracefulExitError."""
+        """Make all present and future waits raise RendezvousGracefulExitError."""
         self._ended.set()
         self._feed.wake()
 
@@ -44,7 +44,10 @@ class Waiting:
         return self._deadline - time.monotonic()
 
     def check(self) -> None:
-        """Raises RendezvousTimeoutError, RendezvousGracefulExitError."""
+        """Check deadline and cancellation.
+
+        Raises RendezvousTimeoutError, RendezvousGracefulExitError.
+        """
         self.check_going()
         if self.left_seconds <= 0:
             cause = self._feed.failure
@@ -54,12 +57,12 @@ class Waiting:
             ) from cause
 
     def check_going(self) -> None:
-        """Raises RendezvousGracefulExitError."""
+        """Check cancellation. Raises RendezvousGracefulExitError."""
         if self._ended.is_set():
             raise RendezvousGracefulExitError("this member left the rendezvous")
 
     def look(self) -> Seen:
-        """What is there now, once that is known."""
+        """Return the present state; wait for the first reading if necessary."""
         self._feed.open()
         seen = self._feed.seen
         while seen.index < 0:
@@ -68,7 +71,7 @@ class Waiting:
         return seen
 
     def next(self, seen: Seen, seconds: float | None = None) -> Seen:
-        """What is there once it changes, or after so many seconds. Raises like `check`."""
+        """Wait for a change or `seconds`, and return the state. Raises like `check`."""
         self.check()
         left = self.left_seconds
         self._feed.open()
@@ -77,6 +80,6 @@ class Waiting:
         return seen if seen.index >= 0 else self.look()
 
     def pause(self, seconds: float) -> None:
-        """Raises like `check`."""
+        """Sleep for `seconds`. Raises like `check`."""
         self._ended.wait(min(seconds, max(0.0, self.left_seconds)))
         self.check()

@@ -1,1 +1,1 @@
-"""Connections between the agents of one job: liveness in milliseconds, beside etcd's leases."""
+"""Links between the agents of one job: failure detection in milliseconds, besides etcd's leases."""

@@ -1,4 +1,4 @@
-"""The outgoing side: a member's link to its coordinator, and probes."""
+"""Outgoing connections of an agent: the link to its coordinator, and probes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ async def _connection(
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(address, port, limit=wire.MAX_LINE_BYTES)
-    except (ValueError, OverflowError) as error:  # one member's mistake ends nobody else's agent
-        raise wire.BadPeer(f"no agent can be at {address!r}, port {port}: {error}") from error
+    except (ValueError, OverflowError) as error:
+        # One member's invalid record must not end other members' agents.
+        raise wire.BadPeer(f"invalid agent address {address!r}, port {port}: {error}") from error
     try:
         yield reader, writer
     finally:
@@ -52,12 +53,12 @@ async def hold_link(
     leaving: Callable[[], wire.Leaving],
     delay_seconds: float,
 ) -> None:
-    """Keep a link to `link`'s agent until cancelled, dialling again whenever it breaks.
+    """Maintain a link to `link`'s agent until cancelled, and reconnect whenever it breaks.
 
-    Each heartbeat says what `leaving` tells: who leaves, and why.
+    Each heartbeat carries the leave notices from `leaving`.
 
-    The first dial waits for `delay_seconds`: a thousand members must not greet their new
-    coordinator in the very moment in which it forms a round.
+    The first connection is delayed by `delay_seconds`: a thousand members must not connect to
+    their new coordinator while it forms a round.
     """
     await asyncio.sleep(delay_seconds)
     pause = FIRST_REDIAL_SECONDS
@@ -86,7 +87,7 @@ async def _greet(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> float:
-    """Link; returns when we sent what it answered."""
+    """Authenticate the link; return the time at which the request was sent."""
     asked_at = asyncio.get_running_loop().time()
     question = wire.nonce()
     me = {"member": member, "session": session}
@@ -106,7 +107,7 @@ async def _listen(
     leaving: Callable[[], wire.Leaving],
     linked_at: float,
 ) -> None:
-    """Pass on what the coordinator says and send heartbeats, until either side goes."""
+    """Post the coordinator's messages and send heartbeats, until either side disconnects."""
     loop = asyncio.get_running_loop()
     next_beat = heard = loop.time()
     count = wire.Count(linked_at)
@@ -142,9 +143,9 @@ async def _listen(
 
 
 async def ask(probe: Probe, job_key: bytes) -> Probed:
-    """Probe a member's launcher, or its agent where the workers are the agent's children.
+    """Probe a member's launcher, or its agent if the workers are the agent's children.
 
-    A process that dies may still accept a connection and drop it: then it is asked again.
+    A dying process may still accept a connection and then drop it; the probe is then repeated.
     """
     for _ in range(ASK_AGAIN_TIMES):
         try:
@@ -156,7 +157,7 @@ async def ask(probe: Probe, job_key: bytes) -> Probed:
 
 
 async def _ask_once(probe: Probe, job_key: bytes) -> tuple[Verdict, float | None]:
-    """Return what the answer says of the member, and of its workers' deadline."""
+    """Probe once; return the verdict and the remaining seconds of the workers' deadline."""
     port = probe.launcher_port or probe.agent_port
     try:
         async with _connection(probe.address, port) as (reader, writer):
@@ -183,7 +184,7 @@ async def _ask_once(probe: Probe, job_key: bytes) -> tuple[Verdict, float | None
 async def _permit(
     probe: Probe, job_key: bytes, answer: wire.Message, writer: asyncio.StreamWriter
 ) -> None:
-    """Let the workers that answered live until `probe.live_until`, where that is given."""
+    """Extend the workers' deadline to `probe.live_until`, if that is set and the round matches."""
     question = answer.get("nonce")
     left = wire.seconds(probe.live_until - asyncio.get_running_loop().time())
     if not isinstance(question, str) or not left or answer.get("round") != probe.round:
@@ -195,7 +196,7 @@ async def _permit(
 
 
 def _judge(probe: Probe, job_key: bytes, question: str, answer: wire.Message) -> Verdict:
-    """What a launcher's or agent's answer says of the member."""
+    """Return the verdict that a launcher's or an agent's answer implies for the member."""
     if not wire.verified(job_key, question, answer):
         return Verdict.UNKNOWN
     if answer.get("member") != probe.member:

@@ -1,4 +1,4 @@
-"""The agent's listener: answers probes, and while it coordinates keeps its members' links."""
+"""Server of the agent for probes and, while it is the coordinator, for its members' links."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ ACCEPT_AGAIN_SECONDS = 0.5
 
 
 class PeerServer:
-    """Listens on one port for the whole life of an agent.
+    """Server on one port for the lifetime of an agent.
 
     `post` receives `PeerUp`, `PeerHeard`, `PeerQuiet`, `PeerDown` and `LeavesTold`. `serve` sets
-    the round number told on every link, `tell` who leaves. `workers` tells how many workers run
-    here, or one where that is not counted: a prober that has no launcher to ask asks us.
-    `live_until` is until when they may live, `vouched_until` until when members may rely on the
-    number that they are told, both on the loop's clock.
+    the round number sent on every link, `tell` the leave notices. `workers` returns the number of
+    local workers, or 1 if they are not counted: members without a launcher are probed here.
+    `live_until` returns the workers' self-fencing deadline, `vouched_until` the time up to which
+    members may rely on the round number, both on the loop's clock.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PeerServer:
         self.session = ""
 
     async def start(self) -> int:
-        """Bind and listen; returns the port."""
+        """Bind and listen; return the port."""
         family = socket.AF_INET6 if ":" in self._bind_address else socket.AF_INET
         listener = socket.create_server((self._bind_address, 0), family=family, backlog=BACKLOG)
         listener.setblocking(False)
@@ -85,12 +85,12 @@ class PeerServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def serve(self, round: int) -> None:
-        """Tell every linked member, now and with each heartbeat, that `round` is known."""
+        """Send `round` as the newest known round to every linked member, now and per heartbeat."""
         self._round = round
         self._tell()
 
     def tell(self, leaving: wire.Leaving) -> None:
-        """Tell every linked member, with each heartbeat, who leaves and why."""
+        """Send these leave notices to every linked member with each heartbeat."""
         self._leaving = wire.leaving_line(leaving)
 
     def _beat(self) -> None:
@@ -111,15 +111,15 @@ class PeerServer:
         writer.write(wire.line(line))
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take every connection that waits."""
+        """Accept all pending connections."""
         while True:
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
-                continue  # who came has gone again
-            except OSError as error:  # such as: too many open files
+                continue  # the peer has disconnected
+            except OSError as error:  # for example too many open files
                 log.warning("could not accept a peer's connection: %s", error)
                 self._accept_later(listener)
                 return
@@ -130,7 +130,7 @@ class PeerServer:
             task.add_done_callback(functools.partial(_close, connection))
 
     def _accept_later(self, listener: socket.socket) -> None:
-        """Who waits goes on waiting, and would have us try again at once and for ever."""
+        """Pause accepting: a pending connection would otherwise cause a busy loop."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listener)
 
@@ -221,7 +221,7 @@ class PeerServer:
 
     @staticmethod
     async def _last_word(reader: asyncio.StreamReader) -> wire.Message:
-        """Wait for a member that misses beats for as long as its link may be silent."""
+        """Wait for a member that missed heartbeats, up to the maximum silence of a link."""
         try:
             return await wire.read(reader, wire.SILENCE_SECONDS - wire.QUIET_SECONDS)
         except TimeoutError:
@@ -229,5 +229,5 @@ class PeerServer:
 
 
 def _close(connection: socket.socket, _: asyncio.Task[None]) -> None:
-    """Close what a handler may not have come to own."""
+    """Close a connection that its handler may not have taken over."""
     connection.close()

@@ -1,9 +1,9 @@
-"""What agents say to each other over TCP: JSON lines, signed with the job's key.
+"""Wire protocol between agents over TCP: JSON lines, signed with the job's key.
 
-A prober sends `{"nonce": n, "round": 7, "hmac"}` and gets one signed line; launchers answer
-probes in the same form. The signed round number is the newest one that the prober knows: a
-launcher without an agent ends the workers of an older one. A member that links adds its
-name, proves the key in a second line, and then both sides send heartbeats:
+A prober sends `{"nonce": n, "round": 7, "hmac"}` and receives one signed line; launchers answer
+probes in the same form. The signed round number is the newest one known to the prober: a
+launcher without an agent ends the workers of an older round. A member that opens a link adds its
+name and proves possession of the key in a second line; then both sides send heartbeats:
 
     member       {"nonce": n, "link": {"member", "session"}}
     coordinator  {"member", "session", "nonce": m, "hmac"}        signed over n
@@ -11,18 +11,19 @@ name, proves the key in a second line, and then both sides send heartbeats:
     coordinator  {"count": 4, "heard": 3, "round": 7}    when that changes, and every half second
     member       {"count": 4, "heard": 4}                every half second
 
-A launcher's and an agent's answer says in `"live_seconds"` how long the workers may live without a
-new permission. A prober that can give one says `"extends": true`, gets a nonce, and sends a second
-line: {"round": 7, "live_seconds": s, "hmac"}, signed over that nonce. Its seconds count from the
-launcher's answer, so a line that is late or sent again permits nothing more.
+`"live_seconds"` in the answer of a launcher or an agent is the time that the workers may run
+without an extension. A prober that can grant one sends `"extends": true`, receives a nonce, and
+sends a second line: {"round": 7, "live_seconds": s, "hmac"}, signed over that nonce. Its seconds
+count from the launcher's answer, so a late or replayed line extends nothing.
 
-`"vouched_seconds"` in a coordinator's line is how long its own evidence lasts, from when it heard
-the line that it names: the other side knows no better when this one was spoken.
+`"vouched_seconds"` in a coordinator's line is the remaining validity of its own evidence, counted
+from its receipt of the line in `"heard"`: the member knows no better estimate of the time at which
+the coordinator's line was sent.
 
-Each side counts its lines from 1, and says the count of the newest one that it has heard of the
-other (0: what linked it). So whoever reads that knows since when it surely was heard itself.
-Both say in `"leaving": {<member's id>: [<its agent>, "why"]}` who leaves, as long as they know of
-any. An agent's name is the one that begins the names of its sessions.
+Each side numbers its lines from 1, and sends the number of the newest line received from the
+other side (0: the line that opened the link). The other side thus knows up to which time its
+lines were certainly received. `"leaving": {<member's id>: [<its agent>, "why"]}` in a line of
+either side contains the known leave notices. An agent's name is the prefix of its sessions' names.
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ HEARTBEAT_SECONDS = 0.5
 QUIET_SECONDS = 1.5
 SILENCE_SECONDS = 3.0
 LAST_LOOK_SECONDS = 0.05
-"""Who stood still itself reads what came meanwhile before silence counts."""
+"""Last read before a timeout: a process that was suspended first reads the pending lines."""
 HANDSHAKE_SECONDS = 2.0
 MAX_LINE_BYTES = 4096
 MAX_LEAVING_BYTES = 3072
 MAX_SECONDS = 86400.0
 MAX_REASON_CHARACTERS = 100
 REMEMBERED_LINES = 64
-"""More than are under way: a link that is not heard for six of them is given up."""
+"""Maximum number of unacknowledged lines kept; a link is dropped after a silence of six lines."""
 
 Message = dict[str, Any]
 Leaving = tuple[Farewell, ...]
 
 
 class BadPeer(Exception):
-    """The other side does not speak this protocol or does not hold the job's key."""
+    """Peer that violates this protocol or does not hold the job's key."""
 
 
 def seconds(value: float) -> float:
-    """Seconds as they are sent: rounded down, within what is worth telling."""
+    """Return seconds for sending: rounded down to ms, between 0 and MAX_SECONDS."""
     return math.floor(min(max(value, 0.0), MAX_SECONDS) * 1000) / 1000
 
 
 def told_seconds(message: Message, name: str) -> float | None:
-    """Seconds that a message tells; None where it does not."""
+    """Return the seconds in a field of a message; None if missing or invalid."""
     value = message.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -77,12 +78,12 @@ def nonce() -> str:
 
 
 def run_key(prefix: str, user: str | None, password: str | None) -> bytes:
-    """The job's key where no operator hands one out: members know the run and etcd's password."""
+    """Derive the job's key from run and etcd password, for jobs without a key from an operator."""
     return hashlib.sha256(f"{prefix}\n{user}\n{password}".encode()).digest()
 
 
 def sign(job_key: bytes, question: str, body: Message) -> str:
-    """Hex HMAC-SHA256 over the question's nonce and the body without its "hmac"."""
+    """Return the hex HMAC-SHA256 of the request's nonce and the body without its "hmac"."""
     unsigned = {name: value for name, value in body.items() if name != "hmac"}
     canonical = json.dumps(unsigned, sort_keys=True, separators=(",", ":"))
     return hmac.new(job_key, question.encode() + canonical.encode(), hashlib.sha256).hexdigest()
@@ -100,7 +101,7 @@ def line(message: Message) -> bytes:
 
 
 def leaving_line(leaving: Leaving) -> Message:
-    """What a heartbeat says of who leaves: as many as its line has room for."""
+    """Encode leave notices for a heartbeat: as many as fit into its line."""
     told: Message = {}
     for farewell in leaving:
         said = [farewell.agent, farewell.reason[:MAX_REASON_CHARACTERS]]
@@ -112,7 +113,7 @@ def leaving_line(leaving: Leaving) -> Message:
 
 
 def leaving_told(message: Message) -> Leaving:
-    """Who leaves, by the other side's heartbeat."""
+    """Decode the leave notices of a heartbeat."""
     told = message.get("leaving")
     if not isinstance(told, dict):
         return ()
@@ -125,27 +126,27 @@ def leaving_told(message: Message) -> Leaving:
 
 
 class Count:
-    """One side's count of its lines: when each was sent, and what the other has heard."""
+    """Line counter of one side of a link: send times, and the peer's acknowledgements."""
 
     def __init__(self, linked_at: float) -> None:
         self.linked_at = linked_at
         self.heard_at = linked_at
-        """Time at which the peer's newest line was heard."""
+        """Receipt time of the peer's newest line."""
         self._proven = linked_at
         self._unheard: deque[tuple[int, float]] = deque(maxlen=REMEMBERED_LINES)
         self._number = 0
         self._heard = 0
 
     def line(self, now: float) -> Message:
-        """What the next line of ours says of it."""
+        """Return the counter fields of our next line, sent at `now`."""
         self._number += 1
         self._unheard.append((self._number, now))
         return {"count": self._number, "heard": self._heard}
 
     def proven(self, message: Message, now: float | None = None) -> float | None:
-        """Return when we sent the line that the peer had heard last when it sent `message`.
+        """Return the send time of our newest line that `message` acknowledges.
 
-        `now` is when that came. None where it does not say.
+        `now` is the receipt time of `message`. None if it acknowledges nothing.
         """
         count, heard = message.get("count"), message.get("heard")
         if isinstance(count, int):
@@ -159,7 +160,7 @@ class Count:
 
 
 async def read(reader: asyncio.StreamReader, seconds: float) -> Message:
-    """One message; raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
+    """Read one message. Raises `BadPeer`, `EOFError` at the end, or `TimeoutError`."""
     async with asyncio.timeout(seconds):
         try:
             raw = await reader.readuntil(b"\n")

@@ -1,4 +1,4 @@
-"""torch's TCPStore without torch: a client and a server of its wire protocol."""
+"""Client and server of the wire protocol of torch's TCPStore, without torch."""
 
 from elasticjob_rendezvous.tcpstore.client import StoreGone, StoreTimeout, TCPStore
 from elasticjob_rendezvous.tcpstore.server import TCPStoreServer

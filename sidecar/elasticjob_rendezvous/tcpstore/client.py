@@ -1,7 +1,7 @@
-"""A TCPStore's client in plain Python, for torch's servers and ours; with torch's methods.
+"""TCPStore client in plain Python, for torch's servers and ours; with torch's methods.
 
-Other than torch's, a connection that breaks is made again with the next call: whoever hosts
-the store may come back, perhaps at another address and without its keys.
+Unlike torch's client, it reconnects with the next call after a connection broke: the store's host
+may return, perhaps at another address and without its keys.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(seconds=60)
 ANSWER_SECONDS = 30.0
-"""What a server may take to answer, which answers at once."""
+"""Timeout of an answer that needs no wait on the server."""
 UNHEARD_MS = 10_000
-"""How long what we sent may stay unacknowledged."""
+"""Maximum time for which sent data may stay unacknowledged."""
 CANCEL_SECONDS = 10.0
 CONNECT_SECONDS = 5.0
-"""For one attempt: an address that is gone may swallow it."""
+"""Timeout of one attempt: the address of a lost host may never answer."""
 RETRY_SECONDS = 0.2
 
 T = TypeVar("T")
 
 
 class StoreTimeout(TimeoutError):
-    """The keys that were waited for did not come."""
+    """Timeout of a wait for keys."""
 
 
 class StoreGone(ConnectionError):
-    """There is no connection to the store; the next call tries again."""
+    """Lost connection to the store; the next call reconnects."""
 
 
 class TCPStore:
-    """A client. Its methods are those of `torch.distributed.TCPStore`; from any thread.
+    """Thread-safe client with the methods of `torch.distributed.TCPStore`.
 
-    One call at a time: who waits for a key holds up all others, so give who must not be
-    held up a client of its own. A process that was forked makes a connection of its own.
+    One call at a time: a wait for a key blocks all other calls, so use separate clients for calls
+    that must not be blocked. A forked process opens its own connection.
 
     Args:
-        host, port: where the server is; the name is looked up for every connection.
-        timeout: for `get`, `wait` and `multi_get`, and for the first connection.
+        host, port: address of the server; the name is resolved for every connection.
+        timeout: timeout of `get`, `wait` and `multi_get`, and of the first connection.
 
     Raises:
         StoreGone: no server answers within the timeout.
@@ -83,7 +83,7 @@ class TCPStore:
         self._socket: socket.socket | None = None
         self._closed = False
         self.connections = 0
-        """How often a connection was made."""
+        """Number of connections made so far."""
         self._connect_within(timeout.total_seconds())
 
     @property
@@ -92,7 +92,7 @@ class TCPStore:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection that is good as far as we know."""
+        """True if there is a connection that is not known to be broken."""
         self._disown()
         if not self._lock.acquire(blocking=False):
             return self._socket is not None
@@ -105,7 +105,7 @@ class TCPStore:
         self._timeout = timeout
 
     def close(self) -> None:
-        """Let the server know that we are gone; a call under way fails."""
+        """Disconnect from the server; a pending call fails."""
         self._disown()
         self._closed = True
         self._drop()
@@ -119,7 +119,7 @@ class TCPStore:
         self._send(query(Query.APPEND, block(stored(key)), block(value_of(value))))
 
     def get(self, key: str) -> bytes:
-        """Waits for the key. Raises StoreTimeout."""
+        """Wait for the key and return its value. Raises StoreTimeout."""
 
         def ask(wire: _Wire) -> bytes:
             self._await(wire, [key], self._timeout)
@@ -133,12 +133,12 @@ class TCPStore:
         return self._asked(query(Query.ADD, *parts), lambda wire: wire.number(I64))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """The value then; of a key that is not there, what was expected."""
+        """Return the resulting value; for a missing key, a non-empty `expected`."""
         parts = block(stored(key)), block(value_of(expected)), block(value_of(desired))
         return self._asked(query(Query.COMPARE_SET, *parts), _Wire.block)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Return True if all keys exist."""
 
         def answer(wire: _Wire) -> bool:
             return wire.one_of(READY, NOT_READY) == READY
@@ -146,12 +146,12 @@ class TCPStore:
         return self._asked(query(Query.CHECK, keys_of([stored(key) for key in keys])), answer)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all keys are there. Raises StoreTimeout."""
+        """Wait until all keys exist. Raises StoreTimeout."""
         limit = self._timeout if timeout is None else timeout
         self._call(lambda wire: self._await(wire, keys, limit))
 
     def delete_key(self, key: str) -> bool:
-        """Whether it was there."""
+        """Delete a key; return True if it existed."""
         deleted = self._asked(
             query(Query.DELETE_KEY, block(stored(key))), lambda wire: wire.number(I64)
         )
@@ -161,7 +161,7 @@ class TCPStore:
         return self._asked(query(Query.NUM_KEYS), lambda wire: wire.number(I64))
 
     def list_keys(self) -> list[str]:
-        """All keys of the store; torch's servers know this since 2.10 or so."""
+        """Return all keys of the store; torch's servers support this since about 2.10."""
 
         def answer(wire: _Wire) -> list[str]:
             found = [wire.block() for _ in range(wire.number(U64))]
@@ -170,7 +170,7 @@ class TCPStore:
         return self._asked(query(Query.LIST_KEYS), answer)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Waits for all keys. Raises StoreTimeout."""
+        """Wait for all keys and return their values. Raises StoreTimeout."""
 
         def ask(wire: _Wire) -> list[bytes]:
             self._await(wire, keys, self._timeout)
@@ -194,21 +194,21 @@ class TCPStore:
         return self._call(ask)
 
     def _send(self, request: bytes) -> None:
-        """A request without an answer: a ping tells that it has arrived.
+        """Send a request that has no answer, and confirm its arrival with a ping.
 
-        torch's client does not look, and loses what it wrote to a server that was gone.
+        torch's client does not confirm, and loses writes to a server that is gone.
         """
         nonce = secrets.randbits(32)
 
         def ask(wire: _Wire) -> None:
             wire.send(request + query(Query.PING, U32.pack(nonce)))
             if wire.number(U32) != nonce:
-                raise Malformed("the store answered to another question")
+                raise Malformed("the store answered another request")
 
         self._call(ask)
 
     def _await(self, wire: _Wire, keys: Sequence[str], limit: timedelta) -> None:
-        """Wait on the server, and take it back when it takes too long."""
+        """Wait for keys on the server; cancel the wait after `limit`."""
         wire.send(query(Query.WAIT, keys_of([stored(key) for key in keys])))
         if wire.comes_within(limit.total_seconds()):
             wire.one_of(STOP_WAITING)
@@ -216,22 +216,22 @@ class TCPStore:
         wire.send(query(Query.CANCEL_WAIT))
         if wire.one_of(STOP_WAITING, WAIT_CANCELED) == STOP_WAITING:
             wire.one_of(WAIT_CANCELED)
-            return  # they came at the last moment
+            return  # set before the cancellation arrived
         seconds = limit.total_seconds()
-        raise StoreTimeout(f"{', '.join(keys)} did not come within {seconds:g} s")
+        raise StoreTimeout(f"{', '.join(keys)} not set within {seconds:g} s")
 
     def _call(self, ask: Callable[[_Wire], T]) -> T:
-        """One exchange. One that broke is not made again: it may have been taken."""
+        """Perform one exchange. A failed one is not repeated: the server may have executed it."""
         self._disown()
         with self._lock:
-            with self._explained("reached"):
+            with self._explained("cannot be reached"):
                 wire = _Wire(self._held() or self._connected())
-            with self._explained("heard"):
+            with self._explained("failed to answer"):
                 try:
                     return ask(wire)
                 except StoreTimeout:
                     raise
-                except BaseException:  # an answer may still come, which nobody would expect
+                except BaseException:  # a late answer would be read as that of the next request
                     self._drop()
                     raise
 
@@ -242,12 +242,10 @@ class TCPStore:
         except StoreTimeout:
             raise
         except (OSError, Malformed) as error:
-            raise StoreGone(
-                f"the store at {self.host}:{self.port} cannot be {what}: {error}"
-            ) from error
+            raise StoreGone(f"the store at {self.host}:{self.port} {what}: {error}") from error
 
     def _held(self) -> socket.socket | None:
-        """The connection, unless the server has ended it while nobody looked."""
+        """Return the connection; None if the server has closed it since the last call."""
         held = self._socket
         if held is None:
             return None
@@ -257,15 +255,15 @@ class TCPStore:
         except BlockingIOError:
             return held
         except OSError as error:
-            log.debug("the store at %s:%d has gone: %s", self.host, self.port, error)
-        self._drop()  # ended, or it says what nobody asked for
+            log.debug("lost the connection to the store at %s:%d: %s", self.host, self.port, error)
+        self._drop()  # closed, or unexpected data
         return None
 
     def _connect_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                with self._lock, self._explained("reached"):
+                with self._lock, self._explained("cannot be reached"):
                     self._connected()
                 return
             except StoreGone:
@@ -283,7 +281,7 @@ class TCPStore:
             nonce, wire = secrets.randbits(32), _Wire(made)
             wire.send(hello(nonce))
             if wire.number(U32, CONNECT_SECONDS) != nonce:
-                raise Malformed("it is no TCPStore, or one older than torch 2.4")
+                raise Malformed("not a TCPStore, or one older than torch 2.4")
         except BaseException:
             made.close()
             raise
@@ -292,7 +290,7 @@ class TCPStore:
         return made
 
     def _disown(self) -> None:
-        """In a process that was forked: leave the connection to the parent, whose it is."""
+        """Give up the connection in a forked process: it belongs to the parent."""
         if self._pid == os.getpid():
             return
         self._pid, self._lock = os.getpid(), threading.Lock()
@@ -304,12 +302,12 @@ class TCPStore:
         held, self._socket = self._socket, None
         if held is not None:
             with contextlib.suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)  # wakes who reads from it
+                held.shutdown(socket.SHUT_RDWR)  # wakes a blocked reader
             held.close()
 
 
 class _Wire:
-    """Reads and writes whole parts on a socket."""
+    """Socket wrapper that reads and writes complete protocol fields."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -319,7 +317,7 @@ class _Wire:
         self._socket.sendall(data)
 
     def comes_within(self, seconds: float) -> bool:
-        """Whether anything comes; nothing is taken."""
+        """Return True if data arrives within the timeout; leave the data unread."""
         self._socket.settimeout(max(seconds, 1e-3))
         try:
             if not self._socket.recv(1, socket.MSG_PEEK):
@@ -337,7 +335,7 @@ class _Wire:
     def one_of(self, *words: int) -> int:
         found = self.number(U8, CANCEL_SECONDS)
         if found not in words:
-            raise Malformed(f"the store answered {found} where one of {words} belongs")
+            raise Malformed(f"the store answered {found} instead of one of {words}")
         return found
 
     def _exactly(self, size: int, seconds: float) -> bytes:
@@ -352,8 +350,10 @@ class _Wire:
 
 
 def _keep_alive(made: socket.socket) -> None:
-    """A server's machine that vanished is noticed in about half a minute while we wait for a
-    key, and in ten seconds when it owes an answer."""
+    """Enable keep-alives, which detect the loss of the server's machine.
+
+    Detection takes about 30 s during a wait for a key, and 10 s while data is unacknowledged.
+    """
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)

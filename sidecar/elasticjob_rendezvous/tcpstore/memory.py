@@ -1,4 +1,4 @@
-"""The keys and values of a TCPStore, and who waits for which. Pure."""
+"""Keys, values and waiters of a TCPStore. No I/O."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterable
 
 
 class NotANumber(ValueError):
-    """A value that is no number was to be added to."""
+    """Increment of a value that is not a number."""
 
 
 class Memory:
-    """What a server holds. Waiters are whatever the server knows its clients by."""
+    """State of a server. Waiters are the server's own client identifiers."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -27,11 +27,11 @@ class Memory:
         return list(self._values)
 
     def get(self, key: bytes) -> bytes:
-        """The value; empty for a key that is not there."""
+        """Return the value; empty for a missing key."""
         return self._values.get(key, b"")
 
     def set(self, key: bytes, value: bytes) -> list[Hashable]:
-        """Returns who has waited for this and waits for nothing more."""
+        """Set a value; return the waiters whose last missing key this was."""
         self._values[key] = value
         return self._came(key)
 
@@ -41,7 +41,10 @@ class Memory:
     def compare_set(
         self, key: bytes, expected: bytes, desired: bytes
     ) -> tuple[bytes, list[Hashable]]:
-        """The value then; of a key that is not there, what was expected, as torch has it."""
+        """Return the resulting value and the waiters to wake.
+
+        For a missing key the value is a non-empty `expected`, as in torch.
+        """
         found = self._values.get(key)
         if found is None and expected:
             return expected, []
@@ -53,7 +56,7 @@ class Memory:
         try:
             total = int(self._values.get(key, b"0")) + amount
         except ValueError as error:
-            raise NotANumber(f"{key!r} holds no number") from error
+            raise NotANumber(f"{key!r} does not hold a number") from error
         return total, self.set(key, str(total).encode())
 
     def delete(self, key: bytes) -> int:
@@ -63,14 +66,14 @@ class Memory:
         return all(key in self._values for key in keys)
 
     def wait(self, who: Hashable, keys: Iterable[bytes]) -> bool:
-        """True when all are there; else `who` is told of by a later change."""
+        """Return True if all keys exist; else register `who` as a waiter for the missing ones."""
         missing = {key for key in keys if key not in self._values}
         if missing:
             self._missing[who] = missing
         return not missing
 
     def forget(self, who: Hashable) -> None:
-        """They wait no more."""
+        """Remove a waiter."""
         self._missing.pop(who, None)
 
     def _came(self, key: bytes) -> list[Hashable]:

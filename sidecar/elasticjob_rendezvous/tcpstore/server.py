@@ -1,6 +1,6 @@
-"""A TCPStore's server in plain Python, for torch's clients and ours. Its keys live as long as it.
+"""TCPStore server in plain Python, for torch's clients and ours. Its keys end with the server.
 
-One thread, which only this server owns: a store must answer while its process is busy.
+It has its own thread: a store must answer while its process is busy.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ BACKLOG = 2048
 START_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 HELLO_SECONDS = 30.0
-"""Who has connected and does not speak is let go."""
+"""Maximum wait for the first message of a new connection."""
 
 
 class TCPStoreServer:
-    """Serves at an address from its making until `close`, or until nobody has it any more.
+    """Server that listens from its creation until `close`, or until it is garbage collected.
 
     Args:
-        host: the address to listen at; "" is all of this machine's.
-        port: 0 takes a free one, see `port`.
+        host: listen address; "" means all addresses of this machine.
+        port: listen port; 0 selects a free one, see `port`.
 
     Raises:
-        OSError: the port is taken, or the address is not of this machine.
+        OSError: the port is in use, or the address is not local.
     """
 
     def __init__(self, host: str = "", port: int = 0) -> None:
@@ -66,17 +66,17 @@ class TCPStoreServer:
         return self._serving.waiting
 
     def drained(self, timeout_seconds: float) -> bool:
-        """Wait until no client is connected any more; false after the time."""
+        """Wait until no client is connected; return False after the timeout."""
         return self._serving.drained(timeout_seconds)
 
     def close(self) -> None:
-        """End it: connections break and the keys are gone. Safe to call again."""
+        """Stop the server, which closes all connections and drops all keys. Idempotent."""
         self._serving.end()
         self._serving.join(CLOSE_SECONDS)
 
 
 class _Serving:
-    """The server itself. Its thread has it, and so it would never be collected."""
+    """Server implementation; separate, since its thread's reference prevents its collection."""
 
     def __init__(self, host: str, port: int) -> None:
         self._listener = _listener(host, port)
@@ -86,7 +86,7 @@ class _Serving:
         self._clients: set[asyncio.StreamWriter] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._gone = asyncio.Event()  # as `_empty`, for the server's own thread
+        self._gone = asyncio.Event()  # same as `_empty`, for the server's own thread
         self._empty = threading.Event()
         self._empty.set()
         serving = threading.Event()
@@ -95,7 +95,7 @@ class _Serving:
         )
         self._thread.start()
         if not serving.wait(START_SECONDS):
-            raise OSError(f"the store at port {self.port} did not come up")
+            raise OSError(f"the store at port {self.port} did not start")
 
     @property
     def waiting(self) -> int:
@@ -108,12 +108,12 @@ class _Serving:
         self._thread.join(seconds)
 
     def end(self) -> None:
-        """Let the thread end, without waiting for it; nothing in a process that was forked."""
+        """Request the thread's end, without waiting for it; do nothing in a forked process."""
         if self._pid != os.getpid():
             return
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(stop.set)
 
     def _run(self, serving: threading.Event) -> None:
@@ -130,7 +130,7 @@ class _Serving:
             writer.transport.abort()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS / 2):
-                await self._gone.wait()  # each ends by itself when its connection has
+                await self._gone.wait()  # handlers end with their connections
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = writer.get_extra_info("socket")
@@ -146,9 +146,9 @@ class _Serving:
                 await self._answer(Query(await _number(reader, U8)), reader, writer)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # gone, which is how clients end
+            pass  # a disconnect, the normal end of a client
         except (ValueError, TimeoutError) as error:
-            log.warning("the store lets go of %s: %r", writer.get_extra_info("peername"), error)
+            log.warning("dropping client %s: %r", writer.get_extra_info("peername"), error)
         finally:
             self._clients.discard(writer)
             if not self._clients:
@@ -226,7 +226,7 @@ def _wake(woken: Iterable[Hashable]) -> None:
 
 async def _validated(reader: asyncio.StreamReader) -> None:
     if await _number(reader, U8) != Query.VALIDATE or await _number(reader, U32) != MAGIC:
-        raise Malformed("it speaks another protocol")
+        raise Malformed("not the TCPStore protocol")
 
 
 async def _number(reader: asyncio.StreamReader, form: struct.Struct) -> int:

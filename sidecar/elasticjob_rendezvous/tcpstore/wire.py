@@ -1,28 +1,28 @@
-"""The wire protocol of torch's TCPStore, as bytes. Pure; stated of torch 2.5 to 2.13.
+"""Wire protocol of torch's TCPStore, as bytes. No I/O; applies to torch 2.5 to 2.13.
 
-A request is one byte, then its parts: numbers are little-endian, a string or a value is
+A request is one byte followed by its parts: numbers are little-endian, a string or a value is
 its length (8 bytes) and its bytes, a list of keys is their count (8 bytes) and the keys.
-A connection begins with a validation and a ping, whose number the server sends back.
-There is no version and no name in it: who speaks something else is only noticed by that.
+A connection begins with a validation and a ping, whose number the server returns.
+The protocol has no version and no name: only this exchange reveals a foreign protocol.
 
 | request | parts | answer |
 |---|---|---|
 | VALIDATE | a fixed number, 4 bytes | none |
 | PING | any number, 4 bytes | the same number |
 | SET, APPEND | key, value | none |
-| COMPARE_SET | key, expected, desired | the value then |
+| COMPARE_SET | key, expected, desired | the resulting value |
 | GET | key | the value; a client waits for the key first |
 | ADD | key, 8 bytes signed | the sum, 8 bytes signed |
-| CHECK | keys | 1 byte: 0 all are there, 1 not all |
-| WAIT | keys | 1 byte, 0, once all are there |
-| CANCEL_WAIT | none | 1 byte, 1 (after a 0 that crossed it, perhaps) |
+| CHECK | keys | 1 byte: 0 all exist, 1 some are missing |
+| WAIT | keys | 1 byte, 0, once all exist |
+| CANCEL_WAIT | none | 1 byte, 1 (possibly after a 0 that crossed it) |
 | NUM_KEYS | none | 8 bytes |
-| DELETE_KEY | key | 8 bytes: how many were deleted |
+| DELETE_KEY | key | 8 bytes: number of deleted keys |
 | MULTI_GET | keys | the values |
 | MULTI_SET | count, then key and value of each | none |
-| LIST_KEYS | none | all keys, prefix and all |
+| LIST_KEYS | none | all keys, with their prefix |
 
-Queues (14 to 16) are not served: nothing of a rendezvous uses them.
+Queues (14 to 16) are not supported: no rendezvous uses them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from enum import IntEnum
 
 MAGIC = 0x3C85F7CE
 KEY_PREFIX = b"/"
-"""A client puts it before every key, so that torch's and ours see the same ones."""
+"""Prefix that every client adds to every key; the same as torch's."""
 MAX_KEY_BYTES = 8 * 1024
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_KEYS = 128 * 1024
@@ -66,11 +66,11 @@ class Query(IntEnum):
 
 
 class Malformed(ValueError):
-    """What came is not this protocol, or beyond its limits."""
+    """Message that violates this protocol or exceeds its limits."""
 
 
 def hello(nonce: int) -> bytes:
-    """The first bytes of a connection; the answer is the nonce."""
+    """Return the first bytes of a connection; the server answers with the nonce."""
     return U8.pack(Query.VALIDATE) + U32.pack(MAGIC) + U8.pack(Query.PING) + U32.pack(nonce)
 
 
@@ -79,7 +79,7 @@ def block(data: bytes) -> bytes:
 
 
 def query(kind: Query, *parts: bytes) -> bytes:
-    """A request with parts that are whole already."""
+    """Return a request of parts that are already encoded."""
     return U8.pack(kind) + b"".join(parts)
 
 
@@ -88,7 +88,7 @@ def keys_of(keys: Sequence[bytes]) -> bytes:
 
 
 def stored(key: str) -> bytes:
-    """A key as it is stored."""
+    """Return a key in its stored form."""
     return KEY_PREFIX + key.encode()
 
 

@@ -1,8 +1,8 @@
-"""The plug-in for torchrun: `torchrun --rdzv-backend=elasticjob --rdzv-endpoint=HOST:PORT …`.
+"""Plug-in for torchrun: `torchrun --rdzv-backend=elasticjob --rdzv-endpoint=HOST:PORT …`.
 
-torch loads it by the entry-point group `torchrun.handlers`, in every process that imports its
-elastic modules, training scripts included. So this module imports nothing: torch and the etcd
-client come when a handler is made, which only torchrun's own process does.
+torch loads this module through the entry-point group `torchrun.handlers` in every process that
+imports its elastic modules, training scripts included. It therefore imports torch and the etcd
+client only when a handler is created, which happens in torchrun's own process alone.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 
 def plugin() -> Callable[[Any], Any]:
-    """What torch calls at import: gives the creator of handlers from `RendezvousParameters`."""
+    """Return the function that creates a handler from `RendezvousParameters`; called by torch."""
     return create
 
 
 def create(parameters: Any) -> Any:
-    """A handler for torch's agent.
+    """Create a handler for torch's agent.
 
     Raises:
-        ValueError: a setting is malformed; it names it.
-        ImportError: the packages of the extra `sidecar` are not there.
+        ValueError: a setting is malformed; the message names it.
+        ImportError: the packages of the extra `sidecar` are not installed.
     """
     try:
         from elasticjob_rendezvous.torchrun.handler import create_handler

@@ -1,8 +1,8 @@
-"""What torch's agents ask each other through their store, answered from the roster. Pure.
+"""Values of the keys in the store of torch's agents, derived from the roster. No I/O.
 
 torch's agents negotiate their workers' ranks through a store that one of them hosts. Here the
-sealed roster has settled them, for agents that are not torch's as well, so every question has its
-answer before it is asked.
+sealed roster already assigns all ranks, also those of other kinds of agents, so every value is
+known in advance.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ ALL_FINISHED = f"{EXIT_BARRIER}/last_member"
 
 
 class Disagreement(Exception):
-    """torch's agent runs other workers than its member of the rendezvous announced."""
+    """Mismatch between the workers of torch's agent and those its member announced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers for one member of a sealed roster."""
+    """Store contents as seen by one member of a sealed roster."""
 
     roster: Roster
     own: Seat
 
     def get(self, key: str) -> bytes | None:
-        """The value of a key that torch's agents share; None for one that is not answered here."""
+        """Return the value of a key that torch's agents share; None for an unknown key."""
         if seat := self._seat(key, ROLE_INFO):
             return json.dumps(_role_info(seat)).encode()
         if seat := self._seat(key, ASSIGNED_RANKS):
@@ -45,10 +45,10 @@ class Answers:
         return None
 
     def check(self, key: str, value: bytes) -> bool:
-        """Whether a key may be set: it is one of ours, and the value what the roster says.
+        """Return True if the key may be set: it is known and the value agrees with the roster.
 
         Raises:
-            Disagreement: this node's agent says other things of itself.
+            Disagreement: this node's agent describes its workers differently from the roster.
         """
         known = self.get(key)
         if known is None:
@@ -58,10 +58,12 @@ class Answers:
         return True
 
     def check_identical(self) -> None:
-        """With TORCH_ELASTIC_WORKER_IDENTICAL torch asks nobody: all nodes must be alike.
+        """Verify that all nodes have the same slots and role as this one.
+
+        torch assumes this with TORCH_ELASTIC_WORKER_IDENTICAL and exchanges no role info.
 
         Raises:
-            Disagreement: they are not.
+            Disagreement: a node differs.
         """
         for seat in self.roster.seats:
             if (seat.slots, seat.role) != (self.own.slots, self.own.role):
@@ -88,7 +90,7 @@ def _check_own(own: Seat, said: dict[str, str | int]) -> None:
     slots, role = said.get("local_world_size"), said.get("role")
     raise Disagreement(
         f"this node announced {_workers(own)}, but its agent runs {slots} of role {role!r}: "
-        f"give it --rdzv-conf slots={slots},role={role}"
+        f"set --rdzv-conf slots={slots},role={role}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Our v3 rendezvous as a `RendezvousHandler` of torch: the plug-in's edge.
+"""Adapter from the etcd v3 rendezvous to torch's `RendezvousHandler`.
 
-Everything is done by `etcd.handler.EtcdV3RendezvousHandler`, in a thread of its own. Here its
-values and errors become torch's.
+`etcd.handler.EtcdV3RendezvousHandler` does the work, in its own thread. This module converts its
+values and errors to torch's types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticjob_rendezvous.torchrun.store import RosterStore
 from elasticjob_rendezvous.torchrun.workers import WorkerKiller
 
 ROUND = "ELASTICJOB_ROUND"
-"""As our own agents tell it their workers."""
+"""Environment variable with the round's number, the same as our own agents set for workers."""
 IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 _ERRORS = {
     api.RendezvousClosedError: torch_rendezvous.RendezvousClosedError,
@@ -39,7 +39,7 @@ _ERRORS = {
 
 
 def create_handler(parameters: Any) -> TorchrunHandler:
-    """A handler for torch's agent. Raises ValueError for a setting that is malformed."""
+    """Create a handler for torch's agent. Raise ValueError if a setting is malformed."""
     launch = launch_of(parameters.run_id)
     if launch and launch.forks:
         raise ValueError(
@@ -60,17 +60,18 @@ def create_handler(parameters: Any) -> TorchrunHandler:
 
 
 class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
-    """One node's handler, for one agent.
+    """Rendezvous handler of one node, for one agent.
 
-    torch shuts a handler down except when a signal ends the agent, since with its own backends
-    that would close the run for all. Ours only leaves; so it leaves at the process's end then.
+    torch does not shut a handler down when a signal ends the agent, since with its own backends
+    that would close the run for all nodes. Our shutdown only leaves, so an exit handler of the
+    process calls it in that case.
     """
 
     def __init__(self, ours: etcd_handler.EtcdV3RendezvousHandler) -> None:
         self._ours = ours
         self._killer = WorkerKiller(ours.get_run_id())
         self._shutdown = weakref.finalize(self, ours.shutdown)
-        self._shutdown.atexit = False  # that would be too late: `atexit` goes backwards
+        self._shutdown.atexit = False  # runs too late: atexit handlers run in reverse order
         atexit.register(self._shutdown)
 
     def get_backend(self) -> str:
@@ -78,11 +79,11 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
 
     @property
     def use_agent_store(self) -> bool:
-        """Never: rank 0's worker hosts the workers' store, whosever agent runs it."""
+        """Always False: the worker of rank 0 hosts the workers' store, under any agent."""
         return False
 
     def next_rendezvous(self) -> Any:
-        self._killer.call_off()  # torch's agent comes here only when its workers have ended
+        self._killer.call_off()  # torch's agent calls this only after its workers have ended
         with _torch_errors():
             info = self._ours.next_rendezvous()
         roster = self._ours.roster
@@ -105,7 +106,7 @@ class TorchrunHandler(torch_rendezvous.RendezvousHandler):  # type: ignore[misc]
             self._ours.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """torch's agent asks while its workers run, and stops them when it is more than 0."""
+        """Return the number of waiting nodes; torch's agent stops its workers if it is above 0."""
         with _torch_errors():
             waiting = self._ours.num_nodes_waiting()
         if waiting:
@@ -134,7 +135,7 @@ def _answers(roster: Roster, group_rank: int) -> Answers:
 
 @contextmanager
 def _torch_errors() -> Iterator[None]:
-    """Our errors as torch's of the same name."""
+    """Convert our errors to torch's errors of the same name."""
     try:
         yield
     except api.RendezvousError as error:
@@ -142,5 +143,5 @@ def _torch_errors() -> Iterator[None]:
 
 
 def _torchs(error: api.RendezvousError) -> Any:
-    """torch's class of that name, or of the nearest base that torch has."""
+    """Return torch's class of the same name, or of the nearest base class that torch has."""
     return next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)

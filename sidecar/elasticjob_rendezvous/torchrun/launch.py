@@ -1,9 +1,10 @@
-"""What torchrun was told that it does not tell its rendezvous: workers of this node, role, budget.
+"""Launch settings that torchrun does not pass to its rendezvous: slots, role, max_restarts.
 
-A member must announce its workers before the round is sealed, and torch's `RendezvousParameters`
-do not hold them. The `LaunchConfig` of the launch does, in a frame of the call that asks for the
-handler. Where there is none, `--rdzv-conf slots=N,role=NAME` says it; a wrong number is found when
-the agent asks for its ranks (`answers.Disagreement`).
+A member must announce its workers before the round is sealed, but torch's `RendezvousParameters`
+do not contain them. The `LaunchConfig` of the launch does; it is a local variable in a frame of
+the call stack that creates the handler. Without such a frame, set `--rdzv-conf
+slots=N,role=NAME`; a wrong number is detected when the agent requests its ranks
+(`answers.Disagreement`).
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from torch.distributed.launcher.api import LaunchConfig
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launch says of this node."""
+    """Settings of a launch for this node."""
 
     slots: int
     role: str
     max_restarts: int
     forks: bool = False
-    """Whether workers are forked, if they are functions."""
+    """True if workers that are Python functions are started by fork."""
 
     def settings(self) -> dict[str, str | int]:
         return {"slots": self.slots, "role": self.role, "max_restarts": self.max_restarts}
 
 
 def launch_of(run_id: str) -> Launch | None:
-    """The launch of that run among our callers."""
+    """Return the launch settings of that run from the call stack; None if it has none."""
     frame = sys._getframe()
     while frame := frame.f_back:  # type: ignore[assignment]
         config = frame.f_locals.get("config")

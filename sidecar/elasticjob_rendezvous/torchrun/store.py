@@ -1,7 +1,7 @@
-"""The store that torch's agent gets with a round: the roster answers, the protocol is its barrier.
+"""Store of torch's agent for a round: values from the roster, exit barrier from the protocol.
 
-It is the agents' store alone. The workers' store is another one, as in every gang of ours: the
-worker of rank 0 hosts it at MASTER_ADDR:MASTER_PORT.
+Only agents use it. The workers have a separate store, as in every round: the worker of rank 0
+hosts it at MASTER_ADDR:MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TIMEOUT = timedelta(seconds=300)
 
 
 class Barrier(Protocol):
-    """How agents wait for each other's end; `etcd.handler.EtcdV3RendezvousHandler` is one."""
+    """Exit barrier of the agents, such as `etcd.handler.EtcdV3RendezvousHandler`."""
 
     def report_done(self) -> None:
-        """Every worker of this node ended with success."""
+        """Report that every worker of this node succeeded."""
 
     def wait_end(self, seconds: float) -> Outcome | None:
-        """How the run ended; None when a newer round began. Raises TimeoutError."""
+        """Return the run's outcome; None if a newer round began. Raises TimeoutError."""
 
 
 class RosterStore(Store):  # type: ignore[misc]
-    """A torch `Store` of the keys that torch's agents use; others are refused with an error."""
+    """torch `Store` with only the keys that torch's agents use; any other key is an error."""
 
     def __init__(self, answers: Answers, barrier: Barrier) -> None:
         super().__init__()  # torch finds these methods only on an initialized Store
@@ -57,7 +57,7 @@ class RosterStore(Store):  # type: ignore[misc]
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """The one counter: torch's agent counts itself as finished when its workers are."""
+        """Increment the counter of finished agents, the only counter torch's agent uses."""
         if key != FINISHED:
             raise _unknown(key)
         if amount > 0:
@@ -68,10 +68,10 @@ class RosterStore(Store):  # type: ignore[misc]
         return all(self._answers.get(key) is not None for key in keys)
 
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
-        """Wait for keys: all are there but the exit barrier's, which ends with the run.
+        """Wait for keys. All exist from the start except the exit barrier's, set at the run's end.
 
         Raises:
-            LookupError: the run did not end in time, or not with success.
+            LookupError: the run did not end within the timeout, or did not succeed.
         """
         deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
         for key in keys:
@@ -94,13 +94,15 @@ class RosterStore(Store):  # type: ignore[misc]
         except TimeoutError as error:
             raise LookupError(f"round {number} did not end within {seconds:.0f} s") from error
         if outcome is None:
-            raise LookupError(f"round {number} ended without success; a newer one forms without us")
+            raise LookupError(
+                f"round {number} did not succeed; a newer one began without this node"
+            )
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             raise LookupError(f"the run is closed: {outcome.kind} {outcome.detail}".strip())
 
 
 def _unknown(key: str) -> NotImplementedError:
     return NotImplementedError(
-        f"the agents' store of backend elasticjob has no key {key!r}: it answers what torch's own "
-        "agent asks. Workers have a whole store at MASTER_ADDR:MASTER_PORT"
+        f"the agents' store of backend elasticjob has no key {key!r}: it holds only the keys of "
+        "torch's own agent; workers have a full store at MASTER_ADDR:MASTER_PORT"
     )

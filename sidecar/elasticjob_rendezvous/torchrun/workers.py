@@ -1,8 +1,9 @@
-"""Ends workers in time where torch's agent would wait longer for them.
+"""Termination of workers that torch's agent would stop too slowly.
 
-torch's agent gives its workers SIGTERM and 30 s, whatever made it stop them. The rendezvous gives
-less, and nothing at all after a loss; then it forms the next round without this node. Workers that
-ran on would run beside that round. So what is left of them at the end of the grace is killed here.
+torch's agent sends its workers SIGTERM and waits 30 s, whatever the reason. The rendezvous grants a
+shorter grace period, and none after a loss; then it forms the next round without this node.
+Workers that survived would run alongside that round, so the remaining ones are killed at the end
+of the grace period.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _RUN_ID = b"TORCHELASTIC_RUN_ID="
 
 
 class WorkerKiller:
-    """Kills the workers of one run that are children of this process.
+    """Killer of the workers of one run that are children of this process.
 
-    They are known by their environment, so only commands are found, which torch's agent starts
-    in sessions of their own; workers that are Python functions are left to it.
+    It identifies workers by their environment, and so finds only workers that are commands, which
+    torch's agent starts in separate sessions. It ignores workers that are Python functions.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -28,7 +29,7 @@ class WorkerKiller:
         self._timer: threading.Timer | None = None
 
     def within(self, grace_seconds: float) -> None:
-        """Kill at the end of the grace what is still there; with none, at once."""
+        """Kill the remaining workers after the grace period, or at once if it is zero."""
         if self._timer is not None:
             return
         self._timer = threading.Timer(grace_seconds, self._kill)
@@ -39,7 +40,7 @@ class WorkerKiller:
             self._kill()
 
     def call_off(self) -> None:
-        """The workers are gone, or others take their place."""
+        """Cancel the kill: the workers are gone or have been replaced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -59,7 +60,7 @@ class WorkerKiller:
 
 
 def _children() -> list[int]:
-    """The children of this process, whichever of its threads started them."""
+    """Return the pids of this process's children, started by any of its threads."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Short ways to write the values of the agent's core."""
+"""Short builders of the agent core's values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Kind = TypeVar("Kind")
 
 
 def roster(number: int = 1, slots: int = 2, restarts: int = 0, mine: bool = True) -> Roster:
-    """Two nodes, this one being the second; or one that does without this one."""
+    """Return a roster of two nodes, this one being the second, or of one without this node."""
     seats = [Seat("uid-0", "node-0", "10.0.0.1", slots, "default", 0, 0, 0, 2 * slots)]
     if mine:
         seats.append(Seat(ME, "node-1", "10.0.0.2", slots, "default", 1, slots, slots, 2 * slots))
@@ -84,7 +84,7 @@ def stopped(number: int = 1) -> FromHands:
 
 
 class Driven:
-    """A state that events are fed to; keeps the commands."""
+    """Agent state driven by events; it keeps the commands."""
 
     def __init__(self, *events: Event, facts: Facts = FACTS) -> None:
         self.state = State(facts)
@@ -94,7 +94,7 @@ class Driven:
             self.feed(event)
 
     def feed(self, event: Event, after: float = 0.1) -> list[Command]:
-        """The commands of one event, `after` seconds later."""
+        """Feed one event `after` seconds later; return its commands."""
         self.now += after
         self.state, commands = step(self.state, event, self.now)
         self.commands.extend(commands)
@@ -106,12 +106,12 @@ class Driven:
 
 
 def ready() -> Driven:
-    """The launcher is there, a port is held."""
+    """Return a state with a launcher and a held port."""
     return Driven(hello(), PortHeld(4000))
 
 
 def running(number: int = 1, **options: Any) -> Driven:
-    """Workers of that round run."""
+    """Return a state in which the round's workers run."""
     driven = ready()
     for event in (run(number, **options), PortHeld(4001), started(number)):
         driven.feed(event)

@@ -1,4 +1,4 @@
-"""A node whose workers are asked to save before a planned stop."""
+"""Save requests to a node's workers before a planned stop."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_worker_that_ended_is_not_waited_for() -> None:
 
 
 def asked_to_end(*points: int) -> Driven:
-    """Workers that ended with 0 after these places, of which the fifth is where all save."""
+    """End the workers with 0 after these places, of which the fifth is the common save point."""
     driven = training()
     for event in (directed(0), progressed(4, 4, asked=True), directed(5)):
         driven.feed(event)
@@ -210,7 +210,7 @@ def test_a_text_tells_of_its_checkpoint_by_its_step() -> None:
     assert told(driven).completed
 
 
-# -- a node that leaves -------------------------------------------------------------
+# -- leaving nodes ------------------------------------------------------------------
 
 
 def test_the_workers_of_a_leaver_run_on_until_they_have_saved() -> None:

@@ -1,4 +1,4 @@
-"""Who failed first, and how: from exits, error files and the ends of standard error."""
+"""Attribution of the first failure: from exits, error files and the tails of standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 9, in <module>
     main()
 """
-# What torch 2.13 printed when its peers were killed, its port was taken, its memory ran out.
+# Output of torch 2.13 for killed peers, a taken port, and exhausted memory.
 RESET = (
     "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read "
     "error [127.0.0.1]:52970: Connection reset by peer. This is typically caused by a remote "
@@ -102,7 +102,7 @@ Current thread 0x00007f11f5c5a740 (most recent call first):
 
 
 def because(cause: str) -> str:
-    """The traceback of an exception that was raised from another."""
+    """Return the traceback of an exception that was raised from another."""
     link = "The above exception was the direct cause of the following exception:"
     return f"{cause.rstrip()}\n\n{link}\n\n{TRACEBACK}trainer.StepFailed: step 7\n"
 
@@ -248,7 +248,7 @@ def test_a_users_error_below_torchs_frames_stays_a_users() -> None:
     )
 
 
-# -- what it says -------------------------------------------------------------------
+# -- messages -----------------------------------------------------------------------
 
 
 def test_the_traceback_is_read_from_standard_error_without_torchs_prefixes() -> None:
@@ -401,7 +401,7 @@ def test_no_standard_error_raises(tail: str) -> None:
 
 
 def test_of_a_message_as_long_as_a_log_both_ends_are_judged() -> None:
-    """The time that its search takes may grow with the square of its length."""
+    """The search's time may grow with the square of the length."""
     noise = "gloo " * 200_000
     raw = json.dumps({"message": {"message": f"{BARRIER}\n{noise}\nthe last word"}}).encode()
     account = from_error_file(raw)
@@ -426,7 +426,7 @@ def test_a_long_traceback_keeps_its_end_and_control_characters_still_fit() -> No
     assert len(encode(failure)) <= FAILURE_BYTES
 
 
-# -- who ----------------------------------------------------------------------------
+# -- the culprit --------------------------------------------------------------------
 
 
 def test_nobody_failed() -> None:

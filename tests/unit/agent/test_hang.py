@@ -1,4 +1,4 @@
-"""Training that stands still: when it counts, what is asked of the workers, what they answer."""
+"""Stalled training: the hang time, the stack requests to the workers, and their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Current thread 0x00007f11f5c5a740 (most recent call first):
 Extension modules: numpy._core, torch._C (total: 2)
 """
 WAITING = BUSY.replace("numpy/lib/npyio", "torch/distributed/distributed_c10d")
-# Its peer was asked first, its collective broke, and torch was just writing down the traceback.
+# Its peer was inspected first, its collective broke, and torch was writing down the traceback.
 ENDING = """\
 Fatal Python error: Aborted
 
@@ -46,7 +46,7 @@ def at_step(number: int, at: float, **more: Any) -> tuple[Event, float]:
 
 
 def after(*events: tuple[Event, float], seconds: float = HANG_SECONDS) -> State:
-    """Two workers of a round that began at 10."""
+    """Return the state of two workers of a round that began at 10."""
     state = State(replace(FACTS, hang_seconds=seconds))
     story: list[tuple[Event, float]] = [(hello(), 0.0), (run(), 10.0), (started(), 11.0)]
     for event, now in (*story, *events):
@@ -97,7 +97,7 @@ def test_a_crew_that_may_be_why_its_peer_failed_says_where_it_stands() -> None:
 
 
 def failure(first: str, second: str) -> Failure:
-    """What is told of two workers that wrote these, ended by the signal."""
+    """Return the failure of two workers that wrote these stacks and were ended by the signal."""
     state, _ = step(after(at_step(7, 20.0)), Timer(), 80.0)
     state, orders = step(state, ended(0, signum=6, stderr=first), 80.1)
     assert not [each for each in orders if isinstance(each, StopCrew)], "the other is not done yet"

@@ -1,4 +1,4 @@
-"""When a node counts as ready."""
+"""Readiness of a node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_one_that_leaves_or_is_refused_takes_no_part() -> None:
 
 
 def test_a_normal_end_fails_no_probe() -> None:
-    """The kubelet would post a warning on a pod that has done all it should."""
+    """A failed probe would make the kubelet post a warning about a pod that succeeded."""
     driven = running()
     driven.feed(finish())
     assert can_take_part(driven.state, registered=False), "its lease goes before it does"

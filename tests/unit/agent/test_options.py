@@ -1,4 +1,4 @@
-"""`elasticjob agent`: every wrong option is a clear error and exit code 2, before anything runs."""
+"""Options of `elasticjob agent`: a wrong one is an error with exit code 2, before any start."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_fixed_number_of_nodes() -> None:
         ({"rdzv_id": ""}, "--rdzv-id must be given"),
         ({"rdzv_id": "a/b"}, "--rdzv-id must be letters"),
         ({"local_addr": "no-such-host.invalid"}, "--local-addr"),
-        ({"local_addr": "two..dots"}, "--local-addr 'two..dots' is no address"),
+        ({"local_addr": "two..dots"}, "--local-addr 'two..dots' is not an address"),
         ({"rdzv_endpoint": "two..dots:1"}, "cannot be reached from here"),
         ({"log_dir": __file__}, "--log-dir"),
         ({"rdzv_conf": "timeout"}, "key=value"),
@@ -151,7 +151,7 @@ def test_a_fixed_number_of_nodes() -> None:
         (C10D | {"rdzv_conf": "close_timeout=0"}, "close_timeout must be seconds of at least 1"),
         ({"rdzv_conf": "keep_alive_seconds=0.001"}, "at least 2 (etcd grants no shorter lease"),
         (C10D | {"rdzv_conf": "keep_alive=1.9"}, "keep_alive must be seconds of at least 2"),
-        ({"rdzv_conf": "confirm=0.001"}, "confirm must be seconds of at least 1 (who confirms"),
+        ({"rdzv_conf": "confirm=0.001"}, "confirm must be seconds of at least 1 (members"),
         ({"rdzv_conf": "timeout=0.5"}, "timeout must be seconds of at least 1, got '0.5'"),
         ({"rdzv_conf": "keep_alive_seconds=-1"}, "of at least 2, got '-1'"),
         (
@@ -189,6 +189,28 @@ def test_a_password_may_come_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hush\n")
     conf = f"user=u,password_file={tmp_path / 'password'}"
     assert plain_agent(replace(OPTIONS, rdzv_conf=conf)).settings.etcd.password == "hush"
+
+
+def test_a_password_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="binary' is not UTF-8 text"):
+        plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={binary}"))
+
+
+def test_a_password_file_without_permission_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read every file, so the error is made here."""
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(SettingsError, match="secret' cannot be read: Permission denied"):
+        plain_agent(replace(OPTIONS, rdzv_conf=f"user=u,password_file={secret}"))
 
 
 def test_defaults_of_the_rendezvous() -> None:
@@ -279,6 +301,6 @@ def test_the_v2_api() -> None:
 def test_a_hung_agent_loses_its_workers_when_its_lease_ends_or_no_later(
     backend: str, lease: int, seconds: float
 ) -> None:
-    """Over etcd v3 the launcher has a deadline besides, from the agent's evidence."""
+    """The launcher also has a deadline on etcd v3, derived from the agent's evidence."""
     options = replace(OPTIONS, rdzv_backend=backend, rdzv_conf=f"keep_alive_seconds={lease}")
     assert plain_agent(options).hung_agent_seconds == seconds

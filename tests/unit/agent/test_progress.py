@@ -1,4 +1,4 @@
-"""What the workers say of their training: taken in, told on, and where it lies."""
+"""Workers' training progress: reading, reporting, and location of the files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ UTC_MS = 1_700_000_000_000
 
 
 def said(step: int, checkpoint: int = -1, number: int = 1, **first: int) -> WorkersProgressed:
-    """Both local ranks at one step; `first` gives the times of their first steps."""
+    """Return an event with both ranks at one step; `first` gives the times of their first steps."""
     one = WorkerProgress(step, UTC_MS, checkpoint, first_step_ms=first.get("one"))
     other = WorkerProgress(step, UTC_MS, checkpoint, first_step_ms=first.get("other"))
     return WorkersProgressed(number, {0: one, 1: other}, UTC_MS)
 
 
 def told(driven: Driven, event: WorkersProgressed, after: float = 0.1) -> tuple[int, int] | None:
-    """Step and checkpoint that the rendezvous is told on this event, if it is told anything."""
+    """Return the step and checkpoint that this event reports to the rendezvous, if any."""
     orders = driven.only(Tell, driven.feed(event, after))
     return (orders[-1].local.step, orders[-1].local.checkpoint_step) if orders else None
 
@@ -76,7 +76,7 @@ def test_the_first_step_counts_from_the_start_once_all_have_made_it() -> None:
     assert driven.state.crew.first_step_ms == pytest.approx(900, abs=1), "it is known once"
 
 
-# -- where it lies ------------------------------------------------------------------
+# -- location -----------------------------------------------------------------------
 
 
 def test_another_user_may_write_below_the_folder(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_library_beside_the_launcher_comes_last_on_the_path(tmp_path: Path) 
 
 @pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 1e306, -1.0, 1e9])
 def test_a_busy_time_that_is_none_is_no_measurement(wrong: float) -> None:
-    """It would have ended the agent: an infinity is no number of milliseconds."""
+    """An infinite time once ended the agent: infinity cannot be converted to milliseconds."""
     driven = running()
     for step, busy in ((1, 0.5), (2, wrong)):
         word = WorkerProgress(step, UTC_MS, metrics={BUSY_METRIC: busy})

@@ -1,4 +1,4 @@
-"""The workers' environment, name by name."""
+"""Environment of the workers, name by name."""
 
 from __future__ import annotations
 

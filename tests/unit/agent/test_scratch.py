@@ -1,4 +1,4 @@
-"""Temporary folders: of the living they stay, of the dead they go, of strangers they stay."""
+"""Temporary folders: only those of dead processes are removed, and no stranger's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that has a folder, and the folder."""
+    """Yield a process that has a folder, and the folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
         env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},

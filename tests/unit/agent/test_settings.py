@@ -1,4 +1,4 @@
-"""What an agent is told by variables: read once, and refused by name."""
+"""Agent settings from environment variables: read once; errors name the variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's shell around scripted hands and a scripted rendezvous: faults and probes."""
+"""Agent shell with a scripted worker runtime and a scripted rendezvous: faults and probes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HELLO = Hello(("python", "train.py"), 9, "python", "/", 5000, None, env_names=fr
 
 
 class Hands:
-    """Starts nothing: every worker ends with success at once."""
+    """Runtime that starts nothing: every worker ends with success at once."""
 
     def __init__(self, *, lose_starts: int = 0, gone: Exception | None = None) -> None:
         self.said: asyncio.Queue[HandsEvent] = asyncio.Queue()
@@ -102,7 +102,7 @@ class Hands:
 
 
 class Rendezvous:
-    """Seats this node in round 1, and ends the job when it is done."""
+    """Rendezvous that seats this node in round 1 and ends the job when it is done."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.told: list[Local] = []
@@ -333,7 +333,7 @@ def test_the_end_is_kept_until_it_was_read() -> None:
 
 
 async def verb(control: Path, *words: str) -> tuple[int | None, str]:
-    """What a process beside the agent ends with and says, as a probe or a preStop."""
+    """Return exit code and error output of a process such as a probe or a preStop."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "elasticjob_agent", *words),
         env={"ELASTICJOB_CONTROL": str(control)},

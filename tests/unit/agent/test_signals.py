@@ -1,4 +1,4 @@
-"""The signals at which an agent ends its workers and leaves."""
+"""Signals at which an agent ends its workers and leaves."""
 
 from __future__ import annotations
 

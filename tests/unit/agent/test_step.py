@@ -1,4 +1,4 @@
-"""The agent's decisions: what each fact leads to."""
+"""Agent's decisions: the commands that follow each fact."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def told(driven: Driven) -> Local:
 
 
 def replace_rank(ended_: FromHands) -> FromHands:
-    """The same end of the other worker."""
+    """Return the same exit for the other worker."""
     assert isinstance(ended_.event, WorkerExited)
     return FromHands(replace(ended_.event, local_rank=1))
 
@@ -147,7 +147,7 @@ def test_a_stop_of_another_round_is_not_ours() -> None:
 
 
 def test_idle_lets_running_workers_run() -> None:
-    assert not running().feed(directed(Idle("workers run; their roster is being read")))[1:]
+    assert not running().feed(directed(Idle("workers are running; reading their roster")))[1:]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_ends_while_we_stop_it_is_no_failure(exit_: FromHands, kind: CauseK
     assert not told(driven).done
 
 
-# -- ends of workers ----------------------------------------------------------------
+# -- exits of workers ---------------------------------------------------------------
 
 
 def test_all_ended_with_success_is_done_once_nothing_is_left() -> None:
@@ -203,7 +203,7 @@ def test_the_first_failure_kills_the_rest_and_is_told_at_once() -> None:
 
 
 def test_a_failure_tells_how_long_and_how_far_it_ran() -> None:
-    """The last word comes with the news of the end: the file is looked at but now and then."""
+    """The last progress comes with the exit: the file is polled only now and then."""
     driven = running(1)
     driven.feed(WorkersProgressed(1, {0: WorkerProgress(step=3)}, 0), after=20)
     words = {0: WorkerProgress(step=9), 1: WorkerProgress(step=8)}

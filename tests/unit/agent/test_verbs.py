@@ -1,4 +1,4 @@
-"""`python -m elasticjob_agent VERB`: light processes beside the agent, and what they say."""
+"""`python -m elasticjob_agent VERB`: light processes beside the agent, and their output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verb(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     ("words", "code"), [(["leave"], 0), (["leave", "its", "node"], 0), (["ready"], 1)]
 )
 def test_a_verb_without_an_agent_says_so(words: list[str], code: int, tmp_path: Path) -> None:
-    """There is nothing to leave then: the kubelet need not hear of a failed hook."""
+    """There is no agent to leave: the kubelet should not report a failed hook."""
     place = tmp_path / "control"
     done = verb(*words, ELASTICJOB_CONTROL=str(place))
     assert done.returncode == code
@@ -63,8 +63,8 @@ def test_a_wrong_call_shows_the_right_one(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [["leave"], ["ready"]])
 def test_a_probe_loads_nothing_heavy(words: list[str]) -> None:
-    """It costs a kubelet's probe its time, and the agent its share of CPU."""
-    # -S: what this environment loads at start is none of a probe's doing.
+    """Heavy imports would cost a kubelet's probe its time, and the agent its share of CPU."""
+    # -S: modules that this environment loads at start do not count.
     command = [sys.executable, "-S", "-X", "importtime", "-m", "elasticjob_agent", *words]
     path = str(Path(__file__).parents[3] / "sidecar")
     done = subprocess.run(command, env={"PYTHONPATH": path}, text=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""When a node waits for its preloaded interpreter, and what is said of it."""
+"""Waiting for a node's preloaded interpreter, and the reports about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warming() -> Driven:
 
 
 def able(heard: FromHands) -> FromHands:
-    """The same hello of hands that know how to prepare."""
+    """Return the same hello, of a launcher that can preload."""
     assert isinstance(heard.event, Hello)
     return replace(heard, event=replace(heard.event, warms=True))
 

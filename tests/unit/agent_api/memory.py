@@ -1,4 +1,4 @@
-"""A rendezvous in this process: a gang's handlers and stores, without any server."""
+"""Rendezvous in this process: a gang's handlers and stores, without any server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elasticjob_rendezvous.api import (
 
 
 class MemoryStore:
-    """A store as torch's, for threads."""
+    """Store with torch's interface, for threads."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -88,7 +88,7 @@ class Gang:
         return MemoryHandler(self, **options)
 
     def form(self) -> None:
-        """Begin a round if enough wait and nobody runs in the last one."""
+        """Begin a round if enough nodes wait and none runs in the last one."""
         if len(self.waiting) < self.wanted or any(h not in self.waiting for h in self.seated):
             return
         self.round += 1

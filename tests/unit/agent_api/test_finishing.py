@@ -1,4 +1,4 @@
-"""The exit barrier while the store answers, while it does not, and when an answer is lost."""
+"""Exit barrier with a store that answers, one that does not, and a lost answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBER, LAST = (
 
 
 class Kept:
-    """A handler, by who keeps its rendezvous."""
+    """Handler of a given backend."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -31,7 +31,7 @@ class Kept:
 
 
 class Flaky(MemoryStore):
-    """Fails so often, and loses that many answers to `add`."""
+    """Store that fails `failures` times and loses `lost` answers to `add`."""
 
     def __init__(self, failures: int = 0, lost: int = 0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_an_etcd_that_is_away_is_waited_for_and_counts_once(
     store = Flaky(failures=3)
     assert asyncio.run(barrier(store).arrived()) == LAST
     assert store.get(NUMBER) == b"1"
-    assert caplog.text.count("cannot be told yet") == 1
+    assert caplog.text.count("cannot notify the other nodes yet") == 1
 
 
 def test_it_is_not_waited_for_without_end() -> None:

@@ -1,4 +1,4 @@
-"""The directives that are made of a handler's answers."""
+"""Directives derived from a handler's answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def failure(number: int, kind: FailureClass = FailureClass.USER_ERROR) -> Failur
 
 
 class Part:
-    """A part that events are fed to."""
+    """State driven by events."""
 
     def __init__(self, *events: Event) -> None:
         self.state = Following(TERMS)
@@ -189,7 +189,7 @@ def test_the_done_enter_again_when_another_failed() -> None:
 
 
 def test_the_done_enter_again_when_another_moved_on() -> None:
-    """torch's agents leave no note that their worker failed."""
+    """torch's agents leave no note of a failed worker."""
     part = running()
     part.tells(workers=Workers.NONE, done=True)
     assert part.feed(Seen(waiting=1)) == ()
@@ -327,7 +327,7 @@ def test_why_a_round_is_over_in_which_nothing_failed() -> None:
 
 
 class Gone:
-    """A handler and a store of which one node is gone."""
+    """Handler and store with one node gone."""
 
     def __init__(self, *done: int) -> None:
         self.notes = {done_note(rank) for rank in done}

@@ -1,4 +1,4 @@
-"""What an agent makes of a handler and the notes in a round's store."""
+"""Agent's interpretation of a handler's answers and the notes in a round's store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MET_AT = "all/met"
 
 @dataclass
 class Torchs:
-    """A handler as torch's, which tells no more."""
+    """Handler with torch's limited interface."""
 
     waiting: int = 0
     closed: bool = False
@@ -65,11 +65,11 @@ DONE = (FIRST_DONE, done_note(1))
         (Ours(2, missed=frozenset({1, 2})), DONE, 2),  # another was not done
         (Ours(1, newer=True), DONE, 1),  # a member of the round wants a newer one
         (Ours(1), (*DONE, FAILED_NOTE), 1),
-        (Torchs(1), DONE, 1),  # it could not tell us of those two
+        (Torchs(1), DONE, 1),  # it could not report those two
         (Ours(0), (LEFT_NOTE,), 1),  # its key lives on for seconds
         (Ours(0), (LEFT_NOTE, *DONE), 0),
         (Ours(0, closed=True), (LEFT_NOTE,), 0),
-        (Ours(0, backend="c10d"), (LEFT_NOTE,), 0),  # there it is in no list any more
+        (Ours(0, backend="c10d"), (LEFT_NOTE,), 0),  # there it is removed from all lists
         (Torchs(0), (LEFT_NOTE,), 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""A handler that is made late, and a place that is sought again."""
+"""Late creation of a handler, and renewed search for a rendezvous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent that follows a handler tells of its job."""
+"""Job record served by an agent that follows a handler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ME = Identity("me", "job-0", "10.0.0.7", 0, node="rack-a")
 
 
 class Teller:
-    """A part whose steps are noted; every event takes 100 ms."""
+    """Recorder of a part's steps; every event takes 100 ms."""
 
     def __init__(self) -> None:
         self.part, self.known, self.utc_ms = Part(), Recorded(), 0

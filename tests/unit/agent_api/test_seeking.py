@@ -1,4 +1,4 @@
-"""What the last rounds' stores tell a node without a place of how the job ended."""
+"""Job's end as read from the last rounds' stores by a node without a place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SimpleElasticAgent` over a rendezvous in this process, with workers that are only believed."""
+"""`SimpleElasticAgent` over an in-process rendezvous, with simulated workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.agent_api.memory import Gang, MemoryHandler, until
 
 
 class Believed(SimpleElasticAgent):
-    """Its workers are in a script: what each look at them finds; nothing stands for healthy."""
+    """Agent with simulated workers: the script gives each poll's result, then they are healthy."""
 
     def __init__(self, spec: WorkerSpec, *script: str, **options: Any) -> None:
         super().__init__(spec, **options)
@@ -75,7 +75,7 @@ def numbers() -> Iterator[Numbers]:
 
 @pytest.fixture
 def told() -> list[events.Event]:
-    """What was recorded at the destination `test`."""
+    """Return the events recorded at the destination `test`."""
     found: list[events.Event] = []
 
     class Keep(logging.Handler):
@@ -87,7 +87,7 @@ def told() -> list[events.Event]:
 
 
 def at_once(*agents: Believed) -> list[RunResult | Exception]:
-    """Run all of them, each in a thread; their results or what they raised."""
+    """Run all agents, each in a thread; return their results or exceptions."""
     results: list[RunResult | Exception | None] = [None] * len(agents)
 
     def run(index: int) -> None:
@@ -296,7 +296,7 @@ def test_what_a_method_raises_is_a_fault_of_the_agent() -> None:
 
 
 def test_a_loop_of_ones_own() -> None:
-    """Every step works without `run`, as those who override `_invoke_run` use them."""
+    """Every step works without `run`, for subclasses that override `_invoke_run`."""
 
     class Own(Believed):
         def _invoke_run(self, role: str = "default") -> RunResult:
@@ -316,7 +316,7 @@ def test_a_loop_of_ones_own() -> None:
 
 
 def test_a_handler_of_old_that_says_no_master() -> None:
-    """It returned a tuple; rank 0 wrote where torch's store is to be."""
+    """The old handler returned a tuple; rank 0 wrote the address of torch's store."""
 
     class Old(MemoryHandler):
         def next_rendezvous(self) -> Any:

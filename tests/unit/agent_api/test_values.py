@@ -1,4 +1,4 @@
-"""Specs, failures, events, metrics and stores: what users hold in their hands."""
+"""Public values: specs, failures, events, metrics and stores."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_events_are_lines_that_can_be_read_again() -> None:
     assert again == event
     assert again.timestamp > 1_600_000_000_000
     assert events.Event.deserialize(again) is again
-    with pytest.raises(ValueError, match="no event destination 'nowhere'"):
+    with pytest.raises(ValueError, match="unknown event destination 'nowhere'"):
         events.record(event, "nowhere")
 
 

@@ -1,4 +1,4 @@
-"""What the soak says of a job: its judge, and the faults that it draws."""
+"""Soak: the verdict on a job's status, and the faults that it draws."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def after(
     counts: Mapping[str, int] | None = None,
     said: str | None = None,
 ) -> Told:
-    """The status after these rounds: as it must be, but for what the test says."""
+    """Return the status after these rounds: correct except for the test's changes."""
     new = [Round(5 + n, kind, (name,) if name else ()) for n, (kind, name) in enumerate(rounds)]
     counted = Counter(BEFORE.counts)
     counted.update(COUNTS[each.kind] for each in new if each.kind in COUNTS)

@@ -1,4 +1,4 @@
-"""When a gang counts as recovered, from what its workers wrote."""
+"""Recovery time of a gang, from its workers' records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAULT_AT = 100.0
 
 
 def world(at: float, *members: int) -> list[FirstAllReduce]:
-    """A complete world of these members, the last of them half a second after the first."""
+    """Return a complete world of these members, the last of them half a second after the first."""
     step = 0.5 / max(1, len(members) - 1)
     return [
         FirstAllReduce(at + step * rank, pid=1000 + rank, member=m, rank=rank, world=len(members))

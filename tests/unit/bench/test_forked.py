@@ -1,4 +1,4 @@
-"""Processes that are forked, released all at once, and end with their block."""
+"""Forked processes, released all at once, that end with their block."""
 
 from __future__ import annotations
 

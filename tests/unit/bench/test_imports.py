@@ -1,4 +1,4 @@
-"""The floor of a cold start, by scripts that sleep or fail."""
+"""Minimum of a cold start, measured with scripts that sleep or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plans of mixed gangs, and the judgement of what their workers wrote."""
+"""Plans of mixed gangs, and the verdict on their workers' records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_torchs_side_is_always_plain_torchrun() -> None:
 
 
 def told(folder: Path, token: str, member: str, rank: int, steps: int, **other: object) -> None:
-    """A worker wrote that."""
+    """Write a worker's record."""
     pid = 100 + rank
     values = {"world": 2, "master": "host:1", "loaded": 4, "at": 10.0 + rank, **other}
     event = Told(token=token, pid=pid, member=member, rank=rank, **values)  # type: ignore[arg-type]

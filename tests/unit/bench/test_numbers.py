@@ -1,4 +1,4 @@
-"""Medians and ratios, above all that a failure never turns into a number."""
+"""Medians and ratios; a failure never becomes a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the overhead benchmark."""
+"""Arithmetic of the overhead benchmark."""
 
 from __future__ import annotations
 

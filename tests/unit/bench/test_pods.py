@@ -1,4 +1,4 @@
-"""The recovery benchmark in pods: what it makes of what workers say, and of the status."""
+"""Recovery benchmark in pods: evaluation of workers' records and of the status."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_first_steps_are_found_in_a_log_with_and_without_the_launchers_prefix() 
 
 def test_the_earliest_whole_round_of_exactly_these_pods_counts() -> None:
     told = [
-        first("a", 1, 0, 2), first("b", 1, 1, 2),  # the one before
-        first("a", 2, 0, 3), first("b", 2, 1, 3),  # of three, of which one is not heard of
+        first("a", 1, 0, 2), first("b", 1, 1, 2),  # the previous round
+        first("a", 2, 0, 3), first("b", 2, 1, 3),  # of three, one without a record
         first("b", 3, 0, 2), first("a", 3, 1, 2),
         first("a", 4, 0, 2), first("b", 4, 1, 2),
     ]  # fmt: skip

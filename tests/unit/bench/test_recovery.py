@@ -1,4 +1,4 @@
-"""The recovery benchmark's ratios and commands; and that its processes are found and end."""
+"""Ratios and commands of the recovery benchmark; search for its processes and their end."""
 
 from __future__ import annotations
 

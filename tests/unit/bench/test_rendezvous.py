@@ -1,4 +1,4 @@
-"""The rendezvous benchmark's judgement and summary; its forked members with stand-in handlers."""
+"""Verdict and summary of the rendezvous benchmark; forked members with fake handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart's files agree with each other and with what they are made from; no helm needed."""
+"""Consistency of the chart's files with each other and with their sources; no helm needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resolve(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_paths(schema: dict[str, Any], path: str = "") -> Iterator[str]:
-    """Every value that the schema knows; what Kubernetes defines is one value."""
+    """Yield every value in the schema; types defined by Kubernetes count as one value."""
     for name, found in schema["properties"].items():
         here = f"{path}.{name}".lstrip(".")
         inner = resolve(found)
@@ -60,7 +60,7 @@ def objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def test_the_schema_leaves_no_object_with_known_fields_open() -> None:
-    # A field of Kubernetes' own that the schema does not name must remain possible here.
+    # Kubernetes fields that the schema does not name must remain possible here.
     allowed = {"/$defs/topologySpreadConstraints/items"}
     left_open = {
         p for p, found in objects(SCHEMA) if found.get("additionalProperties") is not False
@@ -108,7 +108,7 @@ def queries() -> list[str]:
 
 
 def exposed() -> set[str]:
-    """The series of the operator's metrics, by the names that Prometheus stores."""
+    """Return the series of the operator's metrics, by the names that Prometheus stores."""
     return {
         name
         for family in Metrics().registry.collect()

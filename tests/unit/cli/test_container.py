@@ -1,4 +1,4 @@
-"""The trainer container as a process: command, environment, folder, and what is wrong with them."""
+"""Trainer container as a process: command, environment, folder, and their errors."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_workers_of_a_node_are_what_a_pod_would_have(
 def test_torchrun_is_taken_out_as_in_a_pod(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "python3").symlink_to(sys.executable)
-    path = {"PATH": str(tmp_path)}  # where there is no torchrun
+    path = {"PATH": str(tmp_path)}  # without torchrun
     found = trainer(job(command=["torchrun", "train.py", "--lr=1"]), tmp_path, path, "/other")
     assert found.argv == ("python3", "-u", "train.py", "--lr=1")
     assert found.interpreter == str(tmp_path / "python3")
@@ -182,7 +182,7 @@ def odd_python(folder: Path, name: str = "snake") -> Path:
 
 @pytest.mark.parametrize("named", ["python", "python3", "python3.9", "/opt/conda/bin/python"])
 def test_an_interpreter_that_was_named_runs_the_script(tmp_path: Path, named: str) -> None:
-    """Whatever the command calls Python, and whatever the interpreter itself is called."""
+    """The command's name for Python and the interpreter's own name do not matter."""
     snake = odd_python(tmp_path)
     wanted = job(command=[named, "-c", "pass"])
     found = trainer(wanted, tmp_path, PATH, "/other", interpreter(str(snake)))

@@ -1,4 +1,4 @@
-"""`elasticjob convert`: whole manifests against what they became, kept beside them."""
+"""`elasticjob convert`: whole manifests against their expected conversions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convert(*arguments: str | Path, text: str = "") -> Result:
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """The least PyTorchJob, as changed by a test."""
+    """Return a minimal PyTorchJob with a test's changes."""
     container = {"name": "pytorch", "image": "i", "command": ["torchrun", "train.py"]}
     template = {"spec": {"containers": [container]}}
     return {
@@ -45,14 +45,14 @@ def trainer(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(document: Any) -> str:
-    """What is said of a document that cannot be converted."""
+    """Return the message about a document that cannot be converted."""
     result = convert("-", text=yaml.safe_dump(document))
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     return result.stderr
 
 
 def converted(document: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The one job that a document became, and the remarks."""
+    """Return the one job that a document became, and the remarks."""
     result = convert("-", text=yaml.safe_dump(document))
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = yaml.safe_load(result.stdout)

@@ -1,4 +1,4 @@
-"""The demo's timeline: who looked how, from when until when."""
+"""Demo's timeline: the interval of each member's appearance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticjob explain`: what is read with kubectl, or from the disk, and what is said of it."""
+"""`elasticjob explain`: reading with kubectl or from the disk, and its output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(answer.read_text())
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubectl that answers from files of this folder, one a resource, and notes its calls."""
+    """Make a kubectl that answers from files in this folder, and records its calls."""
     program = tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
     program.write_text(KUBECTL.format(python=sys.executable, folder=str(tmp_path)))
@@ -65,7 +65,7 @@ NODES = [node(ready="False")]
 
 
 def stored() -> tuple[ElasticJob, list[str]]:
-    """A job as the operator writes it, and what its status says."""
+    """Return a job as the operator writes it, and its status's explanation."""
     a_job = job(minNodes=1, maxNodes=3)
     nodes = {raw["metadata"]["name"]: node_of(raw) for raw in NODES}
     pods = tuple(pod for raw in PODS if (pod := observed_pod(raw, "trainer", nodes)) is not None)
@@ -220,7 +220,7 @@ def explained() -> list[str]:
 @pytest.mark.parametrize(
     ("phase", "held", "said"),
     [
-        (Phase.SUSPENDED, False, INTERRUPTED),  # nobody can set runPolicy.suspend here
+        (Phase.SUSPENDED, False, INTERRUPTED),  # runPolicy.suspend cannot be set here
         (Phase.SUSPENDED, True, INTERRUPTED),
         (None, True, JUST_BEGUN),
         (None, False, ABANDONED),

@@ -1,4 +1,4 @@
-"""A local pod has the grace that a cluster's has, which is also what its members are told."""
+"""Grace period of a local pod: equal to a cluster pod's and to the one in its members' bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 
 
 class RecordingKubelet:
-    """Has one pod, and notes with what grace it is deleted."""
+    """Kubelet with one pod, which records the grace period of its deletion."""
 
     def __init__(self, folder: Path) -> None:
         files = PodFiles("job-0", UID, 1, folder / "sock", folder / "logs")

@@ -1,4 +1,4 @@
-"""Following files that grow, and finding a rank's own."""
+"""Following of growing files, and the search for a rank's log."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_rotated_file_is_read_from_its_start(tmp_path: Path) -> None:
 
 
 def test_what_was_rotated_away_is_read_first(tmp_path: Path) -> None:
-    """A worker's log keeps its head, a container's the newest; both may have lost lines."""
+    """A worker's log keeps its head, a container's log its tail; both may have lost lines."""
     path = tmp_path / "log"
     (tmp_path / "log.1").write_text("b\nha")
     path.write_text("lf\nc\n")

@@ -1,4 +1,4 @@
-"""What becomes of errors that no command handles."""
+"""Errors that no command handles."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_sigint() -> Iterator[None]:
-    """`main` leaves Ctrl-C to the system: the process ends with it."""
+    """Restore SIGINT: `main` sets its default action, which ends the process."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""The kubelet of a local job, where its run ends under it."""
+"""Kubelet of a local job, when its run ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kubelet(group: asyncio.TaskGroup, folder: Path) -> Kubelet:
 def test_what_comes_while_the_run_ends_is_dropped_in_silence(
     tmp_path: Path, by_error: bool
 ) -> None:
-    """A coroutine that is never awaited would be told of on the user's screen."""
+    """A coroutine that is never awaited would cause a warning on the user's screen."""
 
     async def ends() -> None:
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Output that cannot be written ends no run: it is dropped, and whoever asks learns of it."""
+"""Unwritable output: it does not end the run, is dropped, and its failure can be queried."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_full_disk_is_borne(tmp_path: Path) -> None:
             screen.flush()
         assert not screen.gone
         with pytest.raises(OSError, match="No space"):
-            full.close()  # what is left in the buffer is not ours to lose
+            full.close()  # the rest of the buffer may be lost
 
 
 def test_what_is_asked_of_the_file_is_answered_by_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is shown of a job's training, from the files that its workers leave."""
+"""Training progress shown for a job, from the files that its workers leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticjob_cli.local.snapshot import read_progress
 
 
 def tell(logs: Path, pod: str, number: int, at: int, **told: float) -> None:
-    """Rank 0 of a pod in a round writes its progress, or, without any, only begins."""
+    """Write the progress of a pod's rank 0 in a round; without values, only its folder."""
     folder = logs / pod / "workers" / "uid" / f"round_{number}" / "0"
     folder.mkdir(parents=True)
     if told:

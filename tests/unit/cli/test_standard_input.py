@@ -1,4 +1,4 @@
-"""`-` as a manifest: what comes from standard input, and what is said of it."""
+"""Manifest `-`: input from standard input, and messages about it."""
 
 from __future__ import annotations
 

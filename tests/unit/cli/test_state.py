@@ -1,4 +1,4 @@
-"""The folders of local jobs: whose they are, and who may have them."""
+"""Folders of local jobs: ownership and access."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_job_is_held_by_one_runner_at_a_time() -> None:
     first.release()
     assert not second.running()
     second.acquire()
-    assert second.run() is None  # what the last run left is cleared away
+    assert second.run() is None  # leftovers of the last run are removed
     second.release()
 
 

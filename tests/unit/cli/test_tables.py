@@ -1,4 +1,4 @@
-"""What `get` prints, in the columns of the CRD."""
+"""Output of `get`, in the columns of the CRD."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_lost_node_has_neither_rank_nor_exit() -> None:
 
 
 def test_each_line_of_a_message_is_a_line() -> None:
-    """So that all of them are indented where the rest is."""
+    """Every line of a message gets the common indentation."""
     failure = FirstFailure(round=2, pod="a-1", class_="UserError", message="ValueError: x\nmore\n")
     assert failure_lines(failure)[1:] == ["ValueError: x", "more"]
 

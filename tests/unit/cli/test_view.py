@@ -1,4 +1,4 @@
-"""What `elasticjob run` prints, line by line and as a picture."""
+"""Output of `elasticjob run`, line by line and as a picture."""
 
 from __future__ import annotations
 

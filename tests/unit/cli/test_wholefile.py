@@ -1,4 +1,4 @@
-"""A user's file is there whole, or what was there before is."""
+"""Atomic writes of a user's file: the whole new content or the old one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_pipe_is_given_the_content(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is mounted alone into a container."""
+    """A file that is mounted alone into a container cannot be replaced."""
 
     def busy(*_: object) -> None:
         raise OSError(errno.EBUSY, "Device or resource busy")

@@ -1,4 +1,4 @@
-"""The image archives that we write ourselves."""
+"""Image archives written by the test cluster."""
 
 from __future__ import annotations
 

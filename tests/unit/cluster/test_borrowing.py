@@ -1,4 +1,4 @@
-"""Who takes a cluster down, and which cluster is meant."""
+"""Removal of a shared cluster, and selection of an existing one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cluster.borrowing import Ledger, named
 
 ME = os.getpid()
 MY_PARENT = os.getppid()
-NOBODY = 2**22 + 1  # more than the kernel gives
+NOBODY = 2**22 + 1  # more than the kernel's maximum
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What kind and the pod network are told."""
+"""Settings of kind and the pod network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put back on the machine."""
+"""Restoration of the machine's settings."""
 
 from __future__ import annotations
 

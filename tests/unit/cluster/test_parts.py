@@ -1,4 +1,4 @@
-"""The parts in the cache, and what is pinned."""
+"""Cached parts of the cluster, and pinned versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build inside an image learns of the machine's pip settings."""
+"""Machine's pip settings for builds inside an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before runc where CAP_SYS_RESOURCE is lacking."""
+"""Wrapper of runc for machines without CAP_SYS_RESOURCE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides whether an image must be built again."""
+"""Cache keys of images."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ FOLDER = "/tmp/corpus-abcdefgh"
 
 
 def record(seed: int) -> dict[str, Any]:
-    """A worker that has imported its package."""
+    """Return the record of a worker that has imported its package."""
     return {
         "pid": 1000 + seed,
         "unseeded": {"random": 0.5 + seed, "uuid": f"id-{seed}", "hash of a text": seed},
@@ -48,7 +48,7 @@ def record(seed: int) -> dict[str, Any]:
 
 
 def run() -> dict[str, Any]:
-    """A cold run of two rounds with two workers."""
+    """Return a cold run of two rounds with two workers."""
     imported = {f"{number}-{rank}-imported": record(number * 2 + rank)
                 for number in (1, 2) for rank in (0, 1)}  # fmt: skip
     used = {name.replace("imported", "used"): copy.deepcopy(one) for name, one in imported.items()}
@@ -64,7 +64,7 @@ def run() -> dict[str, Any]:
 
 
 def other_run() -> dict[str, Any]:
-    """Another run of the same, in which all differs that always does."""
+    """Return another run of the same package with all differences that runs always show."""
     text = repr(run()).replace("corpus-abcdefgh", "corpus-zyxwvuts")
     text = (
         text.replace("tmpabcd1234", "tmp_99zz88x")
@@ -88,7 +88,7 @@ def test_two_runs_of_the_same_show_no_difference() -> None:
 
 
 def each(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """The change made to every worker of a run."""
+    """Return the change, applied to every worker of a run."""
 
     def made(found: dict[str, Any]) -> None:
         for one in found["workers"].values():

@@ -1,4 +1,4 @@
-"""The manifest, the verdicts on packages, and the page that shows them."""
+"""Manifest, verdicts on packages, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_was_not_run_is_said() -> None:
 
 
 def test_the_page_is_made_from_what_was_measured() -> None:
-    """After a change of either: python -m tests.corpus --page."""
+    """Command that updates the page: python -m tests.corpus --page."""
     assert PAGE.read_text() == page(packages(), measured())
 
 

@@ -1,4 +1,4 @@
-"""The elastic parts of the digits example, each by itself."""
+"""Elastic parts of the digits example, each by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is born too late for the launcher hears of it, and who was in time is known."""
+"""Workers forked by the standby: late births are refused, timely ones are known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_that_comes_later_cannot_tell_it_any_more(
     with told, tell:
         found = born(told, time.monotonic())
         assert found == f"the standby did not fork within {FORK_SECONDS:g} s"
-        # From that moment on, not only once the launcher has closed its end.
+        # From that moment on, not only after the launcher has closed its end.
         with pytest.raises(BrokenPipeError):
             tell.send(b"4242 ")
 

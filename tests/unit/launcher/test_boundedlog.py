@@ -1,4 +1,4 @@
-"""Log files within their bound, whatever is written to them."""
+"""Size limits of log files, for any input."""
 
 from __future__ import annotations
 

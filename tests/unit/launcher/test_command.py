@@ -1,4 +1,4 @@
-"""Which commands can be forked, and what is said of those that cannot."""
+"""Commands that can be forked, and the reasons given for the others."""
 
 from __future__ import annotations
 

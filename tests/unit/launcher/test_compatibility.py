@@ -1,6 +1,6 @@
-"""The launcher runs on any Python from 3.8 on, with the standard library alone, as one file.
+"""Launcher's compatibility: one file, any Python from 3.8 on, standard library alone.
 
-So does what a training script may import.
+The modules for training scripts follow the same rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.unit.disk import room
 
 SOURCES = sorted(Path(launcher.__file__).parent.glob("*.py"))
 LIBRARY = sorted(Path(elasticjob.__file__).parent.glob("*.py"))
-# Newer than 3.8: an attribute or name that must not be used.
+# Attributes and names newer than 3.8, which must not be used.
 NEWER_NAMES = {
     # os, signal, fcntl, subprocess
     "pidfd_open", "waitstatus_to_exitcode", "pidfd_send_signal", "F_SETPIPE_SZ", "F_GETPIPE_SZ",
@@ -48,7 +48,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def type_checking_only(tree: ast.Module) -> set[ast.AST]:
-    """Nodes below `if TYPE_CHECKING:`, which never run."""
+    """Return nodes below `if TYPE_CHECKING:`, which never run."""
     return {
         node
         for block in ast.walk(tree)
@@ -58,7 +58,7 @@ def type_checking_only(tree: ast.Module) -> set[ast.AST]:
 
 
 def in_annotations(tree: ast.Module) -> set[ast.AST]:
-    """Nodes in annotations, which `from __future__ import annotations` leaves unevaluated."""
+    """Return nodes in annotations, left unevaluated by `from __future__ import annotations`."""
     roots: list[ast.AST | None] = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.AnnAssign, ast.arg)):
@@ -69,10 +69,10 @@ def in_annotations(tree: ast.Module) -> set[ast.AST]:
 
 
 def named(node: ast.AST) -> list[str]:
-    """The names that a node uses; a subscripted one carries brackets."""
+    """Return the names that a node uses; a subscripted one carries brackets."""
     match node:
         case ast.Attribute(value=ast.Name(id="os"), attr="readlink" | "walk" | "chdir"):
-            return []  # newer elsewhere alone
+            return []  # newer only elsewhere
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return [name]
         case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
@@ -150,7 +150,7 @@ def test_a_volume_that_is_full_keeps_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_an_older_python_is_told_what_is_wrong() -> None:
-    """Where not even the launcher's syntax is understood; here a newer one plays the older."""
+    """Older Pythons do not even parse the launcher's syntax; a newer one plays the older here."""
     ast.parse(MAIN, feature_version=(3, 4))
     older = f"import sys; sys.version_info = (3, 7, 16)\n{MAIN}"
     ran = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Identifiers that an import draws, found by the standby in the loaded modules."""
+"""Random identifiers drawn by an import, found by the standby in the loaded modules."""
 
 from __future__ import annotations
 

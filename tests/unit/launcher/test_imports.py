@@ -1,4 +1,4 @@
-"""What a program imports, read from its sources."""
+"""Imports of a program, read from its sources."""
 
 from __future__ import annotations
 

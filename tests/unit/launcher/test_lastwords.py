@@ -1,4 +1,4 @@
-"""What is told of a worker's standard error: its end, and how its traceback began."""
+"""Excerpts of a worker's standard error: its tail, and the head of its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between workers, and what a standby's launcher remembers."""
+"""Import records of workers, and the launcher's memory of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of its kills for memory, in both versions of cgroups."""
+"""Kernel's out-of-memory counters, in both versions of cgroups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"
 
 
 def group(tmp_path: Path, own: str, **files: str) -> MemoryGroup:
-    """The mount as a folder; `files` are named with `__` for `/`."""
+    """Make the mount as a folder; `files` are named with `__` for `/`."""
     mount = tmp_path / "cgroup"
     mount.mkdir()
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Writers that nobody has to wait for."""
+"""Non-blocking writers of output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elasticjob_agent.launcher.output import PIECE_BYTES, QUEUE_BYTES, Target, W
 
 
 class Gate(Target):
-    """Takes what is written once it is opened."""
+    """Target that accepts writes once it is opened."""
 
     def __init__(self) -> None:
         self.open = threading.Event()

@@ -1,4 +1,4 @@
-"""What a prober is told, and the signature that makes it trustworthy."""
+"""Answers to probes, and their signature."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_signature_covers_nonce_and_body() -> None:
     told = answer({"nonce": NONCE}, KEY, BODY)
     expected = hmac.new(KEY, NONCE.encode() + CANONICAL, hashlib.sha256).hexdigest()
     assert told == {**BODY, "hmac": expected}
-    assert signature(KEY, NONCE, told) == expected  # a prober passes the answer as it came
+    assert signature(KEY, NONCE, told) == expected  # a prober passes the answer on unchanged
     assert signature(KEY, NONCE, {**told, "workers": 0}) != expected
     assert signature(KEY, "f" * 16, told) != expected
     assert signature(b"other", NONCE, told) != expected

@@ -1,4 +1,4 @@
-"""Which folders a program puts in front of `sys.path`, read from its source."""
+"""Folders that a program puts in front of `sys.path`, read from its source."""
 
 from __future__ import annotations
 

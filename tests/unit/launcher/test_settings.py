@@ -1,4 +1,4 @@
-"""The launcher's settings: defaults, and errors that name the variable and the fix."""
+"""Launcher's settings: defaults, and errors that name the variable and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's side of the standby: when it is started again, given up, and tried once more."""
+"""Launcher's side of the standby: restart, failure, and the second attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_agent.launcher.standby import MOST_REFUSALS, MOST_STARTS, REST_S
 
 
 class Due:
-    """A timer of the loop below."""
+    """Timer of the loop below."""
 
     def __init__(self, seconds: float, action: Callable[[], object]) -> None:
         self.seconds = seconds
@@ -27,7 +27,7 @@ class Due:
 
 
 class Loop:
-    """Keeps what is due, and does it when it is told to."""
+    """Event loop that runs its timers on request."""
 
     def __init__(self) -> None:
         self.timers: list[Due] = []
@@ -41,7 +41,7 @@ class Loop:
 
 
 class Process:
-    """A standby's process that obeys the test."""
+    """Standby process controlled by the test."""
 
     made: list[Process] = []  # noqa: RUF012
     pid = 0
@@ -73,7 +73,7 @@ def loop() -> Loop:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch, loop: Loop) -> list[tuple[bool, str]]:
-    """What a standby that was asked for has said of itself."""
+    """Return the states reported by a requested standby."""
     monkeypatch.setattr(standbys, "StandbyProcess", Process)
     monkeypatch.setattr(Process, "made", [])
     found: list[tuple[bool, str]] = []

@@ -1,4 +1,4 @@
-"""A process that was started without streams has some that lead nowhere, and so have its own."""
+"""Standard streams of a process started without any: they are opened on /dev/null."""
 
 from __future__ import annotations
 

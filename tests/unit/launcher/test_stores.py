@@ -1,4 +1,4 @@
-"""The end of a store whose port rank 0 is to bind."""
+"""End of a store whose port rank 0 is to bind."""
 
 from __future__ import annotations
 

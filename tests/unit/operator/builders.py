@@ -30,7 +30,7 @@ def later(seconds: float) -> datetime:
 
 
 def manifest(**spec: Any) -> dict[str, Any]:
-    """A valid manifest with these fields of the spec set."""
+    """Return a valid manifest with these fields of the spec set."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python3", "train.py"]}
     fields = {"maxNodes": 4, "template": {"spec": {"containers": [container]}}}
     return {
@@ -42,7 +42,7 @@ def manifest(**spec: Any) -> dict[str, Any]:
 
 
 def job(status: Status | None = None, deleted: bool = False, **spec: Any) -> ElasticJob:
-    """A job with these fields of the spec (camelCase); `nodes` is maxNodes unless given."""
+    """Return a job with these fields of the spec (camelCase); `nodes` is maxNodes unless given."""
     spec.setdefault("nodes", spec.get("maxNodes", 4))
     parsed = parse_manifest(manifest(**spec))
     if deleted:
@@ -52,7 +52,7 @@ def job(status: Status | None = None, deleted: bool = False, **spec: Any) -> Ela
 
 
 class PodBuilder:
-    """A pod that runs, is Ready and sits on a good machine, until told otherwise."""
+    """Builder of a pod that, by default, runs, is Ready and is on a healthy node."""
 
     def __init__(self, index: int, generation: int = 0) -> None:
         name = f"job-{index}"
@@ -84,7 +84,7 @@ class PodBuilder:
         return self._with(phase=PodPhase.FAILED, ready=False, created_at=ago(seconds))
 
     def stillborn(self, seconds: float = 0, message: str = "") -> Self:
-        """Ended this long ago, without having been able to start."""
+        """Make the pod end this long ago, without having been able to start."""
         return self._with(
             phase=PodPhase.FAILED,
             ready=False,
@@ -108,7 +108,7 @@ class PodBuilder:
         return self._with(terminating=True)
 
     def taken(self, end: PodEnd, message: str) -> Self:
-        """By what took the pod, and what it said."""
+        """Set the disruption that ended the pod, and its message."""
         return self._with(end=end, end_message=message)
 
     def on(self, state: NodeState) -> Self:
@@ -127,7 +127,7 @@ def running(count: int) -> tuple[Pod, ...]:
 
 
 def final_round(count: int, number: int = 1, **changes: Any) -> RendezvousView:
-    """A final round of job-0 … in order of rank."""
+    """Return a final round of job-0 … in order of rank."""
     members = tuple(
         MemberView(f"job-{index}", "running", f"node-{index}", index, number)
         for index in range(count)

@@ -1,4 +1,4 @@
-"""Pod and Node objects as an API server shows them, for the tests of what is read of them."""
+"""Pod and Node objects as returned by an API server, for the tests of their parsing."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def terminated(
 
 
 def start_error(message: str) -> Json:
-    """As containerd says it when the command could not be executed."""
+    """Return containerd's state for a command that could not be executed."""
     state = terminated(128, "StartError", message)
     state["terminated"]["startedAt"] = "1970-01-01T00:00:00Z"
     return state
 
 
 class RawPod:
-    """A pod that has just been created, with the three containers that it gets."""
+    """Builder of a newly created pod, with its three containers."""
 
     def __init__(self, index: int = 2, generation: int = 0) -> None:
         self.raw: Json = {
@@ -113,7 +113,7 @@ class RawPod:
         return found
 
     def says(self, *conditions: Json) -> Self:
-        """With these conditions, each in the place of the one of its type."""
+        """Set these conditions, each replacing the one of its type."""
         kinds = {found["type"] for found in conditions}
         kept = [found for found in self.status.get("conditions", []) if found["type"] not in kinds]
         self.status["conditions"] = [*kept, *conditions]
@@ -125,7 +125,7 @@ class RawPod:
         )
 
     def starting(self) -> Self:
-        """On its node, its containers not yet begun."""
+        """Place the pod on its node, with its containers not yet begun."""
         self.raw["spec"]["nodeName"] = "node-a"
         self.status["initContainerStatuses"] = [
             container(name, waiting("PodInitializing"))
@@ -141,7 +141,7 @@ class RawPod:
         )
 
     def prepared(self) -> Self:
-        """Its init containers have done their work, and the agent runs."""
+        """Complete the init containers and start the agent."""
         return (
             self.starting()
             .has("elasticjob-launcher", terminated(0, since=SCHEDULED, ended=PREPARED))
@@ -151,7 +151,7 @@ class RawPod:
         )
 
     def runs(self) -> Self:
-        """All containers run, the agent not yet a member."""
+        """Start all containers; the agent is not yet a member."""
         self.prepared().has("trainer", running()).has("logger", running())
         self.status["phase"] = "Running"
         return self
@@ -160,7 +160,7 @@ class RawPod:
         return self.runs().says(condition("Ready", True, READY))
 
     def has(self, name: str, state: Json, **more: Any) -> Self:
-        """With this container in this state."""
+        """Set the state of this container."""
         for field in ("initContainerStatuses", "containerStatuses"):
             for found in self.status[field]:
                 if found["name"] == name:
@@ -168,7 +168,7 @@ class RawPod:
         return self
 
     def unready(self, since: datetime = ENDED) -> Self:
-        """No longer Ready, from this time on."""
+        """Make the pod not Ready from this time on."""
         return self.says(condition("Ready", False, since, reason="ContainersNotReady"))
 
     def phase(self, phase: str, **more: str) -> Self:
@@ -189,7 +189,7 @@ class RawPod:
 
 
 def node(ready: str = "True", unschedulable: bool = False, taints: tuple[Json, ...] = ()) -> Json:
-    """A Node object; `ready` is the status of its condition."""
+    """Return a Node object; `ready` is the status of its condition."""
     cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     all_taints = [*copy.deepcopy(taints), *([cordon] if unschedulable else [])]
     return {

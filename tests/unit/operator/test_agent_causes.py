@@ -1,4 +1,4 @@
-"""Who went, and which rounds began because of it: the agents only know that somebody waits."""
+"""Causes of rounds on torch's backends: the agents only know that members wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking agents: real HTTP servers in this process, and a clock of the test's."""
+"""Polling of agents: real HTTP servers in this process, and a clock of the test's."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def answer(member: str, number: int, state: RoundState = RoundState.FINAL) -> by
 
 @dataclass
 class Server:
-    """Answers each request with the bytes of `reply`; `heard` are the requests."""
+    """Server that answers each request with `reply`; `heard` holds the requests."""
 
     reply: bytes
     port: int = 0
     heard: list[bytes] = field(default_factory=list)
     held: asyncio.Event | None = None
-    """No reply before it is set."""
+    """Event that delays the reply until it is set."""
 
     def says(self, body: bytes, status: str = "200 OK") -> None:
         self.reply = f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode() + body
@@ -163,7 +163,7 @@ def test_what_changes_wakes_and_what_ends_is_forgotten(monkeypatch: pytest.Monke
 
 
 def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator that starts would take the slow ones for lost."""
+    """A starting operator would consider the slow ones lost."""
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ def test_some_of_the_agents_are_not_the_whole(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_put_together_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One job's agents have no word in what becomes of the others."""
+    """Answers of one job's agents must not affect the other jobs."""
     monkeypatch.setattr(agent_status, "PERIOD_SECONDS", 0.01)
     monkeypatch.setattr(agent_status, "LEAST_PERIOD_SECONDS", 0.0)
     woken: list[str] = []
@@ -227,7 +227,7 @@ def test_what_cannot_be_put_together_ends_nothing(
 
 
 async def until(so: Callable[[], bool]) -> None:
-    """Polls; the scenario has the deadline."""
+    """Poll until the condition holds; the scenario has the deadline."""
     while not so():
         await asyncio.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""The rendezvous of jobs on torch's backends, from what their agents and pods tell."""
+"""Rendezvous of jobs on torch's backends, from the reports of their agents and pods."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_rounds_that_only_earlier_agents_knew_are_kept(
 
 
 def test_a_resumed_job_shows_nothing_of_the_gang_before() -> None:
-    """Its rounds are counted from one, and each of them is to be told."""
+    """Rounds of the resumed job are counted from one, and each of them is to be reported."""
     trained = next_status(c10d(), observed(*running(1)), final_round(1), NOW)
     trained = trained.model_copy(update={"rounds": _rounds(1, 2), "restarts": 1})
     stopped = view_of(c10d(trained, runPolicy={"suspend": True}))

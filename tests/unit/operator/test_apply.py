@@ -1,4 +1,4 @@
-"""Carrying out a plan, against an API server whose answers the test plays."""
+"""Application of a plan, against an API server whose answers the test plays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.operator.builders import NOW, job, observed
 
 
 class Vanishing:
-    """The name is taken when a pod is made, and nobody's when one looks."""
+    """API server whose pod name is taken at creation and absent at the next read."""
 
     async def create(self, *_: object, **__: object) -> None:
         raise AlreadyExists("create pods", "pods job-0 already exists")
@@ -35,7 +35,7 @@ class Vanishing:
 
 
 def test_a_name_that_was_taken_a_moment_ago_is_tried_again() -> None:
-    """A stranger's pod wakes nobody when it goes."""
+    """The end of a foreign pod triggers no reconcile."""
     played: Any = Vanishing()
     applier = Applier(played, played, PodSettings("sidecar:1"), Metrics(), lambda: NOW)
     memory = JobMemory(JobKey("default", "job"), "job-uid")

@@ -1,4 +1,4 @@
-"""What is due for etcd's certificates, and that what is made is what was decided on."""
+"""Due changes of etcd's certificates, and their execution."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_year_of_daily_runs_renews_etcds_certificate_alone() -> None:
 
 
 def test_an_authority_lives_and_is_followed_without_a_day_of_doubt() -> None:
-    """Daily for thirteen years: whoever took the bundle at most a day ago trusts etcd today."""
+    """Daily for thirteen years: a client with a bundle of at most a day ago trusts etcd today."""
     data, _ = renewed({}, NOW)
     seen: list[tuple[int, Work]] = []
     trusted = [trusted_keys(data)]
@@ -219,7 +219,7 @@ def test_a_certificate_never_outlives_its_authority() -> None:
 
 
 def test_two_authorities_have_different_names() -> None:
-    """A chain is looked for by name first: TLS libraries differ in what they do with two of one."""
+    """A chain is searched by name first: TLS libraries differ when two authorities share one."""
     made = [authority.new_authority(NOW).cert for _ in range(2)]
     subjects = {x509.load_pem_x509_certificate(cert).subject for cert in made}
     assert len(subjects) == 2

@@ -1,4 +1,4 @@
-"""Service, budget and Secret of a job, and whose an object is."""
+"""Service, budget and Secret of a job, and the ownership of objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks that differ: the API server's from the operator's, and a node's from both."""
+"""Clock skew: between the API server and the operator, and between a node and both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 
 def answer(at: float) -> dict[str, str]:
-    """What a server says whose clock shows `at`: seconds since 1970."""
+    """Return the headers of a server whose clock shows `at`: seconds since 1970."""
     return {"Date": formatdate(int(at), usegmt=True)}
 
 
@@ -55,7 +55,7 @@ def test_an_answer_without_a_time_changes_nothing(said: str) -> None:
 
 @pytest.mark.parametrize("told", [later(HOUR), ago(HOUR), ago(1)], ids=["ahead", "behind", "alike"])
 def test_a_node_whose_clock_is_wrong_delays_nobody(told: datetime) -> None:
-    """The second launch failure in a row holds the next pod up for two seconds."""
+    """The second consecutive launch failure delays the next pod by two seconds."""
     first = pod(0).stillborn(30, "no python3").get()
     second = replace(pod(1).stillborn(2).get(), ended_at=told)
     seen: dict[str, datetime] = {}

@@ -1,4 +1,4 @@
-"""The trainer's command behind the launcher: interpreters, shells, nested launchers."""
+"""Trainer's command behind the launcher: interpreters, shells, nested launchers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PYZ = "/elasticjob/launcher.pyz"
 
 
 def run(text: str, workers: int = 1) -> tuple[str, str]:
-    """The launcher's interpreter and what it starts, for a command given as one line."""
+    """Return the launcher's interpreter and the started command, for a command line."""
     found = wrapped(text.split(), (), workers)
     assert found.command[1:3] == (PYZ, "--")
     assert found.args == ()

@@ -1,4 +1,4 @@
-"""Where a round's time went, in numbers and in words."""
+"""Time costs of a round, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def test_the_parts_come_in_the_order_in_which_they_pass() -> None:
 
 def test_the_parts_that_are_told_add_up_to_the_recovery() -> None:
     assert recovery_text(WHOLE) == (
-        "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms; "
-        "the first step 1200 ms later"
+        "detect 5 ms, stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms; first step 1200 ms later"
     )
     joined = WHOLE.model_copy(update={"cause": "join", "first_step_ms": None})
     assert recovery_text(joined) == "stop 10 ms, join 20 ms, confirm 30 ms, start 400 ms"

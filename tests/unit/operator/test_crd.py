@@ -1,4 +1,4 @@
-"""The generated CRD: current, structural, and as strict as the models."""
+"""Generated CRD: current, structural, and as strict as the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failure the status shows where agents took their records with them."""
+"""First failure in the status when agents took their records with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KILLED = FirstFailure(round=1, pod="job-1", rank=1, signal=9, class_="Signal")
 
 
 def shown(kind: FailureClass, number: int, cause: str, known: FirstFailure | None) -> str:
-    """The pod of the failure that is shown, when job-0 recorded one of that class."""
+    """Return the pod of the shown failure, when job-0 recorded one of that class."""
     rounds = (RoundView(number, "start", 2), RoundView(number + 1, cause, 2))
     failure = FailureView(number, "job-0", rank=0, exit_code=1, kind=kind.value)
     view = final_round(2, number + 1, rounds=rounds, first_failure=failure)

@@ -1,4 +1,4 @@
-"""How many pods a drain must leave."""
+"""Minimum number of pods that a drain must leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pods say of a round and of a failure stays known when they are gone."""
+"""Evidence from pods about a round and a failure: it is kept after the pods are gone."""
 
 from __future__ import annotations
 

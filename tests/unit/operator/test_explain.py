@@ -1,4 +1,4 @@
-"""What is said of a job in every situation: whole sentences, plain words, one story."""
+"""Explanation of a job in every situation: whole sentences, plain words, one story."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SEEN_LOST = replace(JOINED, cause="loss")
 
 
 def said(here: Observed, before: Status | None = None, **spec: Any) -> str:
-    """What the operator writes of a job, from what it sees of it."""
+    """Return the operator's explanation of a job, from its observation."""
     a_job = job(status=before, **{**JOB, **spec})
     status = next_status(a_job, here, here.rendezvous, NOW)
     told = a_job.model_copy(update={"status": status})
@@ -110,7 +110,7 @@ def trained(**changes: Any) -> RendezvousView:
 
 
 def with_waiting(count: int, *names: str) -> RendezvousView:
-    """A final round of that many, and these that have come since."""
+    """Return a final round of `count` members, and these newcomers."""
     view = final_round(count)
     more = tuple(MemberView(name, "waiting") for name in names)
     return replace(view, members=(*view.members, *more), waiting=len(names))
@@ -131,65 +131,66 @@ def refused(obstacle: Obstacle, message: str) -> Observed:
 PENDING = {
     "nothing yet": (
         observed(),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); its pods are not "
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); its pods are not "
         "created yet.",
     ),
     "unschedulable": (
         observed(*(stuck(index, Obstacle.UNSCHEDULABLE, GPU) for index in range(5))),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0, job-1, job-2, "
-        "job-3 and job-4 are Pending: node(s) had untolerated taint {team: b}, Insufficient "
-        "nvidia.com/gpu. Free or add machines that fit, or let the template ask for less.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0, job-1, "
+        "job-2, job-3 and job-4 are Pending: node(s) had untolerated taint {team: b}, "
+        "Insufficient nvidia.com/gpu. Free or add machines that fit, or reduce the template's "
+        "requests.",
     ),
     "image": (
         observed(
             stuck(0, Obstacle.IMAGE, "container trainer with image x:1: ErrImagePull: not found")
         ),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is without its "
-        "image: container trainer with image x:1: ErrImagePull: not found. Correct the image's "
-        "name, or give it the pull secret that it needs.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0 is without "
+        "its image: container trainer with image x:1: ErrImagePull: not found. Correct the "
+        "image's name, or add the pull secret it needs.",
     ),
     "config": (
         observed(stuck(0, Obstacle.CONFIG, 'container trainer: secret "data" not found')),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is not "
-        'startable: container trainer: secret "data" not found. Correct what the template '
-        "names: a ConfigMap, a Secret or a volume.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0 is not "
+        'startable: container trainer: secret "data" not found. Correct what the template names: '
+        "a ConfigMap, a Secret or a volume.",
     ),
     "init": (
         observed(stuck(0, Obstacle.INIT, "init container fetch: exit code 1")),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); job-0 is held up by "
-        "an init container: init container fetch: exit code 1. Look at that init container's log.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); job-0 is blocked by "
+        "an init container: init container fetch: exit code 1. See that init container's log.",
     ),
     "quota": (
         refused(Obstacle.QUOTA, "exceeded quota: gpus"),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
-        "created: exceeded quota: gpus. Raise the namespace's quota, or let the template ask for "
-        "less.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
+        "created: exceeded quota: gpus. Raise the namespace's quota, or reduce the template's "
+        "requests.",
     ),
     "refused": (
         refused(Obstacle.REFUSED, "denied by policy"),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
-        "created: denied by policy. Change what the cluster refuses, or ask who set that rule.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
+        "created: denied by policy. Change the rejected field, or ask the owner of the policy.",
     ),
     "name conflict": (
         refused(Obstacle.NAME_CONFLICT, "Service job is not this job's"),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
-        "created: Service job is not this job's. Delete what has the name, or give the job "
-        "another one.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
+        "created: Service job is not this job's. Delete the object of that name, or rename the "
+        "job.",
     ),
     "template invalid": (
         refused(Obstacle.TEMPLATE_INVALID, 'unknown field "imagee"'),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
         'created: unknown field "imagee". Suspend the job, correct spec.template and resume it.',
     ),
     "endpoint": (
         replace(refused(Obstacle.ENDPOINT, "etcd-x:2379 is not allowed"), rendezvous=UNREADABLE),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
-        "created: etcd-x:2379 is not allowed. Have the endpoint allowed in the operator's chart, "
-        "or leave rendezvous.endpoints empty.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
+        "created: etcd-x:2379 is not allowed. Allow the endpoint in the operator's chart, or "
+        "leave rendezvous.endpoints empty.",
     ),
     "backend": (
         replace(refused(Obstacle.BACKEND, "c10d is not served"), rendezvous=UNREADABLE),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
         "created: c10d is not served. Use another rendezvous.backend.",
     ),
     "etcd of another": (
@@ -197,34 +198,34 @@ PENDING = {
             refused(Obstacle.ANOTHERS_ETCD, "the operator's etcd holds the jobs of another"),
             rendezvous=UNREADABLE,
         ),
-        "Not training yet: 0 of 5 nodes have come (at least 2 are needed); no pods can be "
-        "created: the operator's etcd holds the jobs of another. Give this cluster an etcd of its "
-        "own, or free that one if the other cluster is gone.",
+        "Not training yet: 0 of 5 nodes have joined (at least 2 are needed); no pods can be "
+        "created: the operator's etcd holds the jobs of another. Give this cluster an etcd of "
+        "its own, or free that one if the other cluster is gone.",
     ),
     "etcd unreachable": (
         observed(view=UNREADABLE),
-        "The operator learns nothing new from its etcd, so what follows is what was "
-        "known last; workers that run go on without it. Not training yet: 0 of 5 nodes have come "
-        "(at least 2 are needed); its pods are not created yet.",
+        "The operator cannot read the job's state from its etcd: the last known state follows; "
+        "running workers continue. Not training yet: 0 of 5 nodes have joined (at least 2 are "
+        "needed); its pods are not created yet.",
     ),
-    "some have come, some start": (
+    "some have joined, some start": (
         observed(
             *running(2),
             pod(2).pending().get(),
             pod(3).pending(node=None).get(),
             view=waiting("job-0"),
         ),
-        "Not training yet: 1 of 5 nodes have come (at least 2 are needed); job-1 and job-2 are "
+        "Not training yet: 1 of 5 nodes have joined (at least 2 are needed); job-1 and job-2 are "
         "starting and job-3 waits for a machine.",
     ),
-    "enough have come": (
+    "enough have joined": (
         observed(*running(3), view=waiting("job-0", "job-1", "job-2")),
-        "Not training yet: 3 of 5 nodes have come (at least 2 are needed). It begins with these "
-        "when no more has come for 30 s.",
+        "Not training yet: 3 of 5 nodes have joined (at least 2 are needed). The round starts "
+        "with these if no further node joins for 30 s.",
     ),
     "confirming": (
         observed(*running(5), view=RendezvousView(state=RendezvousState.FROZEN, round=1, nodes=5)),
-        "Not training yet: 5 nodes confirm that they take part.",
+        "Not training yet: 5 nodes are confirming the round.",
     ),
 }
 
@@ -247,7 +248,7 @@ def test_before_the_first_round(here: Observed, text: str) -> None:
 def test_while_nobody_has_reached_its_store(rendezvous: dict[str, Any], what: str) -> None:
     view = replace(waiting("job-0"), state=RendezvousState.SETUP, round=1)
     assert said(observed(*running(1), view=view), rendezvous=rendezvous) == (
-        "Not training yet: 1 of 5 nodes have come (at least 2 are needed). No agent has reached "
+        "Not training yet: 1 of 5 nodes have joined (at least 2 are needed). No agent has reached "
         f"{what} yet."
     )
 
@@ -276,9 +277,9 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Training on 4 of 5 nodes (round 2, 4 workers) because job-4 is Pending: node(s) had "
         "untolerated taint {team: b}, Insufficient nvidia.com/gpu. Free or add machines that "
-        "fit, or let the template ask for less. Last interruption: job-4 left (it was told to end) "
-        "at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 s, coming "
-        "together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s after that.",
+        "fit, or reduce the template's requests. Last interruption: job-4 left (it was told to "
+        "end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (detect 5 ms, stop 0.3 s, join "
+        "20 ms, confirm 75 ms, start 0.5 s). The first step followed 0.2 s after the start.",
     ),
     "its workers started cold": (
         observed(
@@ -289,7 +290,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         ),
         {},
         "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 was lost at "
-        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (starting 40 ms). Workers started cold on "
+        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (start 40 ms). Workers started cold on "
         "all 5 nodes: a shell.",
     ),
     "all of them warm": (
@@ -298,30 +299,30 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         ),
         {},
         "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 was lost at "
-        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (starting 40 ms).",
+        "11:59:00 UTC on 2026-01-31, recovered in 40 ms (start 40 ms).",
     ),
     "whole again after a drain": (
         observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, DRAINED, JOINED))),
         {},
-        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 left (it was told "
-        "to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (noticing 5 ms, stopping 0.3 "
-        "s, coming together 20 ms, confirming 75 ms, starting 0.5 s). The first step came 0.2 s "
-        "after that. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, with a pause of 40 ms "
-        "(starting 40 ms).",
+        "Training on all 5 nodes (round 3, 5 workers). Last interruption: job-4 left (it was "
+        "told to end) at 11:57:59 UTC on 2026-01-31, recovered in 0.9 s (detect 5 ms, stop 0.3 "
+        "s, join 20 ms, confirm 75 ms, start 0.5 s). The first step followed 0.2 s after the "
+        "start. Since then: job-4 joined at 11:59:00 UTC on 2026-01-31, with a pause of 40 ms "
+        "(start 40 ms).",
     ),
     "grown": (
         observed(*running(5), view=final_round(5, 3, rounds=(TRAINED, JOINED))),
         {},
-        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC on "
-        "2026-01-31, with a pause of 40 ms (starting 40 ms).",
+        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:59:00 UTC "
+        "on 2026-01-31, with a pause of 40 ms (start 40 ms).",
     ),
     "grown after a newcomer waited for a checkpoint": (
         observed(
             *running(5), view=final_round(5, 3, rounds=(TRAINED, replace(JOINED, detect_ms=30_000)))
         ),
         {},
-        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:58:30 UTC on "
-        "2026-01-31, with a pause of 40 ms (starting 40 ms).",
+        "Training on all 5 nodes (round 3, 5 workers). Last round: job-4 joined at 11:58:30 UTC "
+        "on 2026-01-31, with a pause of 40 ms (start 40 ms).",
     ),
     "its workers start": (
         observed(
@@ -338,7 +339,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         ),
         {},
         "Training on 4 of 5 nodes (round 1, 4 workers) because no more pods can be created: "
-        "exceeded quota: gpus. Raise the namespace's quota, or let the template ask for less.",
+        "exceeded quota: gpus. Raise the namespace's quota, or reduce the template's requests.",
     ),
     "one starts": (
         observed(*running(5), view=final_round(4)),
@@ -356,10 +357,10 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
         {},
         "Training on 4 of 5 nodes (round 1, 4 workers) because job-4 is being stopped.",
     ),
-    "one has come": (
+    "one has joined": (
         observed(*running(5), view=with_waiting(4, "job-4")),
         {},
-        "Training on 4 of 5 nodes (round 1, 4 workers). job-4 has come and will be in the next "
+        "Training on 4 of 5 nodes (round 1, 4 workers). job-4 has joined and will be in the next "
         "round.",
     ),
     "one waits for a checkpoint": (
@@ -371,14 +372,14 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "one waits for another": (
         observed(*running(4), view=with_waiting(3, "job-3")),
         {"minNodes": 1, "nodeIncrement": 2},
-        "Training on 3 of 5 nodes (round 1, 3 workers). job-3 waits for others: the job grows by "
-        "2 nodes at a time (nodeIncrement).",
+        "Training on 3 of 5 nodes (round 1, 3 workers). job-3 waits for more nodes: the job "
+        "grows by 2 at a time (nodeIncrement).",
     ),
     "a surplus": (
         observed(*running(5), view=with_waiting(4, "job-4")),
         {"nodes": 4},
-        "Training on all 4 nodes (round 1, 4 workers). job-4 stands by: the job has the nodes "
-        "that it wants.",
+        "Training on all 4 nodes (round 1, 4 workers). job-4 stands by: the job has the wanted "
+        "number of nodes.",
     ),
     "some are done": (
         observed(*running(2), view=done_first()),
@@ -388,7 +389,7 @@ RUNNING: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "too many": (
         observed(*running(5), view=trained()),
         {"nodes": 3},
-        "Training on 5 nodes (round 1, 5 workers), of which 2 are to go: 3 are wanted.",
+        "Training on 5 nodes (round 1, 5 workers), of which 2 are surplus: 3 are wanted.",
     ),
     "clamped": (
         observed(*running(5), view=trained()),
@@ -407,9 +408,8 @@ def test_in_a_round(here: Observed, spec: dict[str, Any], text: str) -> None:
 def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
     before = next_status(job(**JOB), observed(*running(5), view=trained()), trained(), NOW)
     assert said(observed(*running(5), view=UNREADABLE), before) == (
-        "The operator learns nothing new from its etcd, so what follows is what was "
-        "known last; workers that run go on without it. Training on all 5 nodes (round 1, 5 "
-        "workers)."
+        "The operator cannot read the job's state from its etcd: the last known state follows; "
+        "running workers continue. Training on all 5 nodes (round 1, 5 workers)."
     )
 
 
@@ -418,12 +418,12 @@ def test_while_etcd_cannot_be_reached_the_last_that_was_known_is_told() -> None:
 )
 def test_who_cannot_be_reached_depends_on_the_backend(backend: str, whom: str) -> None:
     text = said(observed(*running(5), view=UNREADABLE), BEFORE, rendezvous={"backend": backend})
-    assert text.startswith(f"The operator learns nothing new from {whom}, so ")
+    assert text.startswith(f"The operator cannot read the job's state from {whom}: ")
 
 
 def test_before_the_operator_has_seen_the_job() -> None:
     assert explanation(job(**JOB), ()) == (
-        "Nobody has looked at the job yet: if that lasts, see whether the operator runs and "
+        "The operator has not processed the job yet: if this lasts, check that it runs and "
         "serves this namespace.",
     )
 
@@ -443,10 +443,10 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             *running(3),
             view=forming(LOST, {"job-0": "stopping", "job-1": "waiting"}),
         ),
-        "Between two rounds, because job-2 was lost: 1 of 3 nodes have come (at least 2 are "
-        "needed); job-0 ends its workers and job-2 is starting. The latest failure, in round 1, "
-        "was of job-2: it stopped without a word, as when its machine is lost. Look at that "
-        "machine; another pod takes the place, and it cost no restart.",
+        "Between two rounds, because job-2 was lost: 1 of 3 nodes have joined (at least 2 are "
+        "needed); job-0 stops its workers and job-2 is starting. Latest failure, in round 1: "
+        "job-2: it disappeared without reporting an error, for example because its node was "
+        "lost. Check that machine; another pod takes its place, and no restart is charged.",
     ),
     "its node is not ready": (
         observed(
@@ -454,10 +454,11 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             pod(2).on(NodeState.NOT_READY).get(),
             view=forming(LOST, {"job-0": "waiting", "job-1": "waiting"}),
         ),
-        "Between two rounds, because job-2's node was lost: 2 of 3 nodes have come (at least 2 "
-        "are needed); job-2 cannot be reached: its node does not answer. The latest failure, in "
-        "round 1, was of job-2 (node-2): it stopped without a word, as when its machine is lost. "
-        "Look at that machine; another pod takes the place, and it cost no restart.",
+        "Between two rounds, because job-2's node was lost: 2 of 3 nodes have joined (at least 2 "
+        "are needed); job-2 cannot be reached: its node does not answer. Latest failure, in "
+        "round 1: job-2 (node-2): it disappeared without reporting an error, for example because "
+        "its node was lost. Check that machine; another pod takes its place, and no restart is "
+        "charged.",
     ),
     "drained": (
         observed(
@@ -465,8 +466,8 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             pod(2).terminating().taken(PodEnd.DRAINED, "EvictionByEvictionAPI").get(),
             view=forming(CauseView("leave", ("job-2",), "SIGTERM"), {"job-0": "waiting"}),
         ),
-        "Between two rounds, because job-2's node was drained: 1 of 3 nodes have come (at least "
-        "2 are needed); job-2 is being stopped and job-1 is starting.",
+        "Between two rounds, because job-2's node was drained: 1 of 3 nodes have joined (at "
+        "least 2 are needed); job-2 is being stopped and job-1 is starting.",
     ),
     "preempted": (
         observed(
@@ -477,10 +478,10 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             ),
         ),
         "Between two rounds, because job-2 was preempted for pods of higher priority: 1 of 3 "
-        "nodes have come (at least 2 are needed); job-2 is being stopped and job-1 is starting. "
-        "The latest failure, in round 1, was of job-2 (node-2): the cluster wanted the room for "
-        "others: PreemptionByScheduler: by big. Give the job a higher priority or machines of its "
-        "own; another pod takes the place, and it cost no restart.",
+        "nodes have joined (at least 2 are needed); job-2 is being stopped and job-1 is "
+        "starting. Latest failure, in round 1: job-2 (node-2): the cluster needed its resources "
+        "for other pods: PreemptionByScheduler: by big. Give the job a higher priority or "
+        "machines of its own; another pod takes its place, and no restart is charged.",
     ),
     "a worker failed": (
         observed(
@@ -493,17 +494,17 @@ RESTARTING: dict[str, tuple[Observed, str]] = {
             ),
         ),
         "Between two rounds, because a worker of job-1 failed (rank 5 on job-1 ended with exit "
-        "code 1): 2 of 3 nodes have come (at least 2 are needed); job-2 ends its workers. The "
-        "latest failure, in round 1, was of rank 5 on job-1 (node-1): the training script "
-        "failed: ValueError: no. Correct the script: all that it wrote is in the pod's log. "
-        "1 of 3 restarts is used.",
+        "code 1): 2 of 3 nodes have joined (at least 2 are needed); job-2 stops its workers. "
+        "Latest failure, in round 1: rank 5 on job-1 (node-1): the training script failed: "
+        "ValueError: no. Correct the script: its whole output is in the pod's log. 1 of 3 "
+        "restarts is used.",
     ),
     "confirming": (
         observed(
             *running(3),
             view=forming(CauseView("join", ("job-2",)), {}, state=RendezvousState.FROZEN, nodes=3),
         ),
-        "Between two rounds, because job-2 joined: 3 nodes confirm that they take part.",
+        "Between two rounds, because job-2 joined: 3 nodes are confirming the round.",
     ),
 }
 
@@ -513,7 +514,7 @@ def test_between_two_rounds(here: Observed, text: str) -> None:
     assert said(here, BEFORE, maxNodes=3) == text
 
 
-# -- no round any more --------------------------------------------------------------
+# -- after the last round -----------------------------------------------------------
 
 
 def ended(kind: OutcomeKind, detail: str = "") -> Observed:
@@ -535,9 +536,9 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
         ),
         {},
         "Failed at 12:00:00 UTC on 2026-01-31: rank 5 on job-1 ended with signal 11 (no "
-        "restarts). The latest failure, in round 1, was of rank 5 on job-1 (node-1): a signal "
-        "ended it: killed by SIGSEGV. Native code crashed: see the end of the pod's log, and set "
-        "PYTHONFAULTHANDLER=1 to be told where.",
+        "restarts). Latest failure, in round 1: rank 5 on job-1 (node-1): a signal ended it: "
+        "killed by SIGSEGV. Native code crashed: see the end of the pod's log, and set "
+        "PYTHONFAULTHANDLER=1 to see where.",
     ),
     "nobody came": (
         ended(OutcomeKind.TIMED_OUT, "no round within 600 s: 1 of 2 have come"),
@@ -566,12 +567,12 @@ ENDED: dict[str, tuple[Observed, dict[str, Any], str]] = {
     "suspended": (
         observed(),
         {"runPolicy": {"suspend": True}},
-        "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again.",
+        "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again.",
     ),
     "being suspended": (
         observed(*running(2)),
         {"runPolicy": {"suspend": True}},
-        "Suspended: it goes on from its last checkpoint when runPolicy.suspend is false again; "
+        "Suspended: it resumes from its last checkpoint once runPolicy.suspend is false again; "
         "job-0 and job-1 are still being stopped.",
     ),
 }
@@ -589,7 +590,7 @@ def test_without_a_round(here: Observed, spec: dict[str, Any], text: str) -> Non
 def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> None:
     text = said(observed(*running(5), view=trained(first_failure=failure(kind=kind.value))))
     found = FirstFailure(round=1, pod="job-1", exit_code=1, class_=kind.value)
-    assert f"was of rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
+    assert f"round 1: rank 5 on job-1 (node-1): {meaning(found)}: ValueError: no." in text
     assert f" {remedy(found)}." in text
     assert remedy(found)[0].isupper()
     assert remedy(found.model_copy(update={"traceback": "T"})) == CLASSES[kind].remedy
@@ -600,10 +601,10 @@ def test_every_class_says_what_it_means_and_what_to_do(kind: FailureClass) -> No
     [
         (7, "", "Give /dev/shm more room"),
         (9, "", "Something on that machine killed it"),
-        (11, "", "see the end of the pod's log, and set PYTHONFAULTHANDLER=1 to be told where"),
+        (11, "", "see the end of the pod's log, and set PYTHONFAULTHANDLER=1 to see where"),
         (11, "Stack (most recent call last):", "Native code crashed: see the end of the pod's log"),
-        (15, "", "Somebody sent it that signal"),
-        (2, "", "Somebody sent it that signal"),
+        (15, "", "Another process sent that signal"),
+        (2, "", "Another process sent that signal"),
         (25, "", "raise that limit"),
         (40, "", "See the end of the pod's log"),
         (None, "", "See the end of the pod's log"),
@@ -630,7 +631,7 @@ def test_a_signal_that_a_shell_made_an_exit_code_of() -> None:
 def test_where_all_ranks_stood_still_their_stacks_are_to_be_compared() -> None:
     found = failure(kind="CollectiveTimeout", signal=6, traceback="Stack (most recent call last):")
     text = said(observed(*running(5), view=trained(first_failure=found)))
-    assert "Compare where the ranks stood: the stacks of all are in the pods' logs." in text
+    assert "Compare the stacks of all ranks, which are in the pods' logs: " in text
 
 
 def test_an_end_is_told_whole_however_much_it_quotes() -> None:
@@ -658,7 +659,7 @@ def test_a_container_that_was_killed_for_memory_is_told_as_that() -> None:
     assert "the machine's memory ran out: container trainer: out of memory." in text
 
 
-# -- words --------------------------------------------------------------------------
+# -- wording ------------------------------------------------------------------------
 
 JARGON = re.compile(
     r"\b(joinable|frozen|final|closed|lease|roster|coordinator|incarnation|fence|Txn|watch|key|"

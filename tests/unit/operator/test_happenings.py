@@ -1,4 +1,4 @@
-"""What is told of a job: each thing once, in words that say why."""
+"""Events of a job: each one once, with its cause."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_what_was_done_is_told_together() -> None:
     ]
     done: list[Action] = [WriteNodes(8), RemoveMembers(1, ("a", "b")), *created, *deleted]
     assert told(status, status, *done) == [
-        ("NodesSet", "spec.nodes was not set: it is maxNodes, 8"),
-        ("MembersRemoved", "2 members left the rendezvous: no pod any more"),
+        ("NodesSet", "spec.nodes was not set: using maxNodes, 8"),
+        ("MembersRemoved", "2 members removed from the rendezvous: their pods are gone"),
         ("PodsCreated", "created job-0 … job-7 (8)"),
         ("PodsDeleted", "deleted job-9, job-10: more than wanted; had the highest rank"),
         ("PodsDeleted", "deleted job-11: more than wanted; had not started"),
@@ -150,8 +150,8 @@ def test_a_node_that_went_is_no_failed_worker() -> None:
     assert found == [
         (
             "NodeLost",
-            "job-0 on node-a went in round 2: it stopped without a word, as when its machine is "
-            "lost",
+            "job-0 on node-a was lost in round 2: it disappeared without reporting an error, for "
+            "example because its node was lost",
         )
     ]
 
@@ -194,7 +194,7 @@ def test_the_end_is_told_with_its_reason() -> None:
 
 
 def test_what_may_be_untold_is_told_as_the_same_events() -> None:
-    """Rounds, their failure and the end; what is old, or has no occasion, is told no more."""
+    """Rounds, their failure and the end are repeated, old events and those without occasion not."""
     old = RoundStatus(round=1, cause="start", nodes=2, final_time=ago(900), join_ms=5, start_ms=7)
     new = RoundStatus(round=2, cause="failure", nodes=2, final_time=ago(9), join_ms=5, start_ms=7)
     failure = FirstFailure(round=1, pod="job-1", rank=1, exit_code=1, message="no")

@@ -1,4 +1,4 @@
-"""Pods whose labels somebody took off: whose they are, and what is said of them."""
+"""Pods whose labels a user removed: their owner, and the messages about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = PodSettings("sidecar:1", endpoints=("http://etcd:2379",))
 
 
 def made(**labels: str | None) -> dict[str, Any]:
-    """A pod as it was made, with these of its labels changed, or taken off where None."""
+    """Return a pod as created, with these labels changed, or removed if None."""
     raw = manifest_of(job(), 1, 3, SETTINGS, Access(b"k" * 32, None, None, None))
     raw["metadata"]["labels"] |= labels
     return raw
@@ -76,9 +76,9 @@ def _told(*keys: str, count: int = 1) -> tuple[str, ...]:
 def test_what_was_lost_is_told_with_the_way_to_put_it_back() -> None:
     said = _told(UID_LABEL)
     assert said[1:] == (
-        "job-0 has lost the label elasticjob.dev/job-uid: still of the job, but seen late by the "
-        "operator, and perhaps unknown to the job's Service and budget.",
-        "`kubectl label --overwrite pod job-0 elasticjob.dev/job-uid=x` puts it back.",
+        "job-0 has lost the label elasticjob.dev/job-uid: the job goes on, but the operator sees "
+        "its state late, and the job's Service and PodDisruptionBudget may not select this pod.",
+        "`kubectl label --overwrite pod job-0 elasticjob.dev/job-uid=x` restores it.",
     )
     many = _told(UID_LABEL, JOB_LABEL, count=16)
     assert many[1].startswith(
@@ -99,5 +99,5 @@ def test_the_event_says_it_too() -> None:
     said = unlabelled(replace(pod(2).get(), lost_labels=("elasticjob.dev/job-name=job",)))
     assert said.reason == "LabelsLost"
     assert said.message.endswith(
-        "`kubectl label --overwrite pod job-2 elasticjob.dev/job-name=job` puts it back"
+        "`kubectl label --overwrite pod job-2 elasticjob.dev/job-name=job` restores it"
     )

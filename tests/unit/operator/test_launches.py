@@ -1,4 +1,4 @@
-"""Pods that cannot be started are tried again more and more slowly, and not for ever."""
+"""Pods that cannot be started: retried with growing delays, and a limited number of times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.operator.builders import NOW, final_round, job, later, observed,
 
 
 def stillborn(count: int, seconds: float = 0, first: int = 0) -> tuple[Pod, ...]:
-    """The newest ended this long ago, each other one a minute before the next."""
+    """Return failed pods; the newest ended this long ago, the others a minute apart before it."""
     return tuple(
         pod(first + n).stillborn(seconds + 60 * (count - 1 - n), "no python3").get()
         for n in range(count)

@@ -1,7 +1,7 @@
-"""Holding the Lease: against an API server of our own that conflicts, fails and forgets.
+"""Leader lease, against a fake API server that conflicts, fails and forgets.
 
-Time is the event loop's own and passes as soon as everybody waits, so nothing depends on how busy
-the machine is.
+Time is the event loop's own and advances as soon as all tasks wait, so the machine's load has no
+effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RENEW = 2.0
 
 
 class Clockwork(asyncio.SelectorEventLoop):
-    """An event loop in which waiting takes no time: its clock goes on to the next timer."""
+    """Event loop in which waiting takes no time: its clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -54,11 +54,11 @@ class Clockwork(asyncio.SelectorEventLoop):
 
 
 async def no_trouble(verb: str) -> None:
-    """Nothing goes wrong."""
+    """Succeed without delay."""
 
 
 class FakeKube:
-    """One Lease, kept as a server does: each write a new version, a stale one refused.
+    """Lease storage with a server's rules: each write makes a new version, a stale one is refused.
 
     `trouble` is awaited before a call has its effect, `after` after that: they raise, or stall.
     """
@@ -75,7 +75,7 @@ class FakeKube:
 
     @property
     def holder(self) -> str:
-        """The name of who holds it, without what makes its process the only one of that name."""
+        """Name of the holder, without the suffix that makes its process unique."""
         spec = (self.lease or {}).get("spec", {})
         return str(spec.get("holderIdentity") or "").partition("_")[0]
 
@@ -105,7 +105,7 @@ class FakeKube:
         self._keep({"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": "t"})
 
     def touch(self) -> None:
-        """A write by somebody who has nothing to do with leading."""
+        """Write the Lease as an unrelated client."""
         assert self.lease is not None
         self._keep(self.lease["spec"])
 
@@ -125,7 +125,7 @@ class FakeKube:
 
 
 def failing(error: KubeError, *verbs: str, times: int = 1_000_000) -> Trouble:
-    """Calls of these verbs raise the error, so many times."""
+    """Return a hook that raises the error for calls of these verbs, `times` times."""
     left = itertools.count(times, -1)
 
     async def trouble(verb: str) -> None:
@@ -170,7 +170,7 @@ async def hold(
     abort: Callable[[], None] = unused,
     identity: str = "a",
 ) -> None:
-    """Do this while holding the Lease."""
+    """Run `body` while holding the Lease."""
     async with hold_lease(kube.client(), settings(identity), time, abort):
         await body()
 

@@ -1,4 +1,4 @@
-"""When a Lease is free, and what is written into it."""
+"""Availability of a Lease, and the fields written into it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phases: what leads to each, and that nothing else is ever a successor."""
+"""Phases of a job and their complete set of transitions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PHASES = [None, *Phase]
 P = Phase
 
 TABLE: list[tuple[Phase | None, str, bool, Phase]] = [
-    # phase before, what the rendezvous says, whether suspended, phase now
+    # previous phase, state of the rendezvous, suspended, next phase
     (None, "nobody", False, P.PENDING),
     (None, "nobody", True, P.SUSPENDED),
     (P.PENDING, "forming", False, P.PENDING),

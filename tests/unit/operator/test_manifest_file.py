@@ -40,7 +40,7 @@ def problems(tmp_path: Path, text: str) -> list[tuple[int, int, str, str]]:
 
 
 CASES = [
-    # a line of GOOD, what stands there instead, where the problem is, a part of its message
+    # line of GOOD, its replacement, position of the problem, part of its message
     ("  maxNodes: 4", "  maxNodes: 0", (6, 13, "spec.maxNodes"), "must be at least 1"),
     ("  maxNodes: 4", "  maxNodes: 4\n  minNodes: 5", (6, 13, "spec.maxNodes"), "minNodes"),
     ("  maxNodes: 4\n", "", (5, 1, "spec.maxNodes"), "must be set"),

@@ -1,4 +1,4 @@
-"""From stored bytes to the view that plan and status take."""
+"""Conversion of stored bytes to the view used by plan and status."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_whose_key_it_is(key: str, prefix: str) -> None:
         ("/elasticjob/team/uid/2/", ("team", "uid", 2)),
         ("/elasticjob/team/uid/two/", None),
         ("/elasticjob/team/uid/²/", None),
-        ("/elasticjob/team/uid/" + "9" * 5000 + "/", None),  # more than `int` takes
+        ("/elasticjob/team/uid/" + "9" * 5000 + "/", None),  # more digits than `int` accepts
         ("", None),
     ],
 )
@@ -185,7 +185,7 @@ def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
     [
         # The victims of a lost node failed too, but that is no failure of the job.
         ((), [failure(3, 0, FailureClass.PEER_ABORT, 5)], None),
-        # Nobody was lost, so the aborted collective was charged in the end.
+        # No member was lost, so the aborted collective was charged in the end.
         ((3,), [failure(3, 0, FailureClass.PEER_ABORT, 5)], 0),
         # The cause is shown, though its consequence came first.
         (
@@ -205,7 +205,7 @@ def test_of_two_sessions_of_a_member_the_newer_counts() -> None:
             ],
             2,
         ),
-        # A failure that speaks for itself is shown before it is charged.
+        # A self-explanatory failure is shown before it is charged.
         ((), [failure(3, 1, FailureClass.OUT_OF_MEMORY, 5)], 1),
     ],
 )
@@ -218,7 +218,7 @@ def test_who_failed_first(
 
 
 def test_the_failure_of_a_job_that_ended_is_that_which_ended_it() -> None:
-    """Of several that failed together one may tell of it after the job was closed."""
+    """One of several concurrent failures may be reported after the job was closed."""
     blamed = failure(3, 2, FailureClass.USER_ERROR, 9)
     told_later = failure(3, 0, FailureClass.USER_ERROR, 5)
     of_no_account = failure(4, 1, FailureClass.SIGNAL, 1)
@@ -307,7 +307,7 @@ def test_steps_and_the_reason_to_wait_are_seen() -> None:
 
 
 class Scripted:
-    """An etcd that holds one member, whose later words come over the watch."""
+    """Etcd with one member, whose later records come over the watch."""
 
     def __init__(self, *values: KeyValue) -> None:
         self._first, *self._later = values

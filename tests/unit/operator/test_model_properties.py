@@ -1,4 +1,4 @@
-"""Any valid spec and any status survive being written and read again."""
+"""Round trip of any valid spec and any status through serialisation."""
 
 from __future__ import annotations
 

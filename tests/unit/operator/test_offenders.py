@@ -1,4 +1,4 @@
-"""Machines that fail a job again and again, and nodes that hold up their peers."""
+"""Nodes that fail a job repeatedly, and nodes that slow down their peers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_is_remembered_until_its_time_and_not_longer() -> None:
 
 
 def lost_and_failed(kind: FailureClass) -> RendezvousView:
-    """Round 2 after a loss, round 3 after a failure of that class, both on rack-1."""
+    """Return round 2 after a loss and round 3 after a failure of that class, both on rack-1."""
     members = [
         Member(f"id-{n}", "s", f"pod-{n}", "10.0.0.1", 1, node=f"rack-{n}", round=3)
         for n in range(2)
@@ -167,7 +167,7 @@ def test_both_are_said_in_plain_words() -> None:
     )
     said = " ".join(explanation(job(status), [pod(index).get() for index in range(4)]))
     assert "job-2 on rack-c has been slower than its peers since 12:00:00 UTC" in said
-    assert "New pods prefer other nodes than rack-a until 12:00:00 UTC" in said
+    assert "New pods avoid rack-a until 12:00:00 UTC" in said
     assert "because it failed the job 2 times: it was lost." in said
 
 

@@ -1,4 +1,4 @@
-"""Small edges of the operator: merge patches, dead watches, probes, metrics, the log."""
+"""Small edge cases of the operator: merge patches, dead watches, probes, metrics, the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OBJECTS = st.recursive(
 
 
 def applied(target: Any, patch: dict[str, Any]) -> dict[str, Any]:
-    """RFC 7386's own algorithm."""
+    """Apply a merge patch with RFC 7386's own algorithm."""
     result = dict(target) if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -102,7 +102,7 @@ def test_what_is_gone_from_the_list_and_was_not_told_is_found() -> None:
 
 
 def test_an_event_of_what_is_no_text_is_posted_too() -> None:
-    """A record of a job's may hold it, and must not end what serves all of them."""
+    """A record of a job may contain it, and must not end the operator of all jobs."""
     posted: list[dict[str, Any]] = []
 
     class Posting:
@@ -187,7 +187,7 @@ def test_a_first_step_is_counted_apart_from_the_recovery() -> None:
 
 
 def test_the_total_is_what_the_status_says() -> None:
-    """Until a wished round is decided training goes on; what never ran has not recovered."""
+    """Training continues until a planned round is decided; without a run there is no recovery."""
     metrics = Metrics()
     joined = RoundStatus(round=2, cause="join", nodes=3, detect_ms=3000, stop_ms=200, start_ms=300)
     metrics.observe_round(joined)

@@ -1,4 +1,4 @@
-"""The operator's folder must not shadow Python's own `operator` module."""
+"""Operator's folder, which must not shadow Python's own `operator` module."""
 
 from __future__ import annotations
 

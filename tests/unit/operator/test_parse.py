@@ -1,4 +1,4 @@
-"""Every rule of the manifest: a valid one passes, each fault is named at its place."""
+"""Rules of the manifest: a valid one passes, each fault is named at its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTAINERS = "spec.template.spec.containers"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """A valid manifest with the value at a dotted path replaced; DELETE removes it."""
+    """Return a valid manifest with the value at a dotted path replaced; DELETE removes it."""
     document = manifest()
     *parents, last = [int(step) if step.isdigit() else step for step in path.split(".")]
     holder: Any = document
@@ -34,7 +34,7 @@ C0 = "spec.template.spec.containers.0"
 TRAINER = {"name": "trainer", "command": ["python3", "train.py"]}
 
 INVALID: list[tuple[str, Any, str, str]] = [
-    # what is changed, to what, the path of the problem, a part of its message
+    # changed path, new value, path of the problem, part of its message
     ("apiVersion", "v1", "apiVersion", "must be elasticjob.dev/v1alpha1"),
     ("apiVersion", DELETE, "apiVersion", "must be set"),
     ("kind", "PyTorchJob", "kind", "must be ElasticJob"),
@@ -68,7 +68,7 @@ INVALID: list[tuple[str, Any, str, str]] = [
     ("spec.maxNode", 4, "spec.maxNode", "did you mean maxNodes?"),
     ("spec.max_nodes", 4, "spec.max_nodes", "did you mean maxNodes?"),
     ("spec.NPROCPERNODE", 4, "spec.NPROCPERNODE", "did you mean nprocPerNode?"),
-    ("spec.zzz", 4, "spec.zzz", "known here are minNodes"),
+    ("spec.zzz", 4, "spec.zzz", "known fields are minNodes"),
     ("replicas", 4, "replicas", "must not be set"),
     ("spec.trainer", "other", "spec.trainer", "must be the name of one of"),
     ("spec.trainer", "", "spec.trainer", "must not be empty"),

@@ -1,4 +1,4 @@
-"""The plan, case by case."""
+"""Planner decisions, case by case."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def of(kind: type[Action], found: Plan) -> list[Any]:
 
 
 def settled(a_job: ElasticJob, *pods: Pod, view: RendezvousView | None = None) -> Observed:
-    """What exists, with the bounds that an earlier plan of it wrote."""
+    """Return the observation with the bounds that an earlier plan of it wrote."""
     first = plan(a_job, observed(*pods, view=view), NOW)
     return observed(*pods, view=view, bounds=first.bounds)
 
@@ -115,7 +115,7 @@ def test_a_job_at_its_size_needs_nothing() -> None:
 
 
 HELD = [
-    # pods that exist, of a job of three nodes; indices of the pods that are created
+    # existing pods of a job of three nodes; indices of the created pods
     ([], [0, 1, 2]),
     ([pod(1)], [0, 2]),
     ([pod(0), pod(1), pod(2).failed()], [3]),
@@ -258,7 +258,7 @@ def test_while_the_rendezvous_is_unreadable_nobody_is_sent_away() -> None:
     assert growing.actions == (CreatePod(2, "job-2", 1), CreatePod(3, "job-3", 1))
 
 
-# -- the ends ------------------------------------------------------------------------
+# -- ends ----------------------------------------------------------------------------
 
 
 def test_suspension_closes_first_and_then_deletes_everything() -> None:
@@ -311,7 +311,7 @@ def test_resumption_does_not_wait_for_a_machine_that_is_cut_off() -> None:
 
 
 def test_resumption_does_not_wait_for_an_object_that_a_finalizer_keeps() -> None:
-    """Nobody is in it any more. Its name is not free all the same."""
+    """The object has no running process any more, but its name is still taken."""
     kept = replace(pod(0).terminating().get(), phase=PodPhase.SUCCEEDED, over=True)
     found = plan(job(maxNodes=2), observed(kept, view=SUSPENDED), NOW)
     assert created(found) == [1, 2]
@@ -426,7 +426,7 @@ def test_members_whose_pod_is_gone_leave_the_rendezvous_at_once() -> None:
         for index, state in enumerate(("running", "running", "running", "done"))
     )
     view = final_round(4, members=members)
-    # 0 runs, 1 sits on a silent machine, 2 and 3 are gone; what 3 has done stays done.
+    # 0 runs, 1 is on a silent machine, 2 and 3 are gone; 3's success stays recorded.
     seen = observed(pod(0).get(), pod(1).on(NodeState.NOT_READY).get(), view=view)
     (remove,) = of(RemoveMembers, plan(job(), seen, NOW))
     assert remove == RemoveMembers(1, ("uid-2-0",))

@@ -1,4 +1,4 @@
-"""What the plan does for rendezvous that take no word of the operator's."""
+"""Planner decisions for rendezvous that the operator cannot steer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def deleted(done: tuple[Action, ...]) -> list[str]:
 
 
 def suspended(**spec: Any) -> ElasticJob:
-    """One whose status says that it is suspended, and whose spec no longer does."""
+    """Return a job that is suspended in its status but no longer in its spec."""
     asleep = job(runPolicy={"suspend": True}, **spec)
     status = next_status(asleep, observed(), observed().rendezvous, ago(60))
     assert status.phase is Phase.SUSPENDED
@@ -132,7 +132,7 @@ def test_the_status_says_what_the_store_waits_for() -> None:
     stranger = observed(*running(4)[1:], foreign=frozenset({0}))
     status = next_status(found, stranger, UNREADABLE, NOW)
     [ready] = [one for one in status.conditions if one.type == "PodsReady"]
-    assert "another's pod has its name" in ready.message
+    assert "a pod of another owner has its name" in ready.message
 
 
 def test_a_resumption_waits_until_nobody_of_before_is_left() -> None:

@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever exists: sizes, indices, idempotence, the way to rest."""
+"""Properties of every plan: sizes, indices, idempotence, convergence."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def worlds(draw: st.DrawFn) -> Observed:
 
 
 def applied(a_job: ElasticJob, world: Observed, found: Plan) -> tuple[ElasticJob, Observed]:
-    """The job and the world after the plan, as a platform without faults would leave them."""
+    """Return the job and the world after the plan on a platform without faults."""
     existing = {one.uid: one for one in world.pods}
     for action in found.actions:
         match action:

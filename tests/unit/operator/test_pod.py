@@ -1,5 +1,6 @@
-"""The pod that is made of a template. Its whole shape stands in golden/pod.json; to write that
-anew: `python -m tests.unit.operator.test_pod`.
+"""Pod made from a template, with its full form in golden/pod.json.
+
+To update the file: `python -m tests.unit.operator.test_pod`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Json = dict[str, Any]
 
 
 def job_of(spec: Json | None = None, trainer: Json | None = None, **fields: Any) -> ElasticJob:
-    """A job whose pod's spec has these fields, and whose trainer has those."""
+    """Return a job with these fields in its pod's spec and in its trainer."""
     container = {**TRAINER, **(trainer or {})}
     template = {"spec": {"containers": [container], **(spec or {})}}
     return job(**{"template": template, **fields})
@@ -68,7 +69,7 @@ def volumes(made: Json) -> dict[str, Json]:
 
 
 def full() -> Json:
-    """A template that uses what many do."""
+    """Return a template that uses many common fields."""
     trainer = {
         "name": "trainer",
         "image": "registry.example/trainer:1",
@@ -119,7 +120,7 @@ def test_the_same_arguments_give_the_same_pod_and_change_nothing() -> None:
     assert wanted == before
 
 
-# -- what is added ------------------------------------------------------------------
+# -- additions ----------------------------------------------------------------------
 
 
 def test_who_the_agent_is() -> None:
@@ -364,7 +365,7 @@ def test_the_rest_of_the_trainer_stays() -> None:
 
 
 def test_what_a_service_of_the_namespace_would_set_is_set() -> None:
-    """One called elasticjob-probe makes the kubelet set ELASTICJOB_PROBE_PORT=tcp://…"""
+    """A service named elasticjob-probe makes the kubelet set ELASTICJOB_PROBE_PORT=tcp://…"""
     assert env(container(made(), "trainer"))["ELASTICJOB_PROBE_PORT"] == "0"
     for spec in ({}, {"hostNetwork": True}):
         assert "ELASTICJOB_HEALTH_PORT" in env(agent(made(spec)))
@@ -469,7 +470,7 @@ def test_the_grace_is_long_enough_unless_it_is_given(
 
 
 def test_the_first_lease_is_as_long_as_the_job_says() -> None:
-    """An agent asks for it before it has read the job's bounds."""
+    """An agent requests the lease before it has read the job's bounds."""
     found = made(rendezvous={"keepAliveSeconds": 9})
     assert env(agent(found))["ELASTICJOB_KEEP_ALIVE_SECONDS"] == "9"
 
@@ -505,7 +506,7 @@ def test_what_is_not_ours_stays_as_it_is() -> None:
     assert {key: found[key] for key in own} == own
 
 
-# -- what is refused ----------------------------------------------------------------
+# -- refusals -----------------------------------------------------------------------
 
 
 def mount(name: str, path: str) -> Json:

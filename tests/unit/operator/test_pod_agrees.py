@@ -1,4 +1,4 @@
-"""What a pod tells its processes is what these read: neither side imports the other."""
+"""Agreement of a pod's environment with the processes that read it; neither imports the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def container(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def told(container: dict[str, Any]) -> dict[str, str]:
-    """Its environment, as the kubelet would make it."""
+    """Return the container's environment, as the kubelet would make it."""
     return {
         one["name"]: one["value"]
         if "value" in one

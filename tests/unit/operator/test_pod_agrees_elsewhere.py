@@ -1,4 +1,4 @@
-"""What pods of jobs on torch's backends tell their agents is what these read."""
+"""Agreement between pods and agents of jobs on torch's backends."""
 
 from __future__ import annotations
 

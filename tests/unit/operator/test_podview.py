@@ -1,4 +1,4 @@
-"""What is read of Pod and Node objects, case by case."""
+"""Parsing of Pod and Node objects, case by case."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_pod_keeps_its_index_whatever_is_done_to_its_labels(
     assert found.index == 2
 
 
-# --- what stands in its way
+# --- obstacles
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_long_message_keeps_its_end() -> None:
     assert len(found.obstacle_message) < MOST_SAID + 100
 
 
-# --- how it ended
+# --- ends
 
 
 @pytest.mark.parametrize(("code", "phase"), [(0, PodPhase.SUCCEEDED), (1, PodPhase.FAILED)])
@@ -387,7 +387,7 @@ def test_a_pod_over_a_limit_of_its_own_says_which() -> None:
     assert read(pod).end_message == 'Evicted: Usage of EmptyDir volume "logs" exceeds 64Mi'
 
 
-# --- told to go
+# --- deletion
 
 
 def test_a_deleted_pod_is_terminating_and_still_runs() -> None:
@@ -435,7 +435,7 @@ def test_a_pod_left_over_by_a_node_that_is_gone_did_not_fail_by_itself() -> None
     assert not read(pod).launch_failed
 
 
-# --- its node
+# --- the node
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_the_trainer_is_the_container_of_that_name() -> None:
     assert (found.phase, found.end_message) == (PodPhase.FAILED, "container logger: exit code 5")
 
 
-# --- what took it
+# --- disruptions
 
 
 @pytest.mark.parametrize(

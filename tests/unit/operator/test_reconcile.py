@@ -1,4 +1,4 @@
-"""A look at a job, put together of parts that the test plays."""
+"""Reconciliation of a job, composed of parts that the test plays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MADE = CreatePod(0, "job-0", 1)
 
 
 class Played:
-    """Every part of a look; the status cannot be written for the reason given."""
+    """Fakes of all parts of a reconcile; the status update fails with the given error."""
 
     def __init__(self, error: KubeError, found: Records | None = None) -> None:
         self.error: KubeError | None = error

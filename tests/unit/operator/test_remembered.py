@@ -1,4 +1,4 @@
-"""What a status shows of a rendezvous is read back from it, all of it."""
+"""Complete recovery of a rendezvous's view from a status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUES = {int: 7, str: "word", datetime: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UT
 
 
 def filled(kind: Any) -> Any:
-    """A value of this type in which nothing is its default."""
+    """Return a value of this type in which no field has its default."""
     if kind in VALUES:
         return VALUES[kind]
     if isinstance(kind, EnumType):

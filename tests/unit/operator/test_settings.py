@@ -1,4 +1,4 @@
-"""What the operator is told: read once, and wrong values named."""
+"""Operator settings: read once, and wrong values named."""
 
 from __future__ import annotations
 

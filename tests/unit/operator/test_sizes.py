@@ -1,4 +1,4 @@
-"""Which sizes are legal, and to which the wanted one is clamped."""
+"""Legal sizes, and the clamping of the wanted size."""
 
 from __future__ import annotations
 

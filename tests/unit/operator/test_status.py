@@ -1,4 +1,4 @@
-"""The status: what is mirrored, what is counted, and what the conditions say."""
+"""Status of a job: mirrored fields, counters and conditions."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_a_message_stays_short_for_a_large_job() -> None:
 
 
 RESIZING = [
-    # nodes asked for, nodes in the round, status, reason
+    # requested nodes, nodes in the round, status, reason
     (4, 4, ConditionStatus.FALSE, "AtWantedSize"),
     (4, 2, ConditionStatus.TRUE, "Growing"),
     (2, 4, ConditionStatus.TRUE, "Shrinking"),
@@ -361,7 +361,7 @@ def test_either_end_is_finished_with_its_reason(
 
 
 def test_agents_that_train_on_tell_an_etcd_without_data_what_it_was() -> None:
-    """Until they have, nothing is known: no round forms, and no failure is charged once more."""
+    """Nothing is known before they have: no round forms, and no failure is charged again."""
     rounds = (RoundView(1, "start", 2), RoundView(2, "failure", 2, start_ms=5))
     failure = FailureView(1, "job-1", "node-1", 1, 1, None, "UserError", "boom", "Tr…")
     view = final_round(2, 2, rounds=rounds, failures_charged=1, first_failure=failure)
@@ -424,7 +424,7 @@ def test_a_foreign_pod_is_a_condition_while_it_stands_in_the_way() -> None:
     before = status_of(job(), observed(*running(1), foreign=frozenset({2, 1})))
     found = condition(before, ConditionType.NAME_CONFLICT)
     assert (found.status, found.reason) == (ConditionStatus.TRUE, "NameConflict")
-    assert found.message == "job-1, job-2: of this name, but not this job's; passed over"
+    assert found.message == "job-1, job-2: taken by a pod of another owner; skipped"
     after = condition(status_of(job(before), observed(*running(1))), ConditionType.NAME_CONFLICT)
     assert (after.status, after.reason) == (ConditionStatus.FALSE, "Resolved")
 

@@ -1,4 +1,4 @@
-"""An etcd that cannot be used, in conditions, events and the explanation."""
+"""Unusable etcd, in conditions, events and the explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which surplus pods go."""
+"""Removal order of surplus pods."""
 
 from __future__ import annotations
 

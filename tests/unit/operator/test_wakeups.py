@@ -1,4 +1,4 @@
-"""The queue of jobs: nothing lost, nothing twice at once, errors ever more slowly."""
+"""Work queue of jobs: nothing lost, no concurrent repetition, growing delays after errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_error_may_ask_for_more_time() -> None:
     )
 )
 def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
-    """Whatever the order of things, a job woken since its last look began is looked at again."""
+    """A job woken after the start of its last reconcile is reconciled again, in any order."""
     agenda, now = Agenda(), 0.0
     owed: set[JobKey] = set()
     busy: set[JobKey] = set()
@@ -125,7 +125,7 @@ def test_a_wakeup_is_never_lost(steps: list[tuple[JobKey, str]]) -> None:
 
 
 class Clock:
-    """A clock that only moves when told."""
+    """Clock controlled by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -193,7 +193,7 @@ def test_a_look_may_ask_for_the_next_one() -> None:
         await turns()
         assert len(looks) == 1
         clock.now = 6.0
-        wakeups.wake(B)  # the runner looks at its clock when something happens
+        wakeups.wake(B)  # the runner checks its clock when an event occurs
         await turns()
         assert len(looks) == 3
 

@@ -1,4 +1,4 @@
-"""How many things are said of: one node or several, with what took each of them, in any number."""
+"""Wording about several nodes: one or many, with the disruption of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.excuses import ABORTED
 from tests.unit.operator.builders import NOW, ago, final_round, job, observed, pod, running
 
 EVICTION, PREEMPTION = "EvictionByEvictionAPI", "PreemptionByScheduler"
-LONG = "a" * 55  # no job's name is longer
+LONG = "a" * 55  # maximum length of a job's name
 
 
 def cause(kind: str, count: int, detail: str = "", reason: str = "") -> str:
@@ -114,7 +114,7 @@ def test_one_node_is_not_called_nodes() -> None:
     assert said["Resizing"] == "from 2 to 1 node"
     frozen = RendezvousView(state=RendezvousState.FROZEN, round=1, nodes=1)
     status, _ = _told(frozen, running(1), job(maxNodes=1))
-    assert status.explanation[0] == "Not training yet: 1 node confirms that it takes part."
+    assert status.explanation[0] == "Not training yet: 1 node is confirming the round."
 
 
 def test_sixteen_pods_with_one_obstacle_are_told_in_one_breath() -> None:

@@ -1,4 +1,4 @@
-"""A job's keys in a simulated etcd, and one agent's look at them, built up fluently."""
+"""Fluent builders of a job's keys in a simulated etcd, and one agent's view of them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ORPHAN_SECONDS = 30.0
 
 
 def identity(name: str) -> str:
-    """The id of the member that people call `name`."""
+    """Return the id of the member named `name`."""
     return f"id-{name}"
 
 
 def a_member(name: str, **changes: Any) -> Member:
-    """A member that waits, until told otherwise."""
+    """Return a waiting member with these changes."""
     return replace(
         Member(identity(name), "s1", name, f"host-{name}", 7000, 7001, master_port=20000),
         **changes,
@@ -50,7 +50,7 @@ def a_member(name: str, **changes: Any) -> Member:
 
 
 def a_failure(name: str, round: int = 1, **changes: Any) -> Failure:
-    """A worker's error at this member, until told otherwise."""
+    """Return a worker's error at this member, with these changes."""
     base = Failure(
         round, identity(name), name, 0, 0, FailureClass.USER_ERROR, at_ms=UTC_MS, exit_code=1
     )
@@ -62,10 +62,10 @@ def a_round(number: int = 1, state: RoundState = RoundState.JOINABLE, **changes:
 
 
 class Job:
-    """A job of waiting members, the first of which coordinates.
+    """Job of waiting members, the first of which coordinates.
 
-    Time begins at START and moves only by `later`. Records go through the real
-    codec and the simulated etcd, whose transactions decide as etcd's do.
+    Time begins at START and moves only by `later`. Records go through the real codec and the
+    simulated etcd, which decides transactions as etcd does.
     """
 
     def __init__(self, *names: str, **bounds: Any) -> None:
@@ -75,12 +75,12 @@ class Job:
         self.bounds(**bounds)
         self.coordinator = Coordinator()
         self.leader = names[0] if names else ""
-        self.brought: Bounds | None = None  # by the coordinator, where no operator writes bounds
+        self.brought: Bounds | None = None  # from the coordinator, without an operator
         for name in names:
             self.member(name)
         self.coordinator.take_over(self.now, ())
 
-    # -- what stands in etcd ----------------------------------------------------------
+    # -- contents of etcd -------------------------------------------------------------
 
     def put(self, key: str, record: object) -> Self:
         self.etcd.txn(Txn((), (Put(key, encode(record)),)))
@@ -106,7 +106,7 @@ class Job:
         return self.put(stored.key, replace(stored.record, **fields))
 
     def gone(self, *names: str, proven: bool = False) -> Self:
-        """Their keys go: by their leases, or because a probe proved that they are dead."""
+        """Delete these members' keys: by an expired lease, or, if `proven`, after a probe."""
         for name in names:
             stored = self.stored(name)
             self.delete(stored.key)
@@ -115,13 +115,13 @@ class Job:
         return self
 
     def answers(self, name: str, verdict: Verdict, session: str = "s1") -> Self:
-        """A probe of this member found that."""
+        """Deliver a probe's verdict on this member."""
         answer = Probed(identity(name), session, verdict)
         self.coordinator.peers.probed(answer, self.view(), self.now, ORPHAN_SECONDS)
         return self
 
     def brings(self, bounds: Bounds) -> Self:
-        """There are no bounds but those that the coordinator was started with."""
+        """Remove the bounds, except those with which the coordinator was started."""
         self.brought = bounds
         return self.delete(KEYS.bounds)
 
@@ -129,7 +129,7 @@ class Job:
         return self.put(KEYS.round, a_round(number, state, **fields))
 
     def sealed(self, *names: str, number: int = 1, restarts: int = 0, **fields: Any) -> Self:
-        """A final round of these members, whose workers run."""
+        """Seal a final round of these members, whose workers run."""
         members = [self.stored(name).record for name in names]
         self.put(KEYS.roster(number), seal(number, members, restarts))
         for name in names:
@@ -149,14 +149,14 @@ class Job:
         self.now += seconds
         return self
 
-    # -- looking and acting -----------------------------------------------------------
+    # -- views and acts ---------------------------------------------------------------
 
     @property
     def clock(self) -> Clock:
         return Clock(self.now, UTC_MS + int((self.now - START) * 1000))
 
     def view(self) -> View:
-        """All that stands in etcd now, in the one replica of this job's observer."""
+        """Return this observer's replica, brought up to date with etcd."""
         everything = Range(KEYS.prefix, prefix=True)
         found = self.etcd.range(everything)
         self._view.absorb(found.revision, ((everything, found.kvs),))
@@ -169,7 +169,7 @@ class Job:
         return member
 
     def look(self) -> Act | None:
-        """What the coordinator would do now."""
+        """Return the coordinator's next act, if any."""
         own = self.stored(self.leader)
         return decide(self.coordinator, self.view(), own, self.clock, self.brought)
 
@@ -177,14 +177,14 @@ class Job:
         return self.etcd.txn(txn)
 
     def act(self) -> Round:
-        """Let the coordinator act, which it must and may; returns the round after that."""
+        """Commit the coordinator's act, which must exist and succeed; return the round after it."""
         act = self.look()
         assert act is not None, "the coordinator had nothing to do"
         assert self.commit(act.txn).succeeded, "the coordinator's write was refused"
         return self.current()
 
     def idle(self) -> Self:
-        """The coordinator has nothing to do now."""
+        """Check that the coordinator has nothing to do now."""
         act = self.look()
         assert act is None, f"unexpected: {act.note}"
         return self
@@ -203,11 +203,11 @@ class Job:
         return decode(kind, key, stored.value)
 
     def names(self) -> set[str]:
-        """Who has a valid session."""
+        """Return the names of members with a valid session."""
         return {member.record.name for member in self.view().members().values()}
 
     def own(self, name: str, **fields: Any) -> Own:
-        """What the member `name` makes its transactions from."""
+        """Return the state from which the member `name` makes its transactions."""
         local = fields.pop("local", Local(ready=True, master_port=20000))
         bounds = fields.pop("bounds", None)
         config = Config(

@@ -1,4 +1,4 @@
-"""One engine beside the simulated etcd, answered step by step and without any delay of its own."""
+"""Single engine beside the simulated etcd, answered step by step and without delay."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Request = Grant | Read | Write
 
 
 class Node:
-    """The agent of member `name`.
+    """Agent of member `name`.
 
-    `said` are all effects so far. While `held`, etcd answers nothing and no lease ends;
-    else every event is followed to its end.
+    `said` holds all effects so far. While `held`, etcd answers nothing and no lease expires;
+    otherwise every event is followed to its end.
     """
 
     def __init__(self, etcd: SimEtcd, name: str, **config: Any) -> None:
@@ -60,7 +60,7 @@ class Node:
         return self.hear(Started()).hear(LocalChanged(local))
 
     def hear(self, event: Event) -> Self:
-        """Take in one event and, unless held, whatever follows from it."""
+        """Process one event and, unless held, all events that follow from it."""
         self._inbox.append(event)
         while self._inbox or (self.request is not None and not self.held):
             if self._inbox:
@@ -70,7 +70,7 @@ class Node:
         return self
 
     def later(self, seconds: float) -> Self:
-        """Let time pass, waking the engine whenever it asked for that."""
+        """Let time pass, waking the engine at each requested time."""
         until = self.now + seconds
         while self.engine.wake_at is not None and self.engine.wake_at <= until:
             self.now = max(self.now, self.engine.wake_at)
@@ -108,7 +108,7 @@ class Node:
         return self
 
     def outcome(self) -> Event:
-        """Carry out the request that is under way; its answer is returned, not told."""
+        """Execute the request that is under way; return its answer without delivering it."""
         request, self.request = self.request, None
         match request:
             case Grant(ttl_seconds):
@@ -122,7 +122,7 @@ class Node:
         raise AssertionError("no request is under way")
 
     def fail(self, event: Event) -> Self:
-        """The request that is under way was not carried out: this is the answer."""
+        """Deliver this answer to the request that is under way, without executing it."""
         assert self.request is not None, "no request is under way"
         self.request = None
         return self.hear(event)
@@ -138,12 +138,12 @@ class Node:
             self.etcd.watch(target, watch.revision, sink) for target in watch.ranges
         ]
 
-    # -- what came of it --------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------
 
     @property
     def directive(self) -> Directive:
         return self.engine.directive
 
     def made(self, kind: type[Any] | UnionType) -> list[Any]:
-        """The effects of this kind, oldest first."""
+        """Return the effects of this kind, oldest first."""
         return [effect for effect in self.said if isinstance(effect, kind)]

@@ -1,4 +1,4 @@
-"""Members without a key: when they are lost, and when their workers count as stopped."""
+"""Members without a key: the times at which they count as lost and their workers as stopped."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ LONG_AGO = 1e6
 
 
 class Absent:
-    """Member b ran round 1 and has no key; round 2 is joinable. One watcher's memory of it.
+    """Coordinator's memory of b, which ran round 1 and has no key; round 2 is joinable.
 
-    `said` is what b's key said at last, if that differs from what it said while it ran.
+    `said` holds the last content of b's key, if it differs from the content while b ran.
     """
 
     def __init__(self, said: dict[str, Any] | None = None, **bounds: Any) -> None:
@@ -63,7 +63,7 @@ class Absent:
         return self
 
     def came_and_went(self, session: str) -> Absent:
-        """It was here for a while under another session."""
+        """Register the member for a while under another session."""
         self.job.member("b", session=session, state=RUNNING, round=1).view()
         self.job.gone("b")
         return self
@@ -79,17 +79,17 @@ class Absent:
         return absence.is_lost(seat, view, bounds, self.peers, self.timers)
 
     def opens(self, after: float = 0.0) -> Absent:
-        """Round 2 opens only now."""
+        """Open round 2 only now."""
         self.opened = self.job.later(after).now
         return self
 
     def probe(self) -> Absent:
-        """The inquiry is sent."""
+        """Send the inquiry."""
         self.asks()
         return self
 
     def asks(self) -> list[str]:
-        """Who is probed now."""
+        """Return the members probed now."""
         effects, _ = self.peers.tend(self.job.view(), identity("a"), self.job.now, 1.0)
         return [effect.member for effect in effects if isinstance(effect, Probe)]
 
@@ -110,7 +110,7 @@ class Absent:
         return None if self.timers.wake is None else self.timers.wake - self.job.now
 
 
-# -- is it lost? ----------------------------------------------------------------------
+# -- lost members ---------------------------------------------------------------------
 
 
 def test_who_vanishes_under_a_settled_coordinator_is_lost_at_once() -> None:
@@ -122,7 +122,7 @@ def test_who_vanishes_under_a_settled_coordinator_is_lost_at_once() -> None:
 def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
     lease: float, patience: float
 ) -> None:
-    """For a lease, but never for less than it may live on the proof of links alone."""
+    """The member has a lease's time, and at least the time that evidence from links lasts."""
     absent = Absent(keep_alive_seconds=lease).took_over()
     assert not absent.lost()
     assert not absent.lost(INQUIRY_SECONDS)
@@ -132,7 +132,7 @@ def test_who_was_absent_at_the_change_of_coordinator_may_register_again(
 
 
 def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -> None:
-    """After an outage of etcd nearly all have registered by then."""
+    """Nearly all members have registered by then after an outage of etcd."""
     absent = Absent().took_over()
     assert not absent.lost()
     assert absent.wakes_in == pytest.approx(INQUIRY_SECONDS)
@@ -143,7 +143,7 @@ def test_who_was_absent_at_the_change_of_coordinator_is_asked_a_little_later() -
 
 @pytest.mark.parametrize("led", [False, True], ids=["a member", "our predecessor"])
 def test_where_neither_link_nor_launcher_answers_there_is_nobody_to_register(led: bool) -> None:
-    """Who lost no more than its lease would answer: after an outage of etcd a gang is healthy."""
+    """A member that only lost its lease would answer: after an outage of etcd a gang is healthy."""
     absent = Absent().took_over()
     if led:
         absent.peers.led_by(B, absent.job.now - 2.0)
@@ -189,7 +189,7 @@ def test_proof_of_its_end_leaves_no_patience() -> None:
 
 
 def test_a_proof_says_nothing_of_a_later_session() -> None:
-    """Its containers came back, and then only its lease ran out."""
+    """The member's containers came back, and then only its lease expired."""
     absent = Absent().answers(GONE).came_and_went("s2").took_over().heard()
     assert not absent.lost()
     assert absent.answers(GONE, "s2").lost()
@@ -218,7 +218,7 @@ def test_who_came_back_begins_anew() -> None:
     assert not absent.heard().lost()
 
 
-# -- have its workers stopped? --------------------------------------------------------
+# -- stopped workers ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_who_came_back_begins_anew() -> None:
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_what_it_said_before_it_went(said: dict[str, Any], stopped: bool) -> None:
-    """A leaver counts once it said that nothing runs: its key may go by its lease or a fence."""
+    """A leaver counts once it reported stopped workers: its key may go by its lease or a fence."""
     absent = Absent(said)
     assert absent.stopped() is stopped
     assert (B in absent.peers.inquiries) is not stopped
@@ -272,7 +272,7 @@ def test_without_an_answer_nothing_counts_as_stopped() -> None:
 
 
 def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> None:
-    """An answer is an event of its own; to look again and again would cost a large job much."""
+    """An answer is an event of its own; repeated checks would be expensive in a large job."""
     absent = Absent()
     assert not absent.stopped()
     assert absent.wakes_in == pytest.approx(absence.ASK_SOON_SECONDS)
@@ -296,7 +296,7 @@ def test_a_question_wakes_once_to_be_asked_and_then_waits_for_its_answer() -> No
 def test_who_was_absent_for_long_is_told_only_when_the_round_opens(
     verdict: Verdict, after: float
 ) -> None:
-    """Its patience may be over by then, but its kill has only begun."""
+    """The member's patience may be over by then, but its kill has only begun."""
     absent = Absent()
     assert not absent.stopped()
     absent.opens(60).answers(verdict)
@@ -317,7 +317,7 @@ def test_orphans_are_waited_for_as_long_as_launchers_keep_them() -> None:
 
 @pytest.mark.parametrize(("ago", "after"), [(0.0, 4.0), (1.5, 2.5), (3.5, 0.5)])
 def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: float) -> None:
-    """It may run for three seconds after it was heard, and takes one to kill its workers."""
+    """The member may run for 3 s after its last message, and takes 1 s to kill its workers."""
     absent = Absent().heard(ago)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
@@ -326,7 +326,7 @@ def test_silence_counts_when_it_can_trust_its_link_no_more(ago: float, after: fl
 
 
 def test_silence_counts_no_sooner_than_its_lease_has_ended_and_its_workers_with_it() -> None:
-    """Nothing was heard of it for longer than it could trust that."""
+    """The member was silent for longer than a link can be trusted."""
     absent = Absent().heard(60.0)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
@@ -348,7 +348,7 @@ def test_a_former_coordinator_trusted_our_own_link_to_it() -> None:
 def test_a_launcher_that_nobody_can_ask_holds_the_same_deadline(
     lease: float, ago: float, after: float
 ) -> None:
-    """It has no port: it is the agent's own child."""
+    """The launcher has no port: it is the agent's own child."""
     absent = Absent(keep_alive_seconds=lease)
     roster = absent.job.roster(1)
     alone = tuple(seat._replace(launcher_port=0) for seat in roster.seats)
@@ -387,7 +387,7 @@ def test_what_we_permitted_ourselves_is_waited_for() -> None:
 def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_us(
     led_ago: float | None, after: float
 ) -> None:
-    """What that one knew is as old as its link to us, and one more link makes it older."""
+    """The predecessor's knowledge is as old as its link here, and its own link adds age."""
     absent = Absent().took_over()
     if led_ago is not None:
         absent.peers.led_by(identity("c"), absent.job.now - led_ago)
@@ -398,7 +398,7 @@ def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_u
 
 
 def test_a_silent_member_that_was_fenced_keeps_its_lease_in_its_own_eyes() -> None:
-    """Whoever fenced it: the round says so to the next coordinator."""
+    """The round tells the next coordinator of the fence, no matter who set it."""
     absent = Absent()
     absent.job.round(2, previous=1, fenced=(B,))
     assert not absent.stopped()
@@ -416,7 +416,7 @@ def test_the_last_answer_counts() -> None:
 
 
 def test_workers_that_are_seen_to_run_have_not_stopped_because_a_peer_of_theirs_has() -> None:
-    """A whole gang outlived etcd; within reach of it again it stops, one node before the other."""
+    """A whole gang outlived etcd; back in reach of etcd it stops, one node before the other."""
     job = Job("n", "y", "z", keep_alive_seconds=LEASE).sealed("y", "z")
     job.look()
     job.later(60).gone("y", "z").round(2, previous=1).idle()
@@ -437,7 +437,7 @@ def test_a_proof_from_before_its_last_session_needs_one() -> None:
     assert B in absent.peers.inquiries
 
 
-# -- no round beside them -------------------------------------------------------------
+# -- no concurrent round --------------------------------------------------------------
 
 
 def ids(names: str) -> tuple[str, ...]:
@@ -445,7 +445,7 @@ def ids(names: str) -> tuple[str, ...]:
 
 
 def recovering(**bounds: Any) -> Job:
-    """Round 2 is joinable: a and b wait, and nobody knows what became of z, which ran round 1."""
+    """Return a job in joinable round 2: a and b wait; z, which ran round 1, is unknown."""
     job = Job("a", "b", "z", **bounds).sealed(*"abz")
     job.look()
     job.later(60).gone("z").round(2, previous=1)
@@ -496,7 +496,7 @@ def test_who_said_that_it_left_and_stopped_is_not_asked() -> None:
 
 
 def test_who_only_said_that_it_leaves_is_asked() -> None:
-    """Its agent may have died while its workers stopped."""
+    """The leaver's agent may have died while its workers stopped."""
     job = recovering()
     job.coordinator.leavers[identity("z")] = "drained"
     job.idle().answers("z", WORKERS).later(1).idle()
@@ -520,7 +520,7 @@ def test_a_leavers_key_that_went_does_not_say_that_its_workers_stopped(fenced: b
 
 
 def test_who_is_cut_off_from_etcd_alone_has_time_to_kill_once_it_is_told() -> None:
-    """Its patience went by before the round opened, which its link tells it only then."""
+    """The member's patience passed before the round opened, which its link reports only then."""
     job = Job("a", "b", expected=2, keep_alive_seconds=LEASE).sealed("a", "b").idle().later(60)
     link = job.coordinator.peers
     link.up(PeerUp(B, "s1"), job.now)
@@ -578,7 +578,7 @@ def test_a_fenced_member_is_asked_like_any_other() -> None:
 
 @pytest.mark.parametrize("name", ["z", "y"])
 def test_no_round_is_frozen_while_an_orphans_workers_live(name: str) -> None:
-    """Not even those of an older round, y's, whose seat nobody looks at any more."""
+    """Workers of an older round, y's, count too, although y's seat is no longer considered."""
     job = recovering()
     job.coordinator.peers.adopt(a_member(name), 2, job.now, ORPHAN_SECONDS)
     job.idle().answers("z", GONE)

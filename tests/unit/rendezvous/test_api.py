@@ -1,4 +1,4 @@
-"""The API that users of torch's elastic modules know."""
+"""Public API with the names of torch's elastic modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a final round to the next: what is charged, what is excused, and when the job is over."""
+"""Transition from a final round to the next: charges, excuses, and the end of the job."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ WINDOW = 6.0  # keep-alive and a second
 
 
 def gang(**bounds: Any) -> Job:
-    """Three members run round 1; a fourth, which took no part, coordinates."""
+    """Return a job in which three members run round 1; a fourth without workers coordinates."""
     job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
     return job.sealed("a", "b", "c").idle().later(60)
 
 
 def stopped(job: Job, *names: str, round: int = 1) -> Job:
-    """The workers of these have ended, and they wait."""
+    """Let these members wait with ended workers."""
     for name in names:
         job.change(name, state=MemberState.WAITING, round=round)
     return job
 
 
-# -- at once --------------------------------------------------------------------------
+# -- immediate charges ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_failure_that_speaks_for_itself_is_charged_at_once(kind: FailureClass)
 
 
 def test_a_failure_in_an_older_round_of_that_number_is_never_charged() -> None:
-    """etcd lost its data, others sealed round 1 anew, and y tells how its own round 1 ended."""
+    """etcd lost its data, others sealed round 1 anew, and y reports the end of its own round 1."""
     job = gang().member("y", round=1, known=1).failure("y").idle()
     current = job.failure("b", kind=ABORT).act()
     assert (current.cause.members, current.charged, current.pending) == (("b",), (), (1,))
@@ -119,7 +119,7 @@ def test_without_restarts_the_first_failure_ends_the_job() -> None:
 
 
 def aborted(**bounds: Any) -> Job:
-    """Collectives broke at a and b, for no visible reason; round 2 waits for more nodes."""
+    """Return a job with unexplained aborts at a and b; round 2 waits for more nodes."""
     job = (
         gang(**{"min_nodes": 5, "max_nodes": 5, **bounds})
         .failure("a", kind=ABORT)
@@ -146,7 +146,7 @@ def test_an_aborted_collective_is_charged_when_nobody_was_lost() -> None:
 def test_the_verdict_waits_for_a_member_that_has_yet_to_tell(
     state: MemberState, round: int
 ) -> None:
-    """It may be about to say that it leaves, and the way of its word is long."""
+    """The member may be about to report its leave, which takes a while to arrive."""
     job = aborted(stop_grace_seconds=60).change("c", state=state, round=round)
     job.later(2 * WINDOW - 0.1).idle()
     current = job.change("c", state=MemberState.LEAVING, reason="evicted").act()
@@ -159,7 +159,7 @@ def test_the_verdict_does_not_wait_for_what_is_never_told() -> None:
 
 
 def test_the_verdict_waits_for_the_lease_of_a_member_that_answers_nobody() -> None:
-    """It may last a little longer than the window, and then it is the reason."""
+    """The lease may last a little longer than the window; its expiry is then the reason."""
     job = aborted().answers("c", Verdict.UNKNOWN).later(WINDOW).idle()
     current = job.later(1).gone("c").act()
     assert (current.charged, current.pending, current.counts.losses) == ((), (), 1)
@@ -199,7 +199,7 @@ def test_an_aborted_collective_is_excused_by_a_leave() -> None:
 
 
 def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
-    """Its own word of that may be lost where its machine is being taken away."""
+    """A leaver's own report may be lost when its machine is being taken away."""
     evicted = Mark(identity("c"), "EvictionByEvictionAPI", preempted=True)
     current = aborted().bounds(marks=(evicted,)).act()
     assert (current.charged, current.pending) == ((), ())
@@ -214,7 +214,7 @@ def test_an_aborted_collective_is_excused_by_one_that_was_told_to_go() -> None:
 def test_an_aborted_collective_is_excused_by_workers_that_ended_without_their_agent(
     session: str, failed: bool, excused: bool
 ) -> None:
-    """Their launcher ended them, or they were the first to abort: their agent was away."""
+    """The launcher ended the workers, or they were the first to abort: their agent was away."""
     job = aborted()
     if failed:
         job.failure("c", kind=ABORT)
@@ -235,7 +235,7 @@ def test_a_done_member_under_a_new_session_excuses_nothing() -> None:
 
 
 def test_a_peer_that_had_ended_with_success_is_named() -> None:
-    """The others waited for one that had ended too early: their own words do not say for whom."""
+    """The others waited for a member that ended too early: their messages do not name it."""
     job = gang(max_restarts=0).done("c").failure("a", kind=ABORT, message="peer gone")
     said = "rank 0 on a ended with exit code 1: peer gone; by then c had ended with success"
     assert job.act().cause.detail == said
@@ -264,7 +264,7 @@ HANG = FailureClass.HANG
 
 
 def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> None:
-    """One that hung says so seconds after those that waited for it."""
+    """A hung worker's failure is reported seconds after those of its waiting peers."""
     job = aborted(stop_grace_seconds=60).change("c", state=MemberState.STOPPING, round=1)
     current = job.failure("c", kind=HANG, message="no progress").act()
     assert current.cause.members == ("c",)
@@ -274,7 +274,7 @@ def test_a_round_is_put_down_to_the_culprit_who_told_later_than_its_peers() -> N
 
 @pytest.mark.parametrize("row", [0, 3])
 def test_a_round_is_put_down_to_whom_the_status_names(row: int) -> None:
-    """All failed for the same reason: who was heard first need not be who failed first."""
+    """The failures have the same reason: the first report need not be the first failure."""
     job = Job("z", "a", "b", "c", max_nodes=3, max_restarts=9)
     job.sealed("a", "b", "c", streak=Streak(row)).idle().later(1)
     opened = job.failure("b").act()
@@ -310,7 +310,7 @@ def test_the_verdict_does_not_hold_up_the_next_round() -> None:
 
 
 def test_a_verdict_does_not_disturb_a_frozen_round() -> None:
-    """It would change the revision that members confirm."""
+    """A verdict would change the revision that members confirm."""
     job = aborted().bounds(max_nodes=3, max_restarts=3, confirm_seconds=60)
     assert job.act().state is RoundState.FROZEN
     job.idle().later(WINDOW + 1).idle()
@@ -339,7 +339,7 @@ def test_a_new_coordinator_gives_the_whole_time_again() -> None:
 
 
 def port_taken(retries: int, charged: tuple[int, ...] = ()) -> Job:
-    """Rank 0 could not bind, after so many rounds in a row in which it couldn't either."""
+    """Return a job whose rank 0 could not bind its port, after `retries` such rounds in a row."""
     job = gang().round(1, RoundState.FINAL, port_retries=retries, charged=charged)
     return job.failure("a", kind=PORT).failure("b", kind=ABORT)
 

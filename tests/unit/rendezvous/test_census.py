@@ -1,4 +1,4 @@
-"""Who can be frozen, and the freeze rule as a table."""
+"""Members eligible for a freeze, and the freeze rule as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAITING, RUNNING, STOPPING, LEAVING, DONE = MemberState
 
 @dataclass(frozen=True)
 class Case:
-    """The freeze rule for members named by letters; capitals are survivors that wait."""
+    """Case of the freeze rule, with members named by letters; capitals are survivors that wait."""
 
     waiting: str
     bounds: Bounds
@@ -70,7 +70,7 @@ def test_the_freeze_rule(case: Case) -> None:
         assert choice == Freeze(tuple(identity(letter) for letter in case.frozen))
 
 
-# -- who counts as what ---------------------------------------------------------------
+# -- classification -------------------------------------------------------------------
 
 
 def census(job: Job, previous: int = 0, silenced: set[str] | None = None) -> Census:

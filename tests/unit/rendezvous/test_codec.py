@@ -1,4 +1,4 @@
-"""The stored form of records: what it is, what it forgives and what it refuses."""
+"""Stored form of records: format, tolerance and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEY = "/elasticjob/team/uid/0/bounds"
 
 
 def any_record() -> st.SearchStrategy[Any]:
-    """Any record with any values; text may hold everything but lone surrogates."""
+    """Return a strategy for any record with any values; text may hold all but lone surrogates."""
     seconds, sizes = st.floats(0, 1e9), st.integers(1)
     limits = {f.name: seconds for f in fields(Bounds) if f.name.endswith("_seconds")}
     limits |= dict.fromkeys(("min_nodes", "max_nodes", "increment", "max_restarts"), sizes)
@@ -74,7 +74,7 @@ def test_fields_at_their_default_are_left_out(kind: type[Any]) -> None:
 
 
 def _some(name: str) -> Any:
-    """A value for a field without a default."""
+    """Return a value for a field without a default."""
     special = {"state": RoundState.FINAL, "kind": "UserError", "seats": ()}
     special["cause"] = Cause(CauseKind.JOIN)  # type: ignore[assignment]
     numbers = ("number", "round", "port", "size", "rank", "nodes", "at_ms")

@@ -1,4 +1,4 @@
-"""What the coordinator writes: rounds from their opening to the seal, and fences."""
+"""Coordinator's writes: rounds from their opening to the seal, and fences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def confirm(job: Job, *names: str) -> Job:
 
 
 def frozen(*names: str, **bounds: Any) -> Job:
-    """Round 1 has just been frozen with all of these."""
+    """Return a job whose round 1 has just been frozen with all of these members."""
     job = Job(*names, **{"max_nodes": len(names), **bounds}).round(1)
     current = job.act()
     assert (current.state, current.ids) == (FROZEN, ids("".join(names)))
@@ -244,7 +244,7 @@ def test_who_comes_during_the_last_call_is_taken_and_may_end_it() -> None:
 
 
 def recovering(*names: str, **bounds: Any) -> Job:
-    """Round 2 is joinable since z was proven gone; all of these ran round 1."""
+    """Return a job in round 2, joinable since z was proven gone; all of these ran round 1."""
     job = Job(*names, "z", **bounds).sealed(*names, "z")
     job.look()
     job.later(60).gone("z", proven=True)
@@ -269,7 +269,7 @@ def test_nobody_is_asked_while_an_older_worker_may_run() -> None:
 
 
 def test_a_leaver_is_waited_for_too() -> None:
-    """Until it says that its workers have ended; while its key may still stand."""
+    """The wait lasts until it reports stopped workers, even while its key exists."""
     job = recovering("a", "b").change("a", state=WAITING).change("b", state=LEAVING).idle()
     assert job.change("b", stopped=True).act().ids == ids("a")
 
@@ -290,7 +290,7 @@ def test_a_coordinator_fences_others_and_never_itself() -> None:
 
 
 def test_a_round_says_who_was_fenced_until_it_is_final() -> None:
-    """A successor must not take the lease of such a member for over."""
+    """A successor must not consider such a member's lease expired."""
     job = recovering("a", "b", "c").change("a", state=WAITING).idle().later(15)
     assert job.act().fenced == ids("bc")
     for name in "bc":
@@ -436,7 +436,7 @@ def test_without_the_silent_there_is_no_round_so_they_are_asked_again() -> None:
 
 
 def test_a_number_is_sealed_once() -> None:
-    """Even if somebody else sealed it and the round's own record was lost."""
+    """Even if another member sealed it and the round's own record was lost."""
     job = confirm(frozen("a", "b"), "a", "b")
     act = job.look()
     assert act is not None
@@ -465,7 +465,7 @@ def job_cause() -> Any:
     return Job("a").round(1).current().cause
 
 
-# -- what a round cost ----------------------------------------------------------------
+# -- costs of a round -----------------------------------------------------------------
 
 
 def test_the_history_of_a_recovery() -> None:
@@ -561,7 +561,7 @@ def test_a_round_that_somebody_outnumbers_is_opened_anew(state: RoundState) -> N
 
 
 def test_a_round_after_one_that_nobody_knows_waits_for_those_who_ran_it() -> None:
-    """They outlived etcd, and one is slower to register than the others."""
+    """The members outlived etcd, and one is slower to register than the others."""
     job = Job("a", "b", keep_alive_seconds=5, expected=2).round(1).change("b", known=7)
     assert job.act().number == 8
     job.idle().later(4.9).idle()

@@ -1,14 +1,20 @@
-"""Each round that ends is counted once: as a charged failure, or by what else ended it."""
+"""Counters of ended rounds: each counts once, as a charged failure or by its other cause."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.bounds import Mark
+from elasticjob_rendezvous.core.bounds import Bounds, Mark
 from elasticjob_rendezvous.core.costs import History
-from elasticjob_rendezvous.core.counts import counted
+from elasticjob_rendezvous.core.counts import (
+    counted,
+    leave_cause,
+    told_of_preemption,
+    with_later_leaves,
+)
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
     Cause,
@@ -18,7 +24,8 @@ from elasticjob_rendezvous.core.records import (
     Round,
     RoundState,
 )
-from tests.unit.rendezvous.builders import KEYS, Job, identity
+from elasticjob_rendezvous.core.roster import Seat, seal
+from tests.unit.rendezvous.builders import KEYS, Job, a_member, identity
 
 ABORT, PORT = FailureClass.PEER_ABORT, FailureClass.MASTER_PORT
 EVICTED = (Mark(identity("b"), "EvictionByEvictionAPI", preempted=True),)
@@ -26,7 +33,7 @@ BEFORE = Counts(1, 1, 1, 1, 1)
 
 
 def gang(**bounds: Any) -> Job:
-    """Three members run round 1; a fourth, which took no part, coordinates."""
+    """Return a job in which three members run round 1; a fourth without workers coordinates."""
     job = Job("z", "a", "b", "c", **{"max_nodes": 3, "max_restarts": 3, **bounds})
     return job.sealed("a", "b", "c", counts=BEFORE).idle().later(60)
 
@@ -76,7 +83,7 @@ def test_what_ends_a_round_is_counted(trouble: str, counts: Counts) -> None:
 
 
 def aborted() -> Job:
-    """Collectives broke at a; round 2 is joinable and the verdict pends."""
+    """Return a job with an abort at a; round 2 is joinable and the verdict is pending."""
     job = gang().failure("a", kind=ABORT)
     job.act()
     return job.idle()
@@ -89,7 +96,7 @@ def test_the_verdict_counts_the_loss_that_excuses_an_abort() -> None:
 
 
 def test_the_verdict_counts_the_leave_that_excuses_an_abort() -> None:
-    """And its peers are killed all the same: they may be stuck in a collective."""
+    """The leaver's peers are killed nevertheless: they may be stuck in a collective."""
     job = aborted().change("c", state=MemberState.LEAVING, reason="drained")
     current = job.act()
     assert (current.charged, current.counts) == ((), Counts(1, 2, 1, 1, 1))
@@ -107,7 +114,7 @@ def test_the_verdict_counts_a_preemption() -> None:
 
 
 def test_who_marked_a_member_to_leave_knows_better_why() -> None:
-    """Its own word is that it was told to end, whichever came first."""
+    """The member itself only knows that it was told to end; the mark takes precedence."""
     slow = (Mark(identity("b"), "SurplusStraggler"), Mark(identity("c"), "SurplusStraggler"))
     job = gang().bounds(max_nodes=2, marks=slow)
     job.change("b", state=MemberState.LEAVING, reason="SIGTERM").idle().later(1)
@@ -121,18 +128,18 @@ def test_who_marked_a_member_to_leave_knows_better_why() -> None:
     assert (again.cause.members, again.cause.detail) == (("b", "c"), "SurplusStraggler")
 
 
-# -- the operator's word comes late -----------------------------------------------------
+# -- late marks of the operator ---------------------------------------------------------
 
 
 def left() -> Job:
-    """b left, and round 2 is open because of it."""
+    """Return a job in which b left, and round 2 is open because of it."""
     job = gang().change("b", state=MemberState.LEAVING, reason="its pod is to end").idle().later(1)
     assert job.act().counts == Counts(1, 2, 1, 1, 1)
     return job
 
 
 def frozen(job: Job, *staying: str) -> Round:
-    """The open round once these wait in it, and b and c have gone."""
+    """Return the open round once these wait in it, and b and c have gone."""
     for name in staying:
         job.change(name, state=MemberState.WAITING)
     job.gone("b", "c", proven=True)
@@ -170,7 +177,7 @@ def test_other_marks_change_nothing(mark: Mark) -> None:
     left().bounds(max_nodes=3, marks=(mark,)).idle()
 
 
-# -- who leaves while the next round is open already --------------------------------------
+# -- leaves while the next round is open --------------------------------------------------
 
 
 def test_who_leaves_before_the_round_freezes_is_named_with_the_first() -> None:
@@ -212,3 +219,33 @@ def test_a_done_member_that_leaves_is_no_cause() -> None:
 
 def test_a_loss_meanwhile_is_no_leave() -> None:
     assert frozen(left().idle(), "a").cause.members == ("b",)
+
+
+# -- causes of leaves, alone ----------------------------------------------------------------
+
+
+def seats(*names: str) -> list[Seat]:
+    members = [a_member(name) for name in names]
+    return list(seal(1, members, 0).seats)
+
+
+def test_a_leave_without_a_reason_has_no_detail() -> None:
+    cause = leave_cause(seats("a", "b"), {identity("b"): "drained"}, Bounds(1, 3))
+    assert cause == Cause(CauseKind.LEAVE, ("a", "b"), "drained", urgent=False)
+    assert leave_cause(seats("a"), {}, Bounds(1, 3)).detail == ""
+
+
+def test_reasons_of_later_leaves_are_told_once_each() -> None:
+    first = Cause(CauseKind.LEAVE, ("a",), "drained; scaled")
+    words = {identity("a"): "drained", identity("b"): "drained", identity("c"): ""}
+    cause = with_later_leaves(first, seats("a", "b", "c"), words.get, Bounds(1, 3))
+    assert cause == Cause(CauseKind.LEAVE, ("a", "b", "c"), "drained; scaled")
+    silent = with_later_leaves(replace(first, detail=""), seats("a", "c"), words.get, Bounds(1, 3))
+    assert silent == Cause(CauseKind.LEAVE, ("a", "c"), "")
+
+
+def test_a_leave_that_was_a_preemption_stays_urgent_and_names_its_members() -> None:
+    leave = Cause(CauseKind.LEAVE, ("b", "x"), "drained", urgent=True)
+    told = told_of_preemption(leave, BEFORE, seats("a", "b"), Bounds(1, 3, marks=EVICTED))
+    wanted = Cause(CauseKind.PREEMPTION, ("b", "x"), "EvictionByEvictionAPI", urgent=True)
+    assert told == (wanted, Counts(1, 0, 2, 1, 1))

@@ -1,4 +1,4 @@
-"""Failures in a row: the pause before the next recovery, and the end of what is hopeless."""
+"""Crash-loop back-off: the pause before the next recovery, and the end without progress."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from elasticjob_rendezvous.core.records import (
     RoundState,
     Streak,
 )
-from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
+from elasticjob_rendezvous.core.timers import Timers
+from tests.unit.rendezvous.builders import KEYS, Job, a_failure, a_round, identity
 
 SOON_MS, LATE_MS = 3_000, int(SOON_SECONDS * 1000)
 ABORT = FailureClass.PEER_ABORT
 
 
 def failed(*failures: dict[str, Any], seconds: float = 3.0, stepped: bool = False) -> Streak:
-    """The streak after one failure after the other, each a charge of its own."""
+    """Return the streak after these consecutive failures, each a charge of its own."""
     streak = Streak()
     for fields in failures:
         streak = after_failure(streak, [a_failure("a", **fields)], Life(seconds, stepped))
@@ -67,7 +68,7 @@ def test_a_coordinator_that_saw_the_round_stand_for_long_knows_it_too() -> None:
 
 
 def test_steps_of_any_worker_are_training() -> None:
-    """Often one rank alone tells them, and it is not the one that fails."""
+    """Often one rank alone reports steps, and another one fails."""
     assert failed({}, {}, stepped=True).row == 0
     found = [a_failure("a"), a_failure("b", kind=ABORT, step=3)]
     assert after_failure(Streak(2), found, Life(1.0)).row == 0
@@ -91,7 +92,7 @@ def test_failures_at_one_step_are_counted(steps: list[int | None], times: int) -
 
 
 def test_the_culprits_step_counts() -> None:
-    """Its peers, whose collectives broke, may have told another."""
+    """The culprit's peers, whose collectives broke, may have reported another step."""
     found = [a_failure("a", step=6, kind=ABORT), a_failure("b", step=7)]
     assert after_failure(Streak(), found, Life(1.0)).step == 7
 
@@ -100,7 +101,7 @@ def test_the_culprits_step_counts() -> None:
 
 
 def crashed(row: int, **fields: Any) -> Job:
-    """Workers failed in round 1 soon after `row` failures in a row; round 2 is open."""
+    """Return a job whose workers failed soon in round 1, after `row` failures; round 2 is open."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9, join_timeout_seconds=1)
     job.sealed("a", "b", streak=Streak(row)).idle().later(5)
     job.failure("b", ran_ms=SOON_MS, **fields)
@@ -121,7 +122,7 @@ def test_the_recovery_waits_and_says_so() -> None:
 
 @pytest.mark.parametrize("verdict", ["at once", "later"])
 def test_a_job_that_trained_is_not_put_off(verdict: str) -> None:
-    """Rank 0 told a step; another rank failed."""
+    """Rank 0 reported a step; another rank failed."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(5)).idle().later(5).change("a", step=17)
     if verdict == "at once":
@@ -172,12 +173,12 @@ def test_what_is_no_failure_never_waits(trouble: str) -> None:
 
 
 def test_an_abort_waits_once_it_is_charged() -> None:
-    """Before that it may be a loss, which waits for nothing."""
+    """An uncharged abort may be a loss, which causes no pause."""
     job = Job("z", "a", "b", max_nodes=2, max_restarts=9)
     job.sealed("a", "b", streak=Streak(4)).idle().later(5).failure("a", kind=ABORT)
     current = job.act()
     assert (current.streak.row, current.pending) == (4, (1,))
-    job.idle().later(12)  # nobody told that its workers have ended
+    job.idle().later(12)  # no member has reported stopped workers
     current = job.act()
     assert (current.streak.row, current.charged) == (5, (1,))
     assert "backing off 8 s" in current.cause.detail
@@ -225,3 +226,40 @@ def test_what_was_said_of_the_cause_stays() -> None:
 def test_each_failure_in_a_row_has_its_ordinal(row: int, said: str) -> None:
     detail = crashes.explained(Cause(CauseKind.FAILURE), Streak(row=row)).detail
     assert detail.endswith(f" s after the {said} failure in a row")
+
+
+def test_a_round_without_failure_records_counts_as_another_failure() -> None:
+    assert after_failure(Streak(2), [], Life(1.0)) == Streak(3)
+
+
+@pytest.mark.parametrize(
+    ("began", "next_opened", "seconds"),
+    [(None, None, 0.0), (None, 8.0, 0.0), (5.0, None, 15.0), (5.0, 8.0, 3.0)],
+    ids=["not seen", "end seen", "open until now", "ended when the next round opened"],
+)
+def test_life_of_a_round_is_from_final_to_the_next_round(
+    began: float | None, next_opened: float | None, seconds: float
+) -> None:
+    timers = Timers(now=20.0)
+    timers.start(("state", 6, RoundState.FINAL), 1.0)
+    timers.start(("state", 6, RoundState.JOINABLE), 2.0)
+    if began is not None:
+        timers.start(("state", 7, RoundState.FINAL), began)
+    if next_opened is not None:
+        timers.start(("state", 8, RoundState.JOINABLE), next_opened)
+    timers.start(("state", 9, RoundState.JOINABLE), 19.0)
+    assert crashes.lived(7, timers) == Life(seconds)
+    timers.start(("stepped", 7), 6.0)
+    assert crashes.lived(7, timers) == Life(seconds, stepped=True)
+
+
+@pytest.mark.parametrize(("charged", "pauses"), [((1,), True), ((), False)])
+def test_a_corrected_cause_names_the_pause_of_a_charged_round(
+    charged: tuple[int, ...], pauses: bool
+) -> None:
+    first, known = a_failure("a", kind=ABORT), a_failure("b", message="boom")
+    cause = Cause(CauseKind.FAILURE, ("a",), "rank 0 on a failed")
+    current = a_round(2, cause=cause, previous=1, charged=charged, streak=Streak(3))
+    detail = crashes.put_right(current, [first, known]).detail
+    assert detail.startswith("rank 0 on b ended with exit code 1: boom")
+    assert ("backing off 2 s" in detail) is pauses

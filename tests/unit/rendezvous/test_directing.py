@@ -1,4 +1,4 @@
-"""What the agent is told to do with its workers."""
+"""Directives to the agent about its workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def directed(
 
 
 def final(*names: str, number: int = 2) -> Job:
-    """A round that has just become final; a has not started."""
+    """Return a job whose round has just become final; a has not started."""
     job = Job(*names).sealed(*names, number=number)
     return job.change("a", state=MemberState.WAITING, round=0)
 
@@ -73,13 +73,13 @@ def test_what_forbids_a_start(own: dict[str, Any]) -> None:
 
 def test_the_first_round_says_what_it_waits_for() -> None:
     job = final("a", "b", number=1).round(1, RoundState.JOINABLE)
-    said = "round 1 is joinable: it begins with 4 nodes, or with 1 or more after 30 s"
+    said = "round 1 is joinable: it starts with 4 nodes, or with at least 1 after 30 s"
     assert directed(job) == Idle(said)
 
 
 def test_who_is_done_is_no_newcomer() -> None:
     done = Local(ready=True, round=2, done=True)
-    said = "round 2 is final: this node is done, and ends with the others"
+    said = "round 2 is final: this node is done, and ends when the others do"
     assert directed(final("a", "b"), done) == Idle(said)
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_known_yet() -> None:
     assert directed(Job("a")) == Idle("registering")
 
 
-# -- going on and stopping ------------------------------------------------------------
+# -- continuing and stopping ----------------------------------------------------------
 
 
 def test_running_workers_go_on() -> None:

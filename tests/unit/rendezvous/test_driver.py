@@ -1,4 +1,4 @@
-"""The order of events: a crowd's changes are gathered, and each request has one answer."""
+"""Order of events: many changes are batched, and each request has one answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Recorder:
-    """Stands in for the engine of a coordinator that waits for `awaited` members."""
+    """Fake engine of a coordinator that waits for `awaited` members."""
 
     def __init__(self, members: int, awaited: int) -> None:
         self.coordinator = SimpleNamespace(active=True, awaited=awaited)
@@ -35,7 +35,7 @@ def change(revision: int) -> Changed:
 
 
 async def stepped(engine: Recorder, changes: int) -> tuple[int, list[Event]]:
-    """How many steps there were right after these changes, and all of them in the end."""
+    """Return the number of steps right after these changes, and all events in the end."""
     nothing = cast(Any, None)
     driver = Driver(cast(Any, engine), nothing, (), nothing, b"", lambda: None)
     running = asyncio.create_task(driver.run())
@@ -74,7 +74,7 @@ def test_a_few_members_are_judged_one_by_one() -> None:
 
 
 class RefusedWatch:
-    """Stands in for a client whose watch etcd refuses while it still works on another request."""
+    """Fake client whose watch etcd refuses while another request is under way."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -89,7 +89,7 @@ class RefusedWatch:
 
 
 class Requesting(Recorder):
-    """Stands in for an engine that begins with a watch and a request."""
+    """Fake engine that begins with a watch and a request."""
 
     def step(self, event: Event, clock: Clock) -> list[Effect]:
         super().step(event, clock)
@@ -97,7 +97,7 @@ class Requesting(Recorder):
 
 
 def test_a_refused_watch_is_no_answer_to_the_request_under_way() -> None:
-    """It was taken for one: the answer itself then met no request, and the member died of it."""
+    """The refusal once counted as the answer: the real answer then ended the member."""
 
     async def main() -> list[Event]:
         engine, client = Requesting(1, 0), RefusedWatch()

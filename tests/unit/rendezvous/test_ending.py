@@ -1,4 +1,4 @@
-"""What a coordinator sees in a final round, case by case."""
+"""Coordinator's findings in a final round, case by case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEASE = 5.0
 
 
 class Round:
-    """A final round of `seated`, and the coordinator's memory while it looks at it."""
+    """Final round of `seated`, and the coordinator's memory of it."""
 
     def __init__(self, seated: str = "abc", **bounds: Any) -> None:
         self.job = Job(*seated, **{"max_nodes": 8, "expected": len(seated), **bounds})
@@ -43,7 +43,7 @@ class Round:
         self.look_after(60)
 
     def look_after(self, seconds: float) -> FinalLook:
-        """Look once more when this much time has passed."""
+        """Look at the round again after this much time."""
         job = self.job.later(seconds)
         self.timers.begin_step(job.now)
         view = job.view()
@@ -54,7 +54,7 @@ class Round:
         )  # fmt: skip
 
     def seen(self, after: float = 0.0) -> tuple[CauseKind, tuple[str, ...]] | None:
-        """The cause that it sees."""
+        """Return the cause found by the coordinator."""
         cause = self.look_after(after).cause
         return None if cause is None else (cause.kind, cause.members)
 
@@ -109,7 +109,7 @@ def test_a_failure_opens_the_next_round_at_once() -> None:
 
 @pytest.mark.parametrize("kind", [FailureClass.USER_ERROR, FailureClass.PEER_ABORT])
 def test_a_failure_of_who_has_no_seat_ends_no_round(kind: FailureClass) -> None:
-    """After a loss of etcd's data: it was another round of the same number."""
+    """A loss of etcd's data has this effect: the failure is of another round of the same number."""
     round = Round("ab")
     round.job.member("c", round=1, known=1).failure("c", kind=kind)
     assert round.seen() == (CauseKind.JOIN, ("c",)), "it is a newcomer like any other"
@@ -167,7 +167,7 @@ def test_a_loss_is_dated_from_its_first_symptom() -> None:
 
 
 def test_who_stopped_its_workers_itself_is_lost_too() -> None:
-    """It was cut off for longer than its lease, and came back."""
+    """The member was cut off for longer than its lease, and came back."""
     round = Round()
     round.job.change("b", state=MemberState.WAITING, round=1)
     assert round.seen() == (CauseKind.LOSS, ("b",))
@@ -179,7 +179,7 @@ def test_who_has_not_started_yet_is_not() -> None:
     assert round.seen(60) is None
 
 
-# -- patience with losses -------------------------------------------------------------
+# -- delayed losses -------------------------------------------------------------------
 
 
 def test_after_taking_over_the_roster_has_a_leases_time_to_register_again() -> None:
@@ -219,7 +219,7 @@ def test_proof_ends_the_patience() -> None:
 
 
 def test_who_is_still_linked_may_register_again() -> None:
-    """An etcd outage may have cost it its lease: a healthy gang goes on."""
+    """An etcd outage may have cost the member its lease: a healthy gang continues."""
     round = Round()
     round.peers.up(PeerUp(identity("b"), "s1"), round.job.now)
     round.job.gone("b")
@@ -241,7 +241,7 @@ def test_leaves_that_are_close_share_a_round() -> None:
     assert round.seen() is None
     assert round.timers.wake == pytest.approx(round.job.now + LEAVE_QUIET_SECONDS)
     round.job.change("a", state=LEAVING, reason="scaled down")
-    assert round.seen(LEAVE_QUIET_SECONDS - 0.01) is None  # and the quiet begins anew
+    assert round.seen(LEAVE_QUIET_SECONDS - 0.01) is None  # the quiet period restarts
     look = round.look_after(LEAVE_QUIET_SECONDS)
     assert look.cause is not None
     assert (look.cause.kind, look.cause.members) == (CauseKind.LEAVE, ("a", "b"))
@@ -331,7 +331,7 @@ def test_a_done_member_that_leaves_moves_nobody() -> None:
 
 
 def test_a_mark_alone_moves_nobody() -> None:
-    """The marked member itself says that it leaves."""
+    """The marked member itself reports its leave."""
     round = Round(marks=(Mark(identity("b"), "scaled down"),))
     assert round.seen(60) is None
 
@@ -374,7 +374,7 @@ def test_a_newcomer_that_went_again_starts_no_round() -> None:
     round.job.gone("c")
     assert round.seen(10) is None
     round.job.member("c", session="s2")
-    assert round.seen() is None  # and settling begins anew
+    assert round.seen() is None  # settling restarts
     assert round.seen(3) == (CauseKind.JOIN, ("c",))
 
 

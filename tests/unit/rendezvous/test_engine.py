@@ -1,4 +1,4 @@
-"""The order in which one member does things, and what it does when etcd fails it."""
+"""Order of one member's actions, and its behaviour when etcd fails."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ PATIENCE = 60.0
 
 
 def alone(**config: Any) -> Node:
-    """A member that is its whole job, in its first final round."""
+    """Return the only member of a job, in its first final round."""
     return Node(SimEtcd(), "a", bounds=Bounds(1, 1), **config).start()
 
 
 def running(node: Node) -> Node:
-    """Its workers run."""
+    """Report running workers."""
     assert isinstance(node.directive, Run)
     number = node.directive.roster.number
     return node.hear(
@@ -118,7 +118,7 @@ def test_the_watch_is_in_place_before_anything_is_read_or_written() -> None:
 
 
 def test_nobody_registers_before_it_can_start_workers() -> None:
-    """All that could be done before, the lease and the watch, is ready by then."""
+    """The earlier steps, the lease and the watch, are complete by then."""
     node = Node(SimEtcd(), "a").start(replace(READY, ready=False)).later(PATIENCE)
     assert not node.made(Write)
     assert node.made(Grant)
@@ -173,7 +173,7 @@ def test_before_the_first_answer_patience_is_limited() -> None:
 
 
 def wait(node: Node) -> float:
-    """Wait until the engine asks again; returns for how long."""
+    """Wait until the engine repeats its request; return the seconds."""
     since = node.now
     for _ in range(20):
         if node.request is not None:
@@ -314,7 +314,7 @@ def test_past_its_lease_a_lone_member_kills_its_workers() -> None:
 def test_a_new_lease_vouches_for_nothing_before_a_key_hangs_on_it(
     passed: float, runs: bool
 ) -> None:
-    """It goes on being renewed, but the coordinator sees no key and waits only so long."""
+    """The lease is still renewed, but the coordinator sees no key and its wait is limited."""
     a, _ = pair()
     a.held = True
     a.hear(LeaseGone(a.engine.lease.id)).answer().hear(Tick())
@@ -339,7 +339,7 @@ def test_an_etcd_that_is_down_for_everybody_stops_nobody() -> None:
 
 @pytest.mark.parametrize("lease_seconds", [2.0, 5.0, 30.0, 120.0])
 def test_an_etcd_that_is_down_stops_nobody_however_long_the_lease_is(lease_seconds: float) -> None:
-    """That it is down is found out with each attempt to renew the lease."""
+    """Each attempt to renew the lease shows that etcd is down."""
     bounds = Bounds(1, 1, keep_alive_seconds=lease_seconds)
     node = Node(SimEtcd(), "a", bounds=bounds, keep_alive_seconds=lease_seconds).start()
     running(node).held = True
@@ -354,7 +354,7 @@ def test_an_etcd_that_is_down_stops_nobody_however_long_the_lease_is(lease_secon
 
 @pytest.mark.parametrize("renewed", [True, False])
 def test_who_outlived_etcd_alone_has_a_moment_to_renew_its_lease(renewed: bool) -> None:
-    """The first answer may be that to another request: that proves nobody gone."""
+    """The first answer may be that to another request: it does not prove the others gone."""
     node = running(alone())
     node.held = True
     node.hear(WatchBroken(node.made(Watch)[-1].generation, "etcd is down"))
@@ -374,7 +374,7 @@ def test_who_outlived_etcd_alone_has_a_moment_to_renew_its_lease(renewed: bool) 
 
 
 def pair() -> tuple[Node, Node]:
-    """a coordinates, b follows; both run round 1."""
+    """Return a, which coordinates, and b, which follows; both run round 1."""
     etcd = SimEtcd()
     nodes = [Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab"]
     settle(*nodes)
@@ -385,7 +385,7 @@ def pair() -> tuple[Node, Node]:
 
 
 def settle(*nodes: Node) -> None:
-    """Let news go round until nobody has any."""
+    """Exchange events until no node has any left."""
     for _ in range(10):
         for node in nodes:
             node.hear(Tick())
@@ -407,7 +407,7 @@ def test_the_roster_comes_with_the_news_that_the_round_is_final() -> None:
 
 
 def test_the_coordinators_key_is_watched_a_little_later() -> None:
-    """A large job's members must not all do so in the moment in which the round forms."""
+    """A large job's members must not all open this watch at the moment the round forms."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
     settle(a, b)
@@ -443,7 +443,7 @@ def test_a_member_past_its_lease_goes_on_while_its_coordinator_vouches() -> None
 
 
 def test_who_lives_by_its_link_gets_no_more_time_because_etcd_forgot_it() -> None:
-    """The coordinator counts from when it last heard of us, and knows nothing of this."""
+    """The coordinator counts from the member's last message, and does not see the lost lease."""
     _, b = pair()
     b.held = True
     link = b.engine.leadership.link
@@ -467,7 +467,7 @@ def test_a_coordinator_past_its_lease_and_alone_vouches_no_more() -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each time that a coordinator looks at all that it knows."""
+    """Record each of a coordinator's decisions."""
     looks: list[None] = []
     decide = deciding.decide
 
@@ -513,7 +513,7 @@ def test_a_word_that_ends_a_doubt_is_judged_at_once(
 
 
 def test_who_runs_nothing_and_has_no_session_vouches_for_nobody() -> None:
-    """Else a coordinator of the past could believe for ever that its gang is whole."""
+    """A former coordinator could otherwise consider its gang complete forever."""
     etcd = SimEtcd()
     a, b = (Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab")
     settle(a, b)
@@ -564,7 +564,7 @@ def test_when_the_coordinator_goes_the_other_takes_over() -> None:
 
 
 def test_the_successor_knows_of_a_silent_coordinator_before_it_takes_over() -> None:
-    """It asked since beats were missing, and waits no more once the lease has ended."""
+    """The successor has probed since beats were missing, and does not outwait the lease."""
     a, b = pair()
     silent = (identity("a"), a.engine.session)
     b.hear(LinkUp(*silent)).hear(LinkHeard(*silent, 1)).later(1.5)
@@ -591,11 +591,11 @@ def test_a_word_of_the_coordinator_ends_the_suspicion() -> None:
     assert not b.engine.coordinator.peers.inquiries
 
 
-# -- orders that were handed over -------------------------------------------------------
+# -- directives handed over -------------------------------------------------------------
 
 
 def reopened(etcd: SimEtcd, cause: CauseKind = CauseKind.JOIN) -> None:
-    """The coordinator opened round 2."""
+    """Open round 2, as the coordinator."""
     again = a_round(2, previous=1, cause=Cause(cause))
     etcd.txn(Txn((), (Put(KEYS.round, encode(again)),)))
 
@@ -607,7 +607,7 @@ def said_to_have_run(node: Node) -> int:
 
 
 def followers() -> tuple[Node, Node]:
-    """Round 1 is final, and nobody has started."""
+    """Return two nodes in the final round 1, neither of which has started workers."""
     etcd = SimEtcd()
     nodes = [Node(etcd, name, bounds=Bounds(2, 2)).start() for name in "ab"]
     settle(*nodes)
@@ -624,7 +624,7 @@ def test_an_order_that_nobody_took_is_forgotten() -> None:
 
 
 def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() -> None:
-    """Else the next round could start beside workers that are just being started."""
+    """The next round could otherwise start beside workers that are just being started."""
     _, b = followers()
     assert isinstance(b.engine.hand_over(), Run)
     reopened(b.etcd)
@@ -632,7 +632,7 @@ def test_workers_that_were_ordered_count_as_running_until_the_agent_answers() ->
     assert isinstance(b.directive, Stop)
     assert b.directive.round == 1
     assert said_to_have_run(b) == 0
-    b.hear(LocalChanged(READY))  # said before the order reached it
+    b.hear(LocalChanged(READY))  # reported before the directive arrived
     assert isinstance(b.directive, Stop)
     b.hear(LocalChanged(replace(READY, round=1)))
     assert said_to_have_run(b) == 1
@@ -654,7 +654,7 @@ def test_workers_that_ignore_the_end_of_their_round_are_killed_after_the_grace()
 
 
 def test_workers_found_running_after_their_round_was_over_are_killed_at_once() -> None:
-    """Their agent was away; the others have waited for long enough."""
+    """The workers' agent was away; the other members have waited long enough."""
     a, _ = pair()
     reopened(a.etcd)
     again = Node(a.etcd, "b", bounds=Bounds(2, 2), orphan_seconds=30.0)
@@ -690,7 +690,7 @@ def test_a_member_that_leaves_says_so_first_and_lets_its_workers_end() -> None:
 
 
 def test_who_left_keeps_its_word_in_etcd_until_the_round_moved_on() -> None:
-    """So that whoever coordinates by then can read why it went."""
+    """The coordinator of that time can then read the reason."""
     a, b = pair()
     b.hear(LocalChanged(LEAVES)).hear(LocalChanged(STOPPED))
     assert b.directive != Left()
@@ -821,7 +821,7 @@ def test_after_etcd_lost_its_data_the_round_is_restored_and_nobody_stops() -> No
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("of", ["request", "watch"])
 def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -> None:
-    """It knows no user of ours, say, until the operator has made them again."""
+    """The new etcd lacks the job's user, for example, until the operator has made it again."""
     node = running(alone(connect_seconds=10.0)).later(60.0)
     node.held = True
     node.hear(LocalChanged(replace(node.engine.local, master_port=5)))
@@ -844,7 +844,7 @@ def test_after_etcd_lost_its_data_nothing_is_hopeless(of: str, terminal: bool) -
 
 
 def test_data_lost_before_anything_was_read_is_noticed_by_the_watch() -> None:
-    """The watch waits for a revision of the lost past and would be silent for ever."""
+    """The watch waits for a revision of the lost past and would be silent forever."""
     etcd = SimEtcd()
     for _ in range(50):
         etcd.txn(Txn((), (Put("/another", b""),)))

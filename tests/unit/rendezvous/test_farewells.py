@@ -1,4 +1,4 @@
-"""Leaves that are told on links: who tells what, who keeps it for how long, and what it is for."""
+"""Leave notices on links: senders, retention and purpose."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.unit.rendezvous.test_ending import Round
 A, B, C = identity("a"), identity("b"), identity("c")
 BY_B = (Farewell(B, "n-b", "drained"),)
 DRAINED = (Farewell(B, "", "drained"),)
-"""By the agent of the session `s1`."""
+"""Notice from the agent of the session `s1`."""
 
 
 @pytest.fixture
 def pair() -> tuple[Node, Node]:
-    """a, which coordinates, and b, in a final round; neither has started its workers."""
+    """Return a, which coordinates, and b, in a final round; neither has started its workers."""
     etcd, bounds = SimEtcd(), Bounds(1, 2, last_call_seconds=1.0)
     a, b = Node(etcd, "a", bounds=bounds).start(), Node(etcd, "b", bounds=bounds).start()
     for _ in range(30):
@@ -37,7 +37,7 @@ def pair() -> tuple[Node, Node]:
     return a, b
 
 
-# -- telling ---------------------------------------------------------------------------
+# -- sending ---------------------------------------------------------------------------
 
 
 def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
@@ -49,7 +49,7 @@ def test_who_leaves_says_why_on_its_links(pair: tuple[Node, Node]) -> None:
 
 
 def test_a_coordinator_passes_on_what_it_hears(pair: tuple[Node, Node]) -> None:
-    """Whoever succeeds it may hear of it from nobody else. Nobody is judged anew for it."""
+    """The coordinator's successor may have no other source. No other state changes."""
     a, _ = pair
     before = len(a.made(Read | Write))
     a.hear(LeavesTold(BY_B)).hear(LeavesTold(BY_B))
@@ -67,12 +67,12 @@ def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> N
 def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> None:
     _, b = pair
     b.hear(LeavesTold((Farewell(C, "n-c", "x"), Farewell(A, "n-a", "x"), Farewell(B, "old", "x"))))
-    b.engine._our.rounds.last = None  # as if it saw the round final only now
+    b.engine._our.rounds.last = None  # as if the round became final only now
     b.later(0.1)
     assert set(b.engine.view.farewells) == {A}
 
 
-# -- keeping ---------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------
 
 
 def test_a_farewell_counts_once_the_key_says_no_more() -> None:
@@ -104,14 +104,14 @@ def test_who_registers_anew_and_stays_is_another(state: MemberState, reason: str
 
 
 def test_a_word_of_an_earlier_agent_counts_for_nothing() -> None:
-    """A link may tell it once more when another agent of the member has registered."""
+    """A link may repeat it after another agent of the member has registered."""
     job = Job("a", "b")
     job.view().told_leaving((Farewell(B, "earlier", "drained"),))
     assert not job.view().farewells
 
 
 def test_a_late_write_of_who_leaves_changes_nothing() -> None:
-    """It was under way before the member knew that it leaves."""
+    """The write was under way before the member decided to leave."""
     job = Job("a", "b")
     job.view().told_leaving(DRAINED)
     job.change("b", state=MemberState.RUNNING, round=1).view()
@@ -119,11 +119,11 @@ def test_a_late_write_of_who_leaves_changes_nothing() -> None:
     assert job.view().leaves(B) == "drained"
 
 
-# -- what it is for --------------------------------------------------------------------
+# -- purpose ---------------------------------------------------------------------------
 
 
 def test_who_left_without_a_write_is_not_lost() -> None:
-    """Its peers may be stuck in collectives by now: they are stopped without grace."""
+    """The leaver's peers may be stuck in collectives by now: they are stopped without grace."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
     assert round.seen(60) is None
@@ -133,7 +133,7 @@ def test_who_left_without_a_write_is_not_lost() -> None:
 
 
 def test_who_stopped_because_others_left_is_not_lost() -> None:
-    """A gang that is not whole cannot outlive etcd."""
+    """A gang that is not complete cannot outlive etcd."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
     round.job.change("c", state=MemberState.WAITING, round=1).gone("b")
@@ -164,7 +164,7 @@ def test_who_came_back_after_others_left_was_not_lost() -> None:
 
 
 def test_it_says_nothing_of_the_leavers_workers() -> None:
-    """They are asked for before the next round begins."""
+    """The leaver's workers are probed before the next round begins."""
     job = Job("a", "b").sealed("a", "b")
     job.view().told_leaving(DRAINED)
     job.gone("b")
@@ -174,7 +174,7 @@ def test_it_says_nothing_of_the_leavers_workers() -> None:
 
 
 def test_a_leave_that_was_written_and_took_its_key_along_gives_grace() -> None:
-    """Its peers were told in time: they may save."""
+    """The leaver's peers were notified in time: they may save."""
     round = Round()
     round.job.view().told_leaving(DRAINED)
     round.job.change("b", state=MemberState.LEAVING, reason="drained", stopped=True)
@@ -196,7 +196,7 @@ def test_a_line_has_room_for_only_so_many() -> None:
 
 
 def test_our_own_word_has_room_before_all_others(pair: tuple[Node, Node]) -> None:
-    """Nobody else can pass it on."""
+    """No other member can pass it on."""
     a, _ = pair
     a.hear(LeavesTold(tuple(Farewell(f"{number:036d}", "n", "why") for number in range(100))))
     a.held = True

@@ -1,4 +1,4 @@
-"""Values that no member of ours would write, but a stranger might: none may end an agent."""
+"""Values that no member would write, but a stranger might: none may end an agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_number_too_large_is_malformed() -> None:
 
 @pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00"])
 def test_half_a_character_is_malformed(half: bytes) -> None:
-    """It could be read, but no record that repeats it could be written."""
+    """A lone surrogate could be read, but no record that repeats it could be written."""
     stored = b'{"id":"a","session":"s","name":"%s","address":"10.0.0.1","agentPort":1}' % half
     with pytest.raises(MalformedRecord, match="surrogates"):
         decode(Member, "/job/members/a/s", stored)

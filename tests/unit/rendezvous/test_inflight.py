@@ -1,4 +1,4 @@
-"""The one request that may be under way."""
+"""Single request that may be under way."""
 
 from __future__ import annotations
 

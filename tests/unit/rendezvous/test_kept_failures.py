@@ -1,4 +1,4 @@
-"""How many failures of one round stand in etcd: the sixteen nearest to the cause."""
+"""Number of failures of one round in etcd: the sixteen nearest to the cause."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.unit.rendezvous.builders import KEYS, Job, a_failure, identity
 
 
 def told(job: Job, number: int = 1) -> set[str]:
-    """Whose failures of a round stand in etcd."""
+    """Return the names of members whose failures of a round are in etcd."""
     return set(job.view().failures.get(number, {}))
 
 
 def many(count: int, **bounds: Any) -> Job:
-    """Round 2 is final; in round 1 b failed for its own reason, and `count` others with it."""
+    """Return a job in final round 2; in round 1 b failed by itself, and `count` others too."""
     names = [f"m{index}" for index in range(count)]
     job = Job("a", "b", **bounds).sealed("a", "b", number=2, charged=(1,))
     job.failure("b", kind=FailureClass.USER_ERROR, at_ms=10**6)
@@ -30,7 +30,7 @@ def many(count: int, **bounds: Any) -> Job:
 
 
 def test_of_a_rounds_failures_sixteen_are_kept_with_the_culprit() -> None:
-    """A transaction takes no more than so many operations: the rest goes with the next."""
+    """The number of operations in a transaction is limited: the rest goes with the next one."""
     job = many(100)
     act = job.look()
     assert act is not None
@@ -63,7 +63,7 @@ def test_what_is_too_much_goes_with_the_end_of_the_job_too() -> None:
 
 
 def seats_of(job: Job, count: int) -> tuple[Seat, ...]:
-    """The seats of a and b, and of as many others."""
+    """Return the seats of a and b, and of `count` others."""
     seats = job.roster(1).seats
     more = (f"m{index}" for index in range(count))
     return (*seats, *(seats[0]._replace(id=identity(name), name=name) for name in more))

@@ -1,4 +1,4 @@
-"""The coordinator as its members see it: linking, suspecting, succeeding, deposing."""
+"""Members' view of the coordinator: linking, suspecting, succeeding, deposing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOWEST = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
 
 
 def follower(job: Job, jitter: float = 0.0) -> Leadership:
-    """Member b, which has read who coordinates and linked to it."""
+    """Return the state of member b, which has read the coordinator's key and linked to it."""
     leadership = Leadership(B, jitter)
     found = job.etcd.range(LOWEST)
     assert leadership.found(found.revision, ((LOWEST, found.kvs),))
@@ -220,7 +220,7 @@ def test_a_session_that_linked_again_or_was_replaced_is_not_deposed() -> None:
     assert leadership.to_depose(job.view(), 99.0, Alarm()) is None
 
 
-# -- vouching -------------------------------------------------------------------------
+# -- evidence from the link -----------------------------------------------------------
 
 
 def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
@@ -234,7 +234,7 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
 
 
 def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
-    """Where only we hear the other, it counts us as silent, and begins anew without us."""
+    """A side that receives nothing counts the link as silent, and continues without the other."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
     assert leadership.vouched_until(3) > 48.0 + TRUST_SECONDS - 0.1
@@ -247,7 +247,7 @@ def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
 def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
     vouched: float | None, seconds: float
 ) -> None:
-    """It may hang before that ends, and could say no more. An older one does not tell."""
+    """The coordinator may hang before that and then stays silent. Older ones do not report it."""
     leadership = follower(Job("a", "b"))
     leadership.link_heard(LinkHeard(A, "s1", 3, 49.0, vouched), 50.0)
     assert leadership.vouched_until(3) == pytest.approx(49.0 + seconds)
@@ -256,7 +256,7 @@ def test_a_link_vouches_no_longer_than_its_coordinators_own_evidence_lasts(
 
 
 def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
-    """After an outage of etcd another coordinates, and a lease may not be renewed yet."""
+    """Another member coordinates after an outage of etcd, and a lease may not be renewed yet."""
     job = Job("a", "b", "c")
     leadership = follower(job)
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=49.0), 50.0)

@@ -1,4 +1,4 @@
-"""Our lease: held until it certainly may be over, renewed in good time."""
+"""Own lease: held until it has certainly expired, renewed in good time."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More beats and dials a second, so that tests wait for less."""
+    """Shorten the heartbeat and redial intervals."""
     monkeypatch.setattr(wire, "HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(dial, "FIRST_REDIAL_SECONDS", 0.02)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence counts for a sixth of the time it does otherwise."""
+    """Reduce the silence limits to a sixth."""
     monkeypatch.setattr(wire, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(wire, "QUIET_SECONDS", 0.25)
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 0.5)
@@ -65,7 +65,7 @@ class Heard:
         self._queue.put_nowait(event)
 
     async def until(self, wanted: Event) -> None:
-        """Wait for this event, passing over others."""
+        """Wait for this event; skip others."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self._queue.get() != wanted:
                 pass
@@ -94,7 +94,7 @@ async def link_to(
     member: str = "id-a",
     job_key: bytes = KEY,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Member b's link to the agent at this port."""
+    """Hold member b's link to the agent at this port."""
     link = Link(member, "s1", HOST, port)
     task = asyncio.create_task(
         dial.hold_link(link, "id-b", "s2", job_key, heard.post, leaving, 0.0)
@@ -108,7 +108,7 @@ async def link_to(
 
 @contextlib.asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[int]:
-    """A stranger's server."""
+    """Run a server of a stranger; yield its port."""
     closed: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -125,7 +125,7 @@ async def listening(handler: Handler) -> AsyncIterator[int]:
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """Return a port without a listener."""
     with socket.socket() as bound:
         bound.bind((HOST, 0))
         return int(bound.getsockname()[1])
@@ -232,7 +232,7 @@ def test_each_side_knows_since_when_it_is_heard() -> None:
 
 
 def test_words_that_only_one_side_hears_prove_nothing_more() -> None:
-    """The other goes on to say how far it heard us, and that is no further than before."""
+    """The other side still reports the last message that it received, which does not advance."""
     count = wire.Count(linked_at=10.0)
     assert count.line(11.0) == {"count": 1, "heard": 0}
     assert count.proven({"count": 1, "heard": 0}) == 10.0
@@ -325,7 +325,7 @@ def test_a_silent_coordinator_is_taken_for_gone() -> None:
 
 
 def test_a_word_after_missing_beats_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is lost, and the next silence counts from there."""
+    """None of it is lost, and the next silence counts from there."""
     monkeypatch.setattr(wire, "QUIET_SECONDS", 0.1)
     monkeypatch.setattr(wire, "SILENCE_SECONDS", PATIENCE_SECONDS)
 
@@ -363,7 +363,7 @@ def test_the_newer_of_two_links_of_a_session_counts() -> None:
 async def introduced(
     port: int, job_key: bytes = KEY
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Member b has introduced itself by hand, and says no more."""
+    """Introduce member b by hand; send nothing more."""
     reader, writer = await asyncio.open_connection(HOST, port)
     me = {"member": "id-b", "session": "s2"}
     writer.write(wire.line({"nonce": wire.nonce(), "link": me}))
@@ -442,7 +442,7 @@ def test_a_stranger_is_sent_away_and_disturbs_nobody(line: bytes) -> None:
 
 
 class Crammed:
-    """A listener of a process that may open no more files, until it is `relieved`."""
+    """Listener in a process that is out of file descriptors, until it is `relieved`."""
 
     def __init__(self, real: socket.socket) -> None:
         self._real = real
@@ -488,7 +488,7 @@ def test_without_descriptors_peers_wait_and_nobody_spins(monkeypatch: pytest.Mon
     run(scenario())
 
 
-# Where no agent can be: a record may say so all the same.
+# Impossible addresses of agents, which a record may nevertheless contain.
 NOWHERE = [("node..x", 1), ("n" * 64, 1), ("a\0b", 1), (HOST, 70_000), (HOST, -1)]
 
 
@@ -528,7 +528,7 @@ async def verdict(launcher_port: int, agent_port: int = 0, member: str = "id-a")
 
 
 def launcher(job_key: bytes = KEY, **body: Any) -> Handler:
-    """A launcher of member a that answers as the real one does."""
+    """Return a launcher of member a that answers as the real one does."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         question = await wire.read(reader, PATIENCE_SECONDS)
@@ -603,7 +603,7 @@ def test_silence_and_nonsense_prove_nothing(said: bytes | None) -> None:
 
 
 def test_a_dying_process_is_asked_until_it_is_gone() -> None:
-    """It may accept a connection and drop it; the next one is refused."""
+    """A dying process may accept a connection and drop it; the next one is refused."""
 
     async def scenario() -> None:
         dropped = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a member's own key says, and that only its rightful session ever writes it."""
+"""Content of a member's own key, written only by its rightful session."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record(job: Job, name: str = "a") -> Member:
     return job.stored(name).record
 
 
-# -- what it says ---------------------------------------------------------------------
+# -- content --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ WRITES: dict[str, tuple[Callable[[Own], Txn | None], dict[str, Any]]] = {
 def test_a_fenced_session_writes_nothing(
     write: Callable[[Own], Txn | None], own: dict[str, Any]
 ) -> None:
-    """Fenced after it looked and before it wrote: etcd refuses all of it."""
+    """Fenced between its read and its write: etcd refuses the whole transaction."""
     job = Job("b", "a").round(1)
     txn = write(job.own("a", **own))
     assert txn is not None
@@ -162,7 +162,7 @@ def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
     assert record(job).node == "changed by another hand"
 
 
-# -- taking a member up ---------------------------------------------------------------
+# -- adoption of a member -------------------------------------------------------------
 
 
 def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
@@ -233,7 +233,7 @@ def test_to_resign_is_to_become_the_youngest() -> None:
 def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
     state: RoundState, local: Local, ran: int
 ) -> None:
-    """Else the coordinator would wait for workers that there are not."""
+    """The coordinator would otherwise wait for workers that do not exist."""
     job = Job("a", "b").sealed("a", "b", number=3).round(4, state, previous=3)
     assert job.own("a", local=local).record().round == ran
 
@@ -292,7 +292,7 @@ def test_what_is_not_confirmed(ids: tuple[str, ...], own: dict[str, Any]) -> Non
 
 
 def test_a_confirmation_that_comes_late_names_the_question_that_it_answers() -> None:
-    """The coordinator compares it with the question that stands: it counts for none other."""
+    """The coordinator compares it with the current question: it counts for no other one."""
     job = frozen(A, B)
     asked = job.view().round
     txn = update(job)
@@ -355,7 +355,7 @@ def test_success_is_written_with_done_and_once() -> None:
 
 
 def test_success_is_written_again_by_a_session_that_began_with_it() -> None:
-    """The one before was lost between its last worker's end and the write."""
+    """The earlier session was lost between its last worker's end and the write."""
     job = Job("a").sealed("a", number=1)
     local = busy(workers=Workers.NONE, done=True)
     again = job.own("a", session="x-1", local=local)
@@ -394,7 +394,7 @@ def test_a_leaver_says_once_more_that_its_workers_have_ended() -> None:
 @pytest.mark.parametrize("workers", list(Workers))
 @pytest.mark.parametrize("leaving", ["", "drained"])
 def test_only_who_leaves_and_runs_nothing_has_stopped(workers: Workers, leaving: str) -> None:
-    """Whoever waits says so by waiting."""
+    """A waiting member reports the same by its state."""
     own = Job("a").own("a", local=busy(workers=workers), leaving=leaving)
     assert own.record().stopped is (bool(leaving) and workers is Workers.NONE)
 

@@ -1,4 +1,4 @@
-"""A handler's settings: the same run as an agent that was given the same options."""
+"""Handler settings: the same run as an agent with the same options."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_one(unknown: str, said: 
 
 
 def test_what_torchrun_adds_of_itself_is_no_unknown_setting() -> None:
-    """In every launch: `timeout`, 900 where nobody says another."""
+    """torchrun adds it in every launch: `timeout`, 900 by default."""
     assert timeout_seconds(parameters(timeout=900)) == 900
     settings(timeout=900)
 

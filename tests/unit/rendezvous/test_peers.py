@@ -1,4 +1,4 @@
-"""The coordinator's links: when it probes, what an answer proves, orphans, being cut off."""
+"""Coordinator's links: probes, the evidence of answers, orphans, isolation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def without_notes(effects: list[Effect]) -> list[Effect]:
     return [effect for effect in effects if not isinstance(effect, Note)]
 
 
-# -- when to probe --------------------------------------------------------------------
+# -- reasons for probes ---------------------------------------------------------------
 
 
 def test_a_closed_link_is_a_question() -> None:
@@ -79,7 +79,7 @@ def test_who_linked_anew_or_has_no_key_is_not_probed() -> None:
     assert linked(B).down(PeerDown(B, "s1"), gang().gone("b").view(), 5.0) == []
 
 
-# -- what an answer proves ------------------------------------------------------------
+# -- evidence of answers --------------------------------------------------------------
 
 
 def test_gone_is_proof_for_that_session_alone() -> None:
@@ -151,7 +151,7 @@ def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
 
 
 def test_an_orphan_that_lost_its_key_too_is_still_asked() -> None:
-    """Its workers may live on: etcd's word does not end them."""
+    """The orphan's workers may live on: a key deleted by etcd does not end them."""
     job, peers = gang(), linked()
     probed(peers, job, Verdict.WORKERS_ALIVE)
     job.gone("b")
@@ -189,7 +189,7 @@ def test_workers_of_a_linked_member_make_no_orphan() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.AGENT_ALIVE, Verdict.BOTH_ALIVE])
 def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) -> None:
-    """It may have been about to die."""
+    """The agent may have been about to die."""
     job, peers = gang(), linked()
     probed(peers, job, verdict, now=1.0)
     assert tended(peers, job, 1.0) == []
@@ -203,7 +203,7 @@ def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) 
 
 
 def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
-    """An orphan's link never closes: it had none to us."""
+    """An orphan's link never closes, because it had none to this coordinator."""
     job, peers = gang(), Peers()
     job.change("a", state=MemberState.RUNNING)
     peers.begin((), 10.0)
@@ -230,7 +230,7 @@ def test_who_runs_nothing_is_left_out_of_the_roll_call(state: MemberState) -> No
 
 
 def absent() -> Job:
-    """Round 2 is joinable, and b, which ran round 1, has no key."""
+    """Return a job with round 2 joinable and b, which ran round 1, without a key."""
     return gang().gone("b").round(2, previous=1)
 
 
@@ -241,13 +241,13 @@ def asked(peers: Peers, job: Job, now: float) -> Verdict | None:
 
 
 def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
-    """At the place that its seat remembers, with the newest round's number."""
+    """The probe goes to the address in the member's seat, with the newest round's number."""
     job, peers = absent(), linked()
     assert asked(peers, job, 5.0) is None
     assert tended(peers, job, 5.0) == [replace(PROBE_B, round=2)]
     assert tended(peers, job, 5.4) == []
     assert wake(peers, job, 5.4) == 5.0 + INQUIRY_SECONDS
-    asked(peers, job, 5.4)  # asking after it again hurries nothing
+    asked(peers, job, 5.4)  # repeated inquiries hurry nothing
     assert tended(peers, job, 5.45) == []
     job.round(3, previous=1)
     assert tended(peers, job, 5.5) == [replace(PROBE_B, round=3)]
@@ -303,7 +303,7 @@ def test_answers_are_not_inherited() -> None:
 
 
 def test_silence_before_an_answer_was_not_after_it() -> None:
-    """Probes overlap: one that nobody answered may have been sent before one that was."""
+    """Probes overlap: an unanswered one may have been sent before an answered one."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     probed(peers, job, Verdict.WORKERS_ALIVE, 6.0)
@@ -314,7 +314,7 @@ def test_silence_before_an_answer_was_not_after_it() -> None:
 
 
 def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
-    """Its launcher may have ended its workers since, for it hears of the newer round."""
+    """The launcher may have ended its workers since: the probe tells it of the newer round."""
     job, peers = absent(), linked()
     asked(peers, job, 5.0)
     tended(peers, job, 5.0)
@@ -328,7 +328,7 @@ def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
 
 
 def suspected(job: Job, now: float = 5.0) -> Peers:
-    """Nothing was heard of b since 3.5."""
+    """Return links on which b has been silent since 3.5."""
     peers = linked(B, at=now - 1.5)
     peers.quiet(PeerQuiet(B, "s1"), job.view(), now)
     return peers
@@ -381,7 +381,7 @@ def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
 
 
 def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
-    """It reaches etcd, and we do not reach it."""
+    """The member reaches etcd, but not the coordinator."""
     job = gang()
     peers = suspected(job)
     tended(peers, job, 5.0 + peers.inquiry_seconds - 0.1)
@@ -405,7 +405,7 @@ def test_what_is_known_when_its_key_goes_needs_no_further_question() -> None:
     assert peers.heard_at(B) == 7.3
 
 
-# -- being cut off --------------------------------------------------------------------
+# -- isolation ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -436,14 +436,14 @@ def test_who_links_again_is_not_silent() -> None:
     assert not peers.cut_off((B, C))
 
 
-# -- who lives ------------------------------------------------------------------------
+# -- liveness -------------------------------------------------------------------------
 
 
 def test_a_link_lives_while_it_is_heard() -> None:
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
     assert peers.alive(B, 12.0)
-    assert peers.alive(C, 12.0 + LINK_SILENCE_SECONDS)  # the other side may still trust us
+    assert peers.alive(C, 12.0 + LINK_SILENCE_SECONDS)  # the other side may still trust the link
     assert peers.alive(C, 11.9 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(C, 12.0 + COUNTS_AS_ALIVE_SECONDS)
     assert not peers.alive(D, 12.0)
@@ -456,10 +456,10 @@ def test_a_link_lives_while_it_is_heard() -> None:
 def test_evidence_is_as_old_as_the_one_heard_longest_ago(
     others: tuple[str, ...], evidence: float | None
 ) -> None:
-    """By agents that do not tell what they heard of us: it may be half a second old."""
+    """Agents that do not report their receipts add up to half a second of age."""
     peers = linked(B, C, at=10.0)
     peers.up(PeerHeard(C, "s1"), 12.0)
-    peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # what was heard was heard
+    peers.down(PeerDown(B, "s1"), gang().view(), 13.0)  # earlier receipts still count
     assert peers.evidence(others) == evidence
 
 

@@ -1,4 +1,4 @@
-"""The table of transitions, and small facts of the records."""
+"""Table of transitions, and small properties of the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rehearsal comes to a round, and what goes through etcd's form comes out as it was."""
+"""Rehearsal: it reaches a round, and etcd's form preserves all values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and ranks."""
+"""Sizes and rank assignment."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_heterogeneous_slots_and_roles() -> None:
 
 
 def test_a_seat_tells_where_to_ask_after_its_member() -> None:
-    """Whoever coordinates later may have to, when its key is gone."""
+    """A later coordinator may have to probe it after its key is gone."""
     member = a_member("a", session="s7", agent_port=7100, launcher_port=7200)
     (seat,) = seal(3, [member], 0).seats
     assert (seat.session, seat.address) == ("s7", "host-a")

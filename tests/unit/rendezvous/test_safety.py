@@ -1,4 +1,4 @@
-"""Whether workers may go on past a lease."""
+"""Self-fencing: the conditions under which workers may run past a lease."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEARD = LINK_SILENCE_SECONDS - 0.1
 
 
 class Cut:
-    """Member a, whose lease is over; it has no evidence until told otherwise."""
+    """Member a, whose lease has expired; without evidence by default."""
 
     def __init__(self, *roster: str) -> None:
         self.safety = Safety()
@@ -32,13 +32,13 @@ class Cut:
             self.roster = seal(ROUND, [a_member(name) for name in roster], 0)
 
     def told(self, number: int, at: float = NOW) -> Cut:
-        """The coordinator spoke on our link."""
+        """Receive a message from the coordinator on the link."""
         self.leadership.link = (B, "s1")
         self.leadership.link_heard(LinkHeard(B, "s1", number), at)
         return self
 
     def heard(self, *members: str, at: float = NOW) -> Cut:
-        """We coordinate, and these spoke on their links."""
+        """Coordinate, and receive messages from these members on their links."""
         for member in members:
             self.peers.up(PeerHeard(member, "s1"), at)
         return self
@@ -79,7 +79,7 @@ def test_its_proof_is_as_old_as_the_member_heard_longest_ago(ago: float) -> None
 
 
 def test_looking_at_a_proof_does_not_renew_it() -> None:
-    """Each look once began another two seconds: a cut off gang ran for too long."""
+    """Each look once began another two seconds: an isolated gang ran for too long."""
     cut = Cut("a", "b").heard(B)
     for tenth in range(29):
         assert cut.runs(NOW + tenth / 10)

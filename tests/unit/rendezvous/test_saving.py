@@ -1,4 +1,4 @@
-"""What a coordinator does before the planned end of a round, case by case."""
+"""Coordinator's actions before the planned end of a round, case by case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = FinalLook()
 
 
 class Gang:
-    """A final round whose members all want to save; `b` is about to leave."""
+    """Final round whose members all want to save; `b` is about to leave."""
 
     def __init__(self, **bounds: Any) -> None:
         self.job = Job(*"abc", **{"max_nodes": 8, "leave_seconds": 30.0, **bounds})

@@ -1,4 +1,4 @@
-"""Answers of agents without etcd v3: their form, their proof, and one set of records of many."""
+"""Status served by agents without etcd v3: form, signature, merge into one set of records."""
 
 from __future__ import annotations
 

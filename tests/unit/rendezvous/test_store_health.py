@@ -1,4 +1,4 @@
-"""Reports of a trouble with the store and of its end: their times and texts."""
+"""Reports of a store failure and of its end: times and texts."""
 
 from __future__ import annotations
 

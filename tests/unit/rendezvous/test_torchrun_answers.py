@@ -1,4 +1,4 @@
-"""What torch's agents would ask each other, answered from the roster."""
+"""Answers, from the roster, to the questions that torch's agents ask each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchrun was told is found in the call that asks for a handler."""
+"""torchrun's options, found in the call stack that requests a handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_rendezvous.torchrun.launch import Launch, launch_of
 
 
 def launch(config: LaunchConfig, run_id: str) -> Launch | None:
-    """As torch's `launch_agent` does, with the configuration in a variable of this name."""
+    """Look up the launch with `config` on the stack, as in torch's `launch_agent`."""
     return (lambda: launch_of(run_id))()
 
 

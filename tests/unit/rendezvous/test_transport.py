@@ -1,4 +1,4 @@
-"""How often and until when one call is sent."""
+"""Retries and deadline of one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 0.4
 
 
 class OneLink:
-    """An endpoint that is always connected, and the links of a client that has only it."""
+    """Client link with a single endpoint that is always connected."""
 
     url = "http://etcd"
 
@@ -80,7 +80,7 @@ def test_a_request_that_changes_of_users_overtake_is_sent_until_its_time_is_over
         transport = Transport(links, Token(None, None), TIMEOUT_SECONDS, random=lambda: 0.0)
         assert await transport.call("put", overtaken, repeatable=False) == "done"
         overtaken_times = 1000
-        # Nothing was changed, and nobody was refused: it is no matter of user and password.
+        # Nothing was changed or refused: the cause is not user and password.
         with pytest.raises(Unavailable, match="auth store is old"):
             await transport.call("put", overtaken, repeatable=False)
 
@@ -88,7 +88,7 @@ def test_a_request_that_changes_of_users_overtake_is_sent_until_its_time_is_over
 
 
 class Guarded(OneLink):
-    """It gives out the tokens 1, 2, 3, …"""
+    """Link that issues the tokens 1, 2, 3, …"""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -116,7 +116,7 @@ class Guarded(OneLink):
 def test_a_token_that_got_no_answer_is_not_used_again(
     code: grpc.StatusCode, detail: str, again: str, repeatable: bool
 ) -> None:
-    """etcd keeps requests waiting whose token names a place in its log that it has not got to."""
+    """etcd delays requests whose token names a log position that it has not reached."""
 
     async def main() -> None:
         used: list[str] = []

@@ -1,4 +1,4 @@
-"""What errors repeat of what was typed."""
+"""User input repeated in error messages."""
 
 from __future__ import annotations
 

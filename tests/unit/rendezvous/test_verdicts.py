@@ -1,4 +1,4 @@
-"""What a failure says, and what it costs."""
+"""Message and cost of a failure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
+from elasticjob_rendezvous.core.records import Done
 from elasticjob_rendezvous.core.verdicts import (
     KEPT_FAILURES,
     adds_nothing,
@@ -16,9 +17,10 @@ from elasticjob_rendezvous.core.verdicts import (
     speaks_for_itself,
     spent,
     surplus,
+    told,
     window_seconds,
 )
-from tests.unit.rendezvous.builders import a_failure
+from tests.unit.rendezvous.builders import a_failure, identity
 
 USER, OOM, ABORT, SIGNAL, LAUNCH, PORT, LATE, HANG = (
     FailureClass.USER_ERROR,
@@ -52,6 +54,7 @@ def failures(*kinds: FailureClass) -> list[Failure]:
         ((LAUNCH,), True, False),
         ((ABORT, USER), True, False),
         ((PORT, USER), True, False),
+        ((PORT, LATE, ABORT), False, True),
     ],
 )
 def test_causes_and_consequences(
@@ -86,6 +89,12 @@ def test_what_a_jobs_end_was_put_down_to_stays_when_others_tell_of_theirs() -> N
     assert blamed([], "id-a") is None
 
 
+def test_a_port_that_is_taken_is_farther_from_the_cause_than_an_error() -> None:
+    port, error = a_failure("a", kind=PORT, at_ms=1), a_failure("b", at_ms=2)
+    assert culprit([port, error]) == error
+    assert culprit([error, port]) == error
+
+
 def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
     twins = [a_failure("a", rank=3, at_ms=10), a_failure("b", rank=2, at_ms=10)]
     assert culprit(twins) is twins[1]
@@ -118,10 +127,40 @@ def test_of_failures_at_one_time_the_lowest_rank_is_shown() -> None:
             "rank 0 on a stood still: no progress for 4 s",
         ),
         (a_failure("a", message=" \n "), "rank 0 on a ended with exit code 1"),
+        (
+            a_failure("a", rank=-1, local_rank=2, exit_code=None, message="no such file"),
+            "local rank 2 on a failed: no such file",
+        ),
+        (
+            a_failure("a", message="exit code 1;: X11 is missing"),
+            "rank 0 on a ended with exit code 1: X11 is missing",
+        ),
     ],
 )
 def test_describe(failure: Failure, line: str) -> None:
     assert describe(failure) == line
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        ((), ""),
+        (("m2",), "; by then m2 had ended with success"),
+        (("m10", "m2"), "; by then m2 and 1 more had ended with success"),
+        (("m10", "m9", "m2"), "; by then m2 and 2 more had ended with success"),
+    ],
+)
+def test_an_aborted_collective_is_told_with_the_members_that_were_done(
+    ended: tuple[str, ...], said: str
+) -> None:
+    done = [Done(1, identity(name), name) for name in ended]
+    abort, error = a_failure("a", kind=ABORT), a_failure("b")
+    assert told([abort], done) == f"rank 0 on a ended with exit code 1{said}"
+    assert told([abort, error], done) == "rank 0 on b ended with exit code 1"
+
+
+def test_a_round_without_failure_records_is_told_as_a_failed_worker() -> None:
+    assert told([]) == "a worker failed"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +175,7 @@ def test_a_verdict_outwaits_a_lease() -> None:
     assert window_seconds(Bounds(1, 1, keep_alive_seconds=7)) == 8.0
 
 
-# -- how many are kept ----------------------------------------------------------------
+# -- retention ------------------------------------------------------------------------
 
 
 def test_sixteen_are_kept_and_those_nearest_to_the_cause() -> None:

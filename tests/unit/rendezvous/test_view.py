@@ -1,4 +1,4 @@
-"""The replica: news in any order, from any source, ends in the same picture."""
+"""Replica: events in any order, from any source, lead to the same state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kv(key: str, record: object, modified: int, created: int = 0) -> KeyValue:
 
 
 def at(number: int, modified: int) -> KeyValue:
-    """The round with this number, written at this revision."""
+    """Return the round with this number, written at this revision."""
     return kv(KEYS.round, a_round(number), modified, created=1)
 
 
@@ -58,7 +58,7 @@ def session(name: str, session: str, revision: int, **fields: Any) -> KeyValue:
               revision)  # fmt: skip
 
 
-# -- order of news --------------------------------------------------------------------
+# -- order of events ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
@@ -185,7 +185,7 @@ def test_the_watchs_echo_of_an_own_write_changes_nothing() -> None:
 
 @given(st.lists(st.sampled_from(["put", "delete"]), min_size=1, max_size=8), st.randoms())
 def test_shuffled_news_agrees_with_a_read(steps: list[str], random: Any) -> None:
-    """What a watch delivers, in any order and twice, is what a read finds."""
+    """Watch events in any order, delivered twice, give the result of a read."""
     job = Job()
     news: list[WatchEvent] = []
     for index, step in enumerate(steps):
@@ -216,7 +216,7 @@ STATE = Range(KEYS.state, prefix=True)
         (9, (at(2, 6),), False),
         (9, (at(3, 8),), False),
         (9, (at(1, 5),), True),
-        (4, (at(1, 3),), False),  # an answer sent before the news came
+        (4, (at(1, 3),), False),  # an answer sent before the event came
         (9, (), True),
         (5, (), False),
     ],
@@ -269,7 +269,7 @@ def test_who_has_another_session_has_not_departed() -> None:
     assert view.departed == {}
 
 
-# -- what is kept where ---------------------------------------------------------------
+# -- record storage -------------------------------------------------------------------
 
 
 def test_every_kind_of_record_finds_its_place() -> None:

@@ -1,4 +1,4 @@
-"""Which watches stand, and when what was read under them counts."""
+"""Active watches, and the validity of reads under them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_read_sent_under_an_older_watch_does_not_count() -> None:
 
 
 def test_what_was_opened_for_less_is_replaced_at_once_though_another_watch_just_broke() -> None:
-    """Whoever coordinates from now on must not decide by what it knew as a plain member."""
+    """A new coordinator must not decide on its knowledge as a plain member."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     watches.opened(1, 5, CLUSTER)
@@ -61,7 +61,7 @@ def test_what_was_read_under_a_watch_is_not_older_than_the_watch(
     """A read from before the watch began comes from a store with another past."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
-    assert not watches.has_another_past(1, revision, CLUSTER)  # nobody knows yet when it begins
+    assert not watches.has_another_past(1, revision, CLUSTER)  # its beginning is unknown
     watches.opened(1, 5, CLUSTER)
     assert watches.has_another_past(1, revision, CLUSTER) is ahead
 
@@ -81,7 +81,7 @@ def test_a_watch_is_not_compared_with_what_was_read_under_another() -> None:
 
 
 def test_a_watch_on_an_etcd_that_was_set_up_anew_has_another_past() -> None:
-    """It would be silent for ever, whatever the revisions are."""
+    """The watch would be silent forever, at any revision."""
     watches = Watches()
     watches.keep_main(NARROW, 0.0, Alarm())
     watches.opened(1, 5, CLUSTER)
@@ -90,7 +90,7 @@ def test_a_watch_on_an_etcd_that_was_set_up_anew_has_another_past() -> None:
 
 
 def watched(effects: list[Effect]) -> list[tuple[int, str, int]]:
-    """(generation, key, from revision) of each watch that was opened."""
+    """Return (generation, key, from revision) of each watch that was opened."""
     return [
         (effect.generation, effect.ranges[0].key, effect.revision)
         for effect in effects

@@ -1,4 +1,4 @@
-"""The signed lines that agents exchange."""
+"""Signed lines that agents exchange."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def nodes(names: str) -> list[NodeDesc]:
 
 
 def state(participants: str = "", waits: str = "", spare: str = "", **fields: Any) -> State:
-    """A state of nodes named by one letter each; all live; ranks are given if complete."""
+    """Return a state of live nodes named by one letter each; ranks are given if complete."""
     named = nodes(participants + waits + spare)
     ranked = {n: i if fields.get("complete") else 0 for i, n in enumerate(nodes(participants))}
     fields.setdefault("last_heartbeats", dict.fromkeys(named, UTC_NOW))
@@ -68,7 +68,7 @@ def situation(of: State, name: str = "a", **fields: Any) -> Situation:
 
 
 class MemoryBackend(RendezvousBackend):
-    """Compare-and-set in memory; counts requests, and fails the next ones when told."""
+    """In-memory compare-and-set; it counts requests, and fails the next ones on request."""
 
     def __init__(self, reconnects: bool = False) -> None:
         self.reconnects = reconnects
@@ -104,7 +104,7 @@ class MemoryBackend(RendezvousBackend):
 
 
 class MemoryStore:
-    """The part of a store that a handler needs."""
+    """Subset of a store that a handler needs."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

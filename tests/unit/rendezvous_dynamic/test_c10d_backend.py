@@ -1,4 +1,4 @@
-"""The c10d backend on a store that behaves as torch's, without torch; and its parameters."""
+"""C10d backend on a store that behaves as torch's, without torch; and its parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "torch.rendezvous.run"
 
 
 class Store:
-    """TCPStore's compare-and-set, its echo for a key that is not there included."""
+    """TCPStore's compare-and-set, including its echo for an absent key."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

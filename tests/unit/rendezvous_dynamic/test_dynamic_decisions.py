@@ -1,4 +1,4 @@
-"""What a node does next, for every operation."""
+"""Next action of a node, for every operation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FULL = state("bcd", complete=True)
         (situation(State()), Action.ADD_TO_PARTICIPANTS),
         (situation(state("bc")), Action.ADD_TO_PARTICIPANTS),
         (situation(state("b", waits="a")), Action.ADD_TO_PARTICIPANTS),
-        (situation(state("bcd")), Action.SYNC),  # somebody allows more than we do
+        (situation(state("bcd")), Action.SYNC),  # another node allows more than this one
         (situation(state("a")), Action.SYNC),
         (situation(state("a"), beat_due=True), Action.KEEP_ALIVE),
         (situation(state("a"), last_call_over=True), Action.SYNC),
@@ -134,7 +134,7 @@ def test_the_first_round_waits_for_those_that_are_expected(
 
 
 class TestRecovery:
-    """With a recovery call of its own, a round that follows on another waits for nobody else."""
+    """Rounds with a recovery call: one that follows another waits for no other nodes."""
 
     SETTINGS = replace(settings(), recovery_call=timedelta(seconds=3))
 
@@ -169,7 +169,7 @@ class TestRecovery:
 
 
 def test_a_node_that_knows_of_later_rounds_goes_on_with_them() -> None:
-    """The store was lost, and a newcomer made it anew."""
+    """The store was lost, and a newcomer recreated it."""
     fresh = state("b", round=0, deadline=UTC_NOW)
     after = applied(Action.ADD_TO_PARTICIPANTS, situation(fresh, least_round=6))
     assert after.round == 6

@@ -1,4 +1,4 @@
-"""The handler on a backend in memory: what its callers see, error by error."""
+"""Handler on an in-memory backend: results and errors for its callers."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_shutdown_breaks_a_join_off_and_closes_nothing(gang) -> None:
 
 
 def test_shutdown_within_the_joining_thread_does_not_block(gang) -> None:
-    """As a signal handler calls it."""
+    """A signal handler calls it in this way."""
     g = gang()
     handler = g.handler()
     get_state = g.backend.get_state
@@ -298,7 +298,7 @@ def test_what_a_master_published_must_be_an_address(gang) -> None:
     g.state = State(participants={silent: 0}, last_heartbeats={silent: UTC_NOW})
     g.store.values["torch.rendezvous.run.0/MASTER_ADDR"] = b"node-0"
     g.store.values["torch.rendezvous.run.0/MASTER_PORT"] = b"many"
-    with pytest.raises(RendezvousStateError, match="no address and port"):
+    with pytest.raises(RendezvousStateError, match="invalid address or port"):
         g.handler("node-1").next_rendezvous()
 
 

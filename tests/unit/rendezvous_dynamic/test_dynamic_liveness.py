@@ -1,4 +1,4 @@
-"""Who lives, and when the last call ends, by our own clock alone."""
+"""Liveness of nodes and the end of the last call, by the local clock alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def look(memory: Memory, at: State, now: float, skew_seconds: float = 0) -> Memo
 
 
 def watched(until: float, start: float = 0.0, memory: Memory | None = None) -> Memory:
-    """Node a beats, node b is silent, and we look every second."""
+    """Return the memory of a node that looks every second: node a beats, node b is silent."""
     memory = memory or Memory()
     seen = state("ab")
     now = start
@@ -55,7 +55,7 @@ def test_what_was_old_when_first_seen_gets_its_time() -> None:
 
 def test_after_a_gap_every_silence_counts_anew() -> None:
     memory = watched(10)
-    memory = look(memory, state("ab"), 60)  # nobody could write meanwhile
+    memory = look(memory, state("ab"), 60)  # no node could write meanwhile
     assert dead(memory, SETTINGS) == frozenset()
     assert dead(watched(75, start=61, memory=memory), SETTINGS) == frozenset()
     assert dead(watched(77, start=61, memory=memory), SETTINGS) == {node("b")}

@@ -1,4 +1,4 @@
-"""Where workers meet in gangs with torch's nodes, whose agents may share a store of theirs."""
+"""Master address in gangs with torch's nodes, whose agents may share a store of theirs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_who_was_master_is_remembered_only_in_mixed_gangs() -> None:
 
 
 class Rounds:
-    """The stores of all rounds, and what was emptied."""
+    """Stores of all rounds, and a record of emptied ones."""
 
     def __init__(self) -> None:
         self.stores: dict[int, MemoryStore] = {}
@@ -98,7 +98,7 @@ def rounds() -> Rounds:
 
 @pytest.fixture
 def agents_store() -> Iterator[int]:
-    """The port of a store that torch's agent hosts."""
+    """Yield the port of a store that torch's agent hosts."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
@@ -109,7 +109,7 @@ def seat(number: int, node: NodeDesc, *roster: NodeDesc) -> Seat:
 
 
 HOST = torchs("127.0.0.1")
-"""Of torch's, in an address where a test can listen."""
+"""Torch's node, with an address at which a test can listen."""
 
 
 def test_without_torchs_nodes_every_round_has_a_port_of_its_own(rounds: Rounds) -> None:

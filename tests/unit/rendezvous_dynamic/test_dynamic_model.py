@@ -1,7 +1,7 @@
-"""Any interleaving of any nodes on one state: what must hold, holds; and it comes to an end.
+"""Model test: any interleaving of any nodes on one state keeps the invariants and terminates.
 
-The nodes decide on copies of the state that may be old, write by compare-and-set, die, and
-have clocks that disagree by hours.
+The nodes decide on copies of the state that may be old, write by compare-and-set, die, and have
+clocks that differ by hours.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRITES = (
 
 @dataclass
 class Member:
-    """One node, its old copy of the state, and what it does: join, rejoin, leave or run."""
+    """Node, its old copy of the state, and its operation: join, rejoin, leave or run."""
 
     node: NodeDesc
     skew_seconds: int
@@ -57,7 +57,7 @@ class Member:
 
 @dataclass
 class World:
-    """The store, and all who use it. Records the seats that were taken."""
+    """Store with all its users. It records the seats taken."""
 
     members: list[Member]
     now: float = 0.0
@@ -76,7 +76,7 @@ class World:
         return UTC_NOW + timedelta(seconds=self.now + member.skew_seconds)
 
     def act(self, member: Member) -> None:
-        """One decision on the copy that it has, however old, and its write."""
+        """Make one decision on the member's copy, however old, and its write."""
         if member.doing == "run":
             if nodes_waiting(member.state, member.held, SETTINGS):
                 member.doing, member.held = "rejoin", None
@@ -171,7 +171,7 @@ def test_one_membership_a_round_and_an_end(skews: list[int], steps: list) -> Non
 
 
 def settle(w: World) -> None:
-    """Once nobody dies any more, those who are there soon run in one round, up to MAX."""
+    """Let all living members, without further deaths, settle in one round, up to MAX."""
     living = [member for member in w.members if member.alive]
     for _ in range(400):
         w.now += 0.25

@@ -1,4 +1,4 @@
-"""How the shared state changes."""
+"""Changes of the shared state."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_another_rounds_world_size_does_not_matter(world: object) -> None:
     assert seat(done, node("a")) is not None
 
 
-# -- how many wait -----------------------------------------------------------------------
+# -- number of waiting nodes -------------------------------------------------------------
 
 HELD = Seat(1, 0, {node("a"): 0, node("b"): 1})
 
@@ -239,7 +239,7 @@ def our(name: str) -> NodeDesc:
         ("ab", "", {}, {2}),
         ("a", "", {}, {1, 2}),
         ("a", "c", {}, {1}),
-        ("bc", "", {}, set()),  # we are
+        ("bc", "", {}, set()),  # this node is
         ("ab", "", {"closed": True}, set()),
         ("ab", "", {"round": 4}, set()),
     ],
@@ -255,7 +255,7 @@ def test_who_is_gone(there: str, waits: str, fields: dict[str, Any], ranks: set[
 
 
 def test_beside_a_torch_node_nobody_is_missed() -> None:
-    """It may be done, and then keeps us waiting for as long as its exit barrier."""
+    """The torch node may be done, and then delays the others until its exit barrier ends."""
     held = Seat(3, 0, {our("a"): 0, node("b"): 1, our("c"): 2})
     now = State(round=3, complete=True, participants={our("a"): 0, node("b"): 1})
     assert gone(now, held, our("a")) == frozenset()

@@ -1,4 +1,4 @@
-"""The pickle that torch reads and writes, and what we refuse to read."""
+"""Pickle that torch reads and writes, and refusals to read others."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_is_written_is_read_again_and_always_the_same(state: State) -> None
 
 
 class Calls:
-    """Unpickling this would call something."""
+    """Object whose unpickling would call a function."""
 
     def __reduce__(self) -> tuple:
         return (os.getpid, ())
@@ -127,13 +127,13 @@ def sized(text: str) -> bytes:
         (b"garbage", "corrupt"),
         (b"\x80\x04Nr\xff\xff\xff\x7f.", "LONG_BINPUT"),  # the real one would take 16 GB
         (b"\x80\x04X\xff\xff\xff\x7fabc.", "corrupt"),
-        (b"\x80\x04]\x94h\x00a.", "twice to a list"),
+        (b"\x80\x04]\x94h\x00a.", "second reference to a list"),
         (b"\x80\x04}()tNu.", "corrupt"),
         (b"\x80\x04})\x85Ns.", "a tuple as a key"),
         (b"\x80\x04}()Nu.", "a tuple as a key"),
         (b"\x80\x04(NN.", "values instead of one"),
-        (b"\x80\x04N}b.", "attributes for what takes none"),
-        (b"\x80\x04NN\x86)R.", "a call of what is no class"),
+        (b"\x80\x04N}b.", "attributes for a value that takes none"),
+        (b"\x80\x04NN\x86)R.", "a call of a value that is not a class"),
         (b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".", "a list instead"),
         (OF_TORCH[:-20], "corrupt"),
         (pickle.dumps(Calls()), "posix.getpid"),
@@ -179,7 +179,7 @@ def test_a_field_that_cannot_be_written_is_an_error_of_ours() -> None:
 
 
 class StandIn:
-    """Becomes torch's class by name in a pickle of Python's own making."""
+    """Substitute for torch's class, by name, in a pickle made by Python."""
 
     def __init__(self, **attributes: object) -> None:
         self.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""What a handler is made from: endpoints, the URL form, and settings that are wrong."""
+"""Handler parameters: endpoints, the URL form, and wrong settings."""
 
 from __future__ import annotations
 

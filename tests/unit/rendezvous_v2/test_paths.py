@@ -1,4 +1,4 @@
-"""The paths in etcd, and the names that would not survive there."""
+"""Paths in etcd, and names that would not survive there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_prefix_has_its_slashes(prefix: str, expected: str) -> None:
     ("prefix", "run_id"), [("/p", ""), ("/p", "a?b"), ("/p", "a\tb"), ("/p", "50%"), ("/p#", "r")]
 )
 def test_names_that_a_url_would_lose_are_refused(prefix: str, run_id: str) -> None:
-    with pytest.raises(ValueError, match=r"the (run id|etcd prefix) must be"):
+    with pytest.raises(ValueError, match=r"the (run id|etcd prefix) must not"):
         Paths.of(prefix, run_id)
 
 

@@ -1,4 +1,4 @@
-"""When a member acts, and when it leaves others the time to."""
+"""Delays before a member acts, which leave others the time to act first."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_the_lowest_rank_confirms_at_once() -> None:
 @pytest.mark.parametrize(
     ("waiting", "alive", "own", "announced_seconds", "expected"),
     [
-        (1, KEYS, None, 100.0, Stay()),  # all is well: we wait for a change
-        (1, KEYS[:2], None, 0.2, Stay(0.8)),  # a member died; the others must see that we wait
+        (1, KEYS, None, 100.0, Stay()),  # nothing to do but wait for a change
+        (1, KEYS[:2], None, 0.2, Stay(0.8)),  # a member died; the others must see the wait
         (1, KEYS[:2], None, 1.0, Free(f"{KEYS[2]} is not renewed")),
-        (2, KEYS[:2], None, 0.0, Free(f"{KEYS[2]} is not renewed")),  # nobody is left to tell
+        (2, KEYS[:2], None, 0.0, Free(f"{KEYS[2]} is not renewed")),  # no member is left to notify
         (1, [], None, 0.2, Stay(0.8)),  # all may just be coming back
         (1, [], None, 1.0, Free(f"{KEYS[0]} is not renewed")),
-        (3, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),  # so many have
-        (1, KEYS, KEYS[1], 0.0, Stay(1.0)),  # we were a member
+        (3, [], None, 0.0, Free(f"{KEYS[0]} is not renewed")),  # all three wait again
+        (1, KEYS, KEYS[1], 0.0, Stay(1.0)),  # it was a member
         (1, KEYS, KEYS[1], 1.5, Free(f"{KEYS[1]} has come back")),
         (3, KEYS, KEYS[1], 0.0, Free(f"{KEYS[1]} has come back")),
         (1, KEYS, "/p/run_r/rdzv/v_1/rank_9", 9.0, Stay()),
@@ -106,7 +106,7 @@ def test_keys_are_compared_as_etcd_names_them() -> None:
         (final(2), None, None, 2),
         (final(0, "2"), "1", None, 1),
         (final(0), "1", KEYS, 0),
-        (final(0), "1", KEYS[1:], 1),  # a member is gone, and nobody waits yet
+        (final(0), "1", KEYS[1:], 1),  # a member is gone, and none waits yet
     ],
 )
 def test_how_many_wait(
@@ -123,8 +123,8 @@ def test_how_many_wait(
         (JOINABLE, None, True),
         (final(0, "2"), None, True),
         (read('{"status": "closed", "version": "2", "participants": [0]}'), None, False),
-        (final(0), KEYS[1:], False),  # gone, and nobody wants another
-        (final(1), None, False),  # nobody looked
+        (final(0), KEYS[1:], False),  # gone, and no other is wanted
+        (final(1), None, False),  # none looked
         (final(1), KEYS, False),  # a newcomer
         (final(1), KEYS[1:], True),
     ],
@@ -148,7 +148,7 @@ def test_a_participant_is_missed_once_its_key_has_run_out() -> None:
 
 
 def test_only_a_participant_can_be_missed() -> None:
-    """Who left in time gave its rank back: its key says nothing of who has the rank now."""
+    """A timely leaver gave its rank back: its key says nothing about the rank's present owner."""
     assert takes_part(JOINABLE.text, "/p/run_r/rdzv/v_2/rank_1")
     assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_2/rank_2")
     assert not takes_part(JOINABLE.text, "/p/run_r/rdzv/v_1/rank_1")

@@ -1,4 +1,4 @@
-"""The value of `active_version`: torch's texts, byte for byte, and what is none."""
+"""Value of `active_version`: torch's texts, byte for byte, and invalid values."""
 
 from __future__ import annotations
 

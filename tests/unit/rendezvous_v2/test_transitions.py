@@ -1,4 +1,4 @@
-"""What a member writes next: the text, and the time to live, which each write sets anew."""
+"""Member's next write: its text, and the time to live, which each write sets anew."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_closing_before_the_first_version() -> None:
     ("state", "rank", "expected"),
     [
         (joinable(3), 2, Write(joinable(2), 10)),  # the last: its place goes to the next
-        (joinable(2), 1, Write(joinable(1), None)),  # below min again: it may wait for ever
+        (joinable(2), 1, Write(joinable(1), None)),  # below min again: no time limit
         (joinable(3), 1, Destroy()),
         (frozen(joinable(3)).state, 2, Destroy()),
         (final(), 1, None),
-        (joinable(1), 1, None),  # not ours
+        (joinable(1), 1, None),  # another member's
         (joinable(3, version="2"), 2, None),
         (set_up().state, 0, None),
     ],
@@ -147,7 +147,7 @@ def test_unconfirmed_lower_ranks() -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_any_order_of_joining_and_confirming_ends_final(seed: int) -> None:
-    """Members take turns by chance, some with a state that is out of date: those lose."""
+    """Members take random turns, some with an outdated state: those lose."""
     chance = random.Random(seed)
     smallest, greatest = sorted(chance.choices(range(1, 9), k=2))
     state = opened("1").state

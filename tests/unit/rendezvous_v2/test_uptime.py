@@ -1,4 +1,4 @@
-"""Reading for how long etcd has had its leader."""
+"""Age of etcd's current leader term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store's watch, whose server may go away without a word."""
+"""Store watch whose server may disappear silently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_rendezvous.etcd_v2.store import EtcdStore
 
 
 class Deaf:
-    """A client whose first watch hears nothing of the key that was set meanwhile."""
+    """Client whose first watch misses the key that was set meanwhile."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []

@@ -1,4 +1,4 @@
-"""What a training script says, and what an agent reads of it."""
+"""Training script's reports, and their reading by an agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIDECAR = Path(layout.__file__).parents[1]
 
 
 class Desk:
-    """One worker's link, and the agent's side of it."""
+    """Worker's link, and the agent's side of it."""
 
     def __init__(self, folder: Path) -> None:
         self.files = ProgressFiles(folder)
@@ -100,7 +100,7 @@ def test_a_step_that_is_none_is_refused_everywhere(desk: Desk, step: Any, told: 
 
 
 def test_numbers_that_training_may_come_to_are_metrics(desk: Desk) -> None:
-    """A loss that diverges must not end the training that it is told of."""
+    """A diverging loss must not end the training that reports it."""
     large = 10**400
     desk.link.progress(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": large, "e": -large})
     found = dict(desk.read.metrics)
@@ -122,14 +122,14 @@ def test_a_metric_that_is_no_number_is_refused_by_name(desk: Desk, value: Any, t
 
 
 def test_what_cannot_be_called_is_no_callback(desk: Desk) -> None:
-    """The usual slip: the function's result instead of the function."""
+    """The usual mistake: the function's result instead of the function."""
     with pytest.raises(ValueError, match=r"on_leave must be given a function to call, got None"):
         desk.link.on_leave(None)  # type: ignore[arg-type]
     assert not desk.read.saves
 
 
 def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
-    """The file is the user's: a negative step is none."""
+    """The file is the user's: a negative step is invalid."""
     names = layout.pack_names(("loss",))
     values = [0.5] + [0.0] * 7
     record = layout.pack(0, 0, -(2**60), 1, 1, -5, 0, 1, values, names)
@@ -138,7 +138,7 @@ def test_a_record_of_another_hand_is_not_believed(desk: Desk) -> None:
 
 
 def test_every_record_that_is_read_is_whole(desk: Desk) -> None:
-    """While another thread writes as fast as it can."""
+    """Another thread writes as fast as it can."""
     over = threading.Event()
 
     def write() -> None:
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_the_scripts_own_waits_for_nothing(desk: Desk) -> None:
 
 
 def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
-    """The launcher sends it, and may be slower than the agent that withdraws the request."""
+    """The launcher sends SIGTERM, perhaps after the agent has withdrawn the request."""
     desk.ask(point=1, seconds=0.5)
     assert desk.link.should_checkpoint()
     began = time.monotonic()
@@ -249,7 +249,7 @@ def test_who_ends_at_sigterm_takes_no_step_before_it_comes(desk: Desk) -> None:
 
 
 def test_a_stop_that_is_under_way_lets_go(desk: Desk, request: pytest.FixtureRequest) -> None:
-    """A script that handles SIGTERM itself goes on to its own end."""
+    """A script that handles SIGTERM itself continues to its own end."""
     own = signal.signal(signal.SIGTERM, lambda *_: None)
     request.addfinalizer(lambda: signal.signal(signal.SIGTERM, own))
     desk.ask(point=1, seconds=60)
@@ -304,7 +304,7 @@ def test_a_request_is_text_with_its_fields_in_place() -> None:
 def test_a_request_that_is_being_written_is_never_misread(
     written: int, before: layout.Request | None
 ) -> None:
-    """What stands there between two writes is the old request or none, or a mere `hold`."""
+    """Between two writes the content is the old request, none, or a mere `hold`."""
     content = bytearray(layout.pack_request(before))
     new = layout.pack_request(layout.Request(77, 25.0))
     for start, end in layout.WRITE_ORDER[:written]:
@@ -370,7 +370,7 @@ def test_no_trap_in_the_place_of_a_progress_file_holds_the_agent_up(tmp_path: Pa
     assert read_progress(tmp_path / "true") is not None
 
 
-# -- where it is used ---------------------------------------------------------------
+# -- usage --------------------------------------------------------------------------
 
 
 def test_a_script_uses_the_module(desk: Desk) -> None:

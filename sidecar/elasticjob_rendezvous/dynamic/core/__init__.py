@@ -1,1 +1,1 @@
-"""The dynamic rendezvous as values and decisions: no I/O, no clock, no chance, no torch."""
+"""State and decisions of the dynamic rendezvous. No I/O, clock, randomness or torch."""

@@ -1,7 +1,7 @@
-"""What a node does next, decided from the shared state and the time.
+"""Decisions of a node, based on the shared state and the time. No I/O.
 
-One function for each operation (join, exit, close, keep alive) maps a situation to an
-action, and `applied` maps an action to the state to write. Nothing here reads or writes.
+One function per operation (join, leave, close, keep alive) maps a situation to an action, and
+`applied` maps an action to the state to write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_rendezvous.dynamic.core.state import State
 
 
 class Action(StrEnum):
-    """What to do next. Those up to MARK_CLOSED write the state."""
+    """Next action of a node. The actions up to MARK_CLOSED write the state."""
 
     KEEP_ALIVE = "KeepAlive"
     ADD_TO_PARTICIPANTS = "AddToParticipants"
@@ -37,21 +37,21 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that a decision depends on.
+    """Input of a decision.
 
     Args:
-        node: who decides.
-        state: the shared state, the dead already removed.
-        settings: of the rendezvous.
-        now: monotonic seconds.
-        utc: the wall clock, to write.
-        deadline: when the operation must have ended, monotonic seconds.
-        beat_due: it is time for a heartbeat.
-        last_call_over: the last call of the open round has ended.
-        rejoins: a place that the node has is one of before this operation.
-        was_redundant: the node was told to stand by during this operation.
-        leaving: the node was asked to shut down meanwhile.
-        least_round: the first round that is newer than any the node had a place in.
+        node: the deciding node.
+        state: shared state without dead nodes.
+        settings: settings of the rendezvous.
+        now: monotonic time in seconds.
+        utc: wall-clock time for the written state.
+        deadline: end of the operation, monotonic time in seconds.
+        beat_due: True if a heartbeat is due.
+        last_call_over: True if the last call of the open round has ended.
+        rejoins: True if the node's present rank precedes this operation.
+        was_redundant: True if the node stood by during this operation.
+        leaving: True if a shutdown was requested during this operation.
+        least_round: first round after all rounds in which the node had a rank.
     """
 
     node: NodeDesc
@@ -69,7 +69,7 @@ class Situation:
 
 
 def join(s: Situation) -> Action:
-    """Towards a place in a complete round. After an error the node has yet to `leave`."""
+    """Decide the next step to a rank in a complete round. After an error the node must `leave`."""
     state, node = s.state, s.node
     spare = node in state.redundancy_list
     if state.closed:
@@ -78,7 +78,7 @@ def join(s: Situation) -> Action:
     if s.leaving:
         return Action.ERROR_GRACEFUL_EXIT
     full = len(state.participants) >= s.settings.max_nodes
-    if spare:  # without a time limit: whoever stands by is no failure
+    if spare:  # no timeout: to stand by is not a failure
         if full:
             return _idle(s)
         return Action.ADD_TO_WAIT_LIST if state.complete else Action.ADD_TO_PARTICIPANTS
@@ -91,7 +91,7 @@ def join(s: Situation) -> Action:
     if takes_part and (state.complete or s.rejoins):
         return Action.REJOIN
     if state.complete:
-        if full:  # also from the wait list, where it would make the others rejoin in vain
+        if full:  # also from the wait list, where it would make the others rejoin needlessly
             return Action.ADD_TO_REDUNDANCY_LIST
         return _idle(s) if node in state.wait_list else Action.ADD_TO_WAIT_LIST
     if not takes_part:
@@ -103,42 +103,45 @@ def join(s: Situation) -> Action:
 
 
 def _all_are_here(s: Situation) -> bool:
-    """The first round waits for nobody beyond those that are expected, where that is known."""
+    """Return True if the expected nodes, if known, have joined the first round."""
     expected = s.settings.expected_nodes
     return expected is not None and s.state.round == 0 and len(s.state.participants) >= expected
 
 
 def _all_are_back(s: Situation) -> bool:
-    """A recovery waits for nobody else, where `recovery_call` is set: this round follows on
-    another, whose nodes have all come or gone, and nobody stands by."""
+    """Return True if a recovery round need not wait for further nodes.
+
+    Requires `recovery_call`, a complete round before this one whose nodes have all joined or
+    gone, and no waiting or redundant nodes.
+    """
     if s.settings.recovery_call is None or s.state.wait_list or s.state.redundancy_list:
         return False
     return shared.follows_on(s.state)
 
 
 def leave(s: Situation) -> Action:
-    """Out of every list."""
+    """Decide the next step to the node's removal from every list."""
     if not s.state.knows(s.node):
         return Action.FINISH
     return Action.ERROR_TIMEOUT if s.now > s.deadline else Action.REMOVE
 
 
 def close(s: Situation) -> Action:
-    """Closed for all."""
+    """Decide the next step to a closed rendezvous."""
     if s.state.closed:
         return Action.FINISH
     return Action.ERROR_TIMEOUT if s.now > s.deadline else Action.MARK_CLOSED
 
 
 def keep_alive(s: Situation) -> Action:
-    """One heartbeat, if the others still count us in."""
+    """Decide whether to write a heartbeat: only if due and the node is still listed."""
     if not s.beat_due or s.node not in s.state.last_heartbeats:
         return Action.FINISH
     return Action.ERROR_TIMEOUT if s.now > s.deadline else Action.KEEP_ALIVE
 
 
 def applied(action: Action, s: Situation) -> State:
-    """The state to write for an action that writes."""
+    """Return the state to write for an action that writes."""
     state, node = s.state, s.node
     match action:
         case Action.KEEP_ALIVE:

@@ -1,8 +1,8 @@
-"""Who lives, by what this node has seen on its own monotonic clock.
+"""Failure detector of a node, based on its own monotonic clock. No I/O.
 
-The reference compares a heartbeat's time, taken on another host, with its own wall clock.
-Here a node is dead when its heartbeat has not changed for long enough while we looked.
-The end of the last call is judged the same way.
+torch compares a heartbeat's timestamp, taken on another host, with the local wall clock. Here a
+node is dead if its heartbeat has not changed for a timeout while we observed it. The end of the
+last call is determined in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elasticjob_rendezvous.dynamic.core.state import State
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A heartbeat, and since when (monotonic seconds) we have seen it unchanged."""
+    """Heartbeat, and the monotonic time since which we have seen it unchanged."""
 
     heartbeat: datetime
     since: float
@@ -26,7 +26,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class LastCall:
-    """The last call of a round, and when it ends on our clock (monotonic seconds)."""
+    """Last call of a round, and its end on our monotonic clock in seconds."""
 
     round: int
     deadline: datetime | None
@@ -35,7 +35,7 @@ class LastCall:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What this node has seen of the others. `at` is when it last looked."""
+    """Observations of the other nodes. `at` is the time of the last one."""
 
     at: float = float("-inf")
     sightings: Mapping[NodeDesc, Sighting] = field(default_factory=dict)
@@ -45,10 +45,10 @@ class Memory:
 def observe(
     memory: Memory, state: State, settings: RendezvousSettings, now: float, utc: datetime
 ) -> Memory:
-    """What is known after a look at the state.
+    """Update the observations with a newly read state.
 
-    After a gap (we were paused, or the store was away and nobody could write) every silence
-    counts from now.
+    After a gap (this process was suspended, or the store was unavailable and no node could
+    write), every silence counts from `now`.
     """
     patience = min(2 * settings.interval_seconds, settings.dead_after_seconds)
     known = memory.sightings if now - memory.at <= patience else {}
@@ -62,7 +62,7 @@ def observe(
 
 
 def dead(memory: Memory, settings: RendezvousSettings) -> frozenset[NodeDesc]:
-    """The nodes that have been silent for too long."""
+    """Return the nodes whose heartbeat has not changed within the timeout."""
     oldest = memory.at - settings.dead_after_seconds
     return frozenset(n for n, seen in memory.sightings.items() if seen.since < oldest)
 
@@ -82,6 +82,6 @@ def _last_call(
     left = longest
     if state.deadline is not None:
         left = (state.deadline - utc).total_seconds()
-        if not 0 < left <= longest:  # the clock that set it is not ours
+        if not 0 < left <= longest:  # the clocks of the two nodes differ
             left = longest
     return LastCall(state.round, state.deadline, now + left)

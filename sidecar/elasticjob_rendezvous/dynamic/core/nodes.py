@@ -1,4 +1,4 @@
-"""The name of a node in the dynamic rendezvous, and the order in which ranks are given."""
+"""Node names of the dynamic rendezvous, and their order for rank assignment."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 _DIGITS = re.compile(r"([0-9]+)")
 OUR_LOCAL_IDS = 1 << 30
-"""The least `local_id` of ours. torch counts the handlers of a process, from 0."""
+"""Minimum `local_id` of our nodes. torch numbers the handlers of a process from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDesc:
-    """One handler: the address of its host, its process, and which handler of that process.
+    """Name of one handler: address of its host, process id, and number within the process.
 
-    `addr` is also what the node publishes as MASTER_ADDR when it becomes rank 0.
+    The node publishes `addr` as MASTER_ADDR if it becomes rank 0.
     """
 
     addr: str
@@ -26,18 +26,18 @@ class NodeDesc:
 
 
 def rank_order(node: NodeDesc) -> tuple[object, ...]:
-    """Sort key of a node: `node-2` before `node-10`, unlike the reference's plain string order.
+    """Return a node's sort key: `node-2` before `node-10`, unlike torch's plain string order.
 
-    Whoever completes a round assigns its ranks and all others read them, so the two orders
-    can live in one gang.
+    The node that completes a round assigns its ranks and all others read them, so nodes with
+    either order can share a round.
     """
     parts = _DIGITS.split(node.addr)
     numbers = [digits.lstrip("0") for digits in parts[1::2]]
-    # A number as (length, digits): no limit on how long it is.
+    # A number as (length, digits), which allows any length.
     natural = (parts[0], *zip(map(len, numbers), numbers, parts[2::2], strict=True))
     return (natural, node.addr, node.pid, node.local_id)
 
 
 def is_torchs(node: NodeDesc) -> bool:
-    """Whether the node is one of torch's own."""
+    """Return True if the node is one of torch's own."""
     return node.local_id < OUR_LOCAL_IDS

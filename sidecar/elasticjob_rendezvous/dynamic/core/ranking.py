@@ -1,9 +1,9 @@
-"""The order of ranks in a round, and who gets rank 0 where torch's own nodes take part.
+"""Rank order of a round, and the choice of rank 0 in rounds with torch's own nodes.
 
-A plain torchrun has its workers share a store that the agent of rank 0 hosts, and its agents
-remember the address of their first round for as long as they live. A round can be had with
-them only where rank 0 gives that address again. A node of ours does, so it gets rank 0. Where
-it can name only itself, and not a store that outlives it, rank 0 stays where it was.
+With a plain torchrun, the workers share a store hosted by the agent of rank 0, and all agents
+remember the address of their first round for their whole life. A round with such agents works only
+if rank 0 publishes that address again. Our nodes do, so one of them gets rank 0. If it can publish
+only its own address, rather than that of a store that outlives it, the same node keeps rank 0.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from elasticjob_rendezvous.dynamic.core.nodes import NodeDesc, is_torchs, rank_o
 
 
 def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list[NodeDesc]:
-    """The nodes by rank.
+    """Return the nodes in rank order.
 
     Args:
-        last_master: `name_of` whom a node of ours gave rank 0 last; anything else is nobody.
+        last_master: `name_of` the last rank 0 that one of our nodes assigned; other values match
+            no node.
     """
     ordered = sorted(participants, key=rank_order)
     ours = [node for node in ordered if not is_torchs(node)]
@@ -28,5 +29,5 @@ def in_rank_order(participants: Iterable[NodeDesc], last_master: object) -> list
 
 
 def name_of(node: NodeDesc) -> tuple[str, int, int]:
-    """A node as it stands in a field of ours."""
+    """Return a node's representation in the field `state.MASTER`."""
     return (node.addr, node.pid, node.local_id)

@@ -1,4 +1,4 @@
-"""What a dynamic rendezvous is told: sizes and limits, with the reference's defaults."""
+"""Settings of a dynamic rendezvous: sizes and timeouts, with torch's defaults."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ KEEP_ALIVE_MAX_ATTEMPT = 3
 
 @dataclass(frozen=True, slots=True, init=False)
 class RendezvousTimeout:
-    """The time limits of a rendezvous; each must be positive, None means its default.
+    """Timeouts of a rendezvous; each must be positive, None means its default.
 
     Args:
-        join: for a round to come about (600 s).
-        last_call: how long a round stays open once it has its minimum of nodes (30 s).
-        close: for `set_closed` and `shutdown` (30 s).
-        heartbeat: for one keep-alive heartbeat (5 s).
+        join: timeout of `next_rendezvous` (600 s).
+        last_call: time for further joins once a round has its minimum of nodes (30 s).
+        close: timeout of `set_closed` and `shutdown` (30 s).
+        heartbeat: timeout of one heartbeat (5 s).
 
     Raises:
-        ValueError: a limit is not positive.
+        ValueError: a timeout is not positive.
     """
 
     join: timedelta
@@ -53,21 +53,22 @@ class RendezvousTimeout:
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSettings:
-    """The settings of one rendezvous, the same on every node.
+    """Settings of one rendezvous, the same on every node.
 
     Args:
-        run_id: which rendezvous.
-        min_nodes, max_nodes: how many nodes a round may have.
-        timeout: the time limits.
-        keep_alive_interval: how often a node says that it lives.
-        keep_alive_max_attempt: after how many missed intervals it counts as dead.
-        lasting_store: the backend has a store where the workers of every round can meet.
-        recovery_call: the last call of every round but the first, if it is another; with it, a
-            round that follows on another is complete as soon as all who stopped for it are back.
-        expected_nodes: the first round is complete as soon as so many take part.
+        run_id: id of the rendezvous.
+        min_nodes, max_nodes: minimum and maximum number of nodes of a round.
+        timeout: timeouts.
+        keep_alive_interval: time between heartbeats.
+        keep_alive_max_attempt: number of missed intervals after which a node counts as dead.
+        lasting_store: True if the backend's own store can serve the workers of every round.
+        recovery_call: last call timeout of all rounds but the first, if different; with it, a
+            round after a complete one is complete as soon as all nodes that stopped for it are
+            back.
+        expected_nodes: number of nodes that completes the first round at once.
 
     Raises:
-        ValueError: a value is out of range; it says which.
+        ValueError: a value is out of range; the message names it.
     """
 
     run_id: str
@@ -99,7 +100,7 @@ class RendezvousSettings:
             )
 
     def last_call(self, number: int) -> timedelta:
-        """How long the round of this number stays open once it has its minimum of nodes."""
+        """Return the last call timeout of the round with this number."""
         later = number > 0 and self.recovery_call is not None
         return self.recovery_call if later and self.recovery_call else self.timeout.last_call
 
@@ -109,5 +110,5 @@ class RendezvousSettings:
 
     @property
     def dead_after_seconds(self) -> float:
-        """How long a node may be silent before it counts as dead."""
+        """Maximum silence of a node in seconds before it counts as dead."""
         return self.interval_seconds * self.keep_alive_max_attempt

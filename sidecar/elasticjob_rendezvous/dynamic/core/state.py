@@ -1,8 +1,8 @@
-"""The state that all nodes of a dynamic rendezvous share, and how it may change.
+"""Shared state of all nodes of a dynamic rendezvous, and its transitions. No I/O.
 
-Owns the datum that a backend stores: any node may write it, by compare-and-set. The
-fields are those of `torch.distributed.elastic.rendezvous.dynamic_rendezvous` (torch 2.13),
-whose nodes may write it too; fields that are not known here are kept.
+A backend stores this state, and any node may write it by compare-and-set. The fields are those
+of `torch.distributed.elastic.rendezvous.dynamic_rendezvous` (torch 2.13), whose nodes may write
+it too; unknown fields are kept.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from elasticjob_rendezvous.dynamic.core.ranking import in_rank_order, name_of
 from elasticjob_rendezvous.dynamic.core.settings import RendezvousSettings
 
 WORLD = "elasticjob_world"
-"""A field of ours among the extra ones: (round, size) as the round was completed.
+"""Extra field of ours: (round, size) at the completion of the round.
 
-Nodes that do not know it carry it along; it counts only for the round that it names.
+Nodes that do not know it preserve it; it is valid only for the round it names.
 """
 MASTER = "elasticjob_master"
-"""Another: the name of the node that got rank 0 when one of ours last completed a round of both
-kinds. Not written where it does not matter who has it: there is a lasting store."""
+"""Extra field of ours: name of rank 0 in the last mixed round that one of our nodes completed.
+
+Not written if there is a lasting store, since the choice of rank 0 then does not matter.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One version of the shared state.
+    """Value of the shared state at one time.
 
     Args:
-        round: number of the round, from 0; grows.
-        complete: whether the round's membership and ranks are decided.
-        deadline: when the last call ends; set while enough nodes have joined.
-        closed: no round begins any more.
-        participants: the nodes of the round; the rank of each, 0 until it is complete.
-        wait_list: nodes that want into the next round.
-        redundancy_list: nodes to spare; they step in when a place is free.
-        last_heartbeats: when each node last said that it lives, on its own clock.
-        extra: further fields, as they were found.
+        round: number of the round, from 0; increases.
+        complete: True once the round's membership and ranks are decided.
+        deadline: end of the last call; set while enough nodes have joined.
+        closed: True if no further round may begin.
+        participants: rank of each node of the round; 0 until the round is complete.
+        wait_list: nodes that wait for the next round.
+        redundancy_list: surplus nodes; they join when a rank becomes free.
+        last_heartbeats: time of each node's last heartbeat, on that node's clock.
+        extra: unknown fields, unchanged.
     """
 
     round: int = 0
@@ -52,7 +54,7 @@ class State:
     extra: Mapping[str, object] = field(default_factory=dict)
 
     def knows(self, node: NodeDesc) -> bool:
-        """Whether the node stands in any of the lists."""
+        """Return True if the node is in any of the lists."""
         return (
             node in self.participants
             or node in self.wait_list
@@ -63,7 +65,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A node's place in a complete round, and who else has one."""
+    """Rank assignment of a node in a complete round, with all nodes of the round."""
 
     round: int
     rank: int
@@ -75,23 +77,23 @@ class Seat:
 
     @property
     def torchs(self) -> list[NodeDesc]:
-        """The nodes in it that are torch's own."""
+        """Nodes of the round that are torch's own."""
         return [node for node in self.roster if is_torchs(node)]
 
 
 def gang_time(state: State, utc: datetime) -> datetime:
-    """The time to write: later than every heartbeat in the state, whatever our own clock says.
+    """Return a timestamp to write: at least our clock's, and later than all heartbeats.
 
-    The reference compares times of different hosts. A node whose clock is behind would look
-    dead to it, and its last call would be over before it began. That it is strictly later
-    makes every heartbeat a change, by which our own nodes know life.
+    torch compares timestamps of different hosts. It would consider a node with a slow clock dead,
+    and end its last call before it began. Being strictly later makes every heartbeat a change,
+    which our own nodes use to detect liveness.
     """
     latest = max(state.last_heartbeats.values(), default=utc)
     return max(utc, latest + timedelta(microseconds=1))
 
 
 def alive(state: State, node: NodeDesc, utc: datetime) -> State:
-    """The node said that it lives."""
+    """Record a heartbeat of the node."""
     heartbeats = {**state.last_heartbeats, node: gang_time(state, utc)}
     return replace(state, last_heartbeats=heartbeats)
 
@@ -103,10 +105,11 @@ def joined(
     utc: datetime,
     least_round: int = 0,
 ) -> State:
-    """The node takes part in the open round; the last one that fits completes it.
+    """Add the node to the open round; the node that reaches the maximum completes it.
 
-    Where the store was lost and made anew by a node that knew of no round, the numbers go on
-    with whoever knows better: `least_round` is the first that is new to the node.
+    After a loss of the store, a node without knowledge of earlier rounds may have recreated the
+    state. The numbers continue with the first node that knows better: `least_round` is the first
+    round that is new to the node.
     """
     if state.round < least_round:
         state = replace(state, round=least_round, deadline=None)
@@ -125,7 +128,7 @@ def joined(
 
 
 def completed(state: State, lasting_store: bool = False) -> State:
-    """The round is decided: every participant has its rank."""
+    """Complete the round: assign a rank to every participant."""
     ordered = in_rank_order(state.participants, state.extra.get(MASTER))
     ranks = {node: rank for rank, node in enumerate(ordered)}
     known: dict[str, object] = {WORLD: (state.round, len(ranks))}
@@ -141,7 +144,7 @@ def completed(state: State, lasting_store: bool = False) -> State:
 
 
 def waiting(state: State, node: NodeDesc, utc: datetime) -> State:
-    """The node wants into the next round."""
+    """Put the node on the wait list for the next round."""
     return replace(
         alive(state, node, utc),
         wait_list=state.wait_list | {node},
@@ -150,7 +153,7 @@ def waiting(state: State, node: NodeDesc, utc: datetime) -> State:
 
 
 def redundant(state: State, node: NodeDesc, utc: datetime) -> State:
-    """The node stands by: it asks for no new round, and steps in when a place is free."""
+    """Make the node stand by: it requests no new round, and joins when a rank becomes free."""
     return replace(
         alive(state, node, utc),
         wait_list=state.wait_list - {node},
@@ -159,10 +162,10 @@ def redundant(state: State, node: NodeDesc, utc: datetime) -> State:
 
 
 def without(state: State, nodes: Iterable[NodeDesc], settings: RendezvousSettings) -> State:
-    """The nodes are gone from every list, because they left or died.
+    """Remove nodes that left or died from every list.
 
-    The last one to go from a complete round opens the next; too few left in an open round
-    take its last call back.
+    Without participants, a complete round is followed by the next open one. An open round with
+    too few participants loses its last call.
     """
     gone = frozenset(nodes)
     participants = {n: rank for n, rank in state.participants.items() if n not in gone}
@@ -188,7 +191,7 @@ def rejoined(
     utc: datetime,
     least_round: int = 0,
 ) -> State:
-    """The node gives up its place in a round and asks for one in the next, in one write."""
+    """Move the node from its round to the next one, in a single write."""
     state = without(state, [node], settings)
     if state.complete:
         return waiting(state, node, utc)
@@ -196,10 +199,10 @@ def rejoined(
 
 
 def seat(state: State, node: NodeDesc) -> Seat | None:
-    """The node's place in the complete round, or None if it has none that is good.
+    """Return the node's rank assignment in the complete round, or None without a valid one.
 
-    A node may have gone since the round was completed. Then those who read the state before
-    and after would not agree on the world's size: nobody may start on such a round.
+    A node may have gone since the round was completed. Readers before and after that would
+    disagree about the world size, so no node may start on such a round.
     """
     ranks = state.participants
     if not state.complete or node not in ranks:
@@ -207,7 +210,7 @@ def seat(state: State, node: NodeDesc) -> Seat | None:
     if sorted(ranks.values()) != list(range(len(ranks))):
         return None
     world = state.extra.get(WORLD)
-    # Of another round, if this one was completed by a node that does not know the field.
+    # The field is of another round if a node that does not know it completed this one.
     if (
         isinstance(world, tuple)
         and world[:1] == (state.round,)
@@ -218,16 +221,16 @@ def seat(state: State, node: NodeDesc) -> Seat | None:
 
 
 def follows_on(state: State) -> bool:
-    """Whether the round before this one was complete. Not so where the store was lost meanwhile."""
+    """Return True if the previous round was complete; False if the store was lost since."""
     world = state.extra.get(WORLD)
     return isinstance(world, tuple) and world[:1] == (state.round - 1,)
 
 
 def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings) -> int:
-    """How many nodes a new round would serve; more than 0 means: stop the workers and rejoin.
+    """Return the number of nodes that a new round would serve; above 0, stop workers and rejoin.
 
-    Unlike the reference's, this is also 1 when the round that we hold has lost a node or is
-    over, and 0 when nobody who waits could be taken in.
+    Unlike in torch, at least 1 if our round has lost a node or is over, and 0 if no waiting node
+    could be admitted.
     """
     count = len(state.wait_list)
     if held is None or state.closed:
@@ -238,10 +241,10 @@ def nodes_waiting(state: State, held: Seat | None, settings: RendezvousSettings)
 
 
 def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
-    """Whether the round that we hold did not end well for another: it wants a newer one, or,
-    where `gone` cannot be told, somebody does in place of one that is gone.
+    """Return True if another node of our round has not finished and wants a newer one.
 
-    Who is done stays in the round that it was done with, also a node of torch's.
+    If the lost nodes cannot be identified (see `gone`), also True if any node wants a newer round
+    and a node of ours is gone. A finished node remains in its round, also a node of torch's.
     """
     if state.closed:
         return False
@@ -255,10 +258,10 @@ def moved_on(state: State, held: Seat, node: NodeDesc) -> bool:
 
 
 def gone(state: State, held: Seat, node: NodeDesc) -> frozenset[int]:
-    """The ranks of the round that we hold whose nodes are in no list any more.
+    """Return the ranks of our round whose nodes are no longer in any list.
 
-    None where a torch node still has its place: it may be done, and then keeps it, and who
-    asks for another round, until its exit barrier's time is over.
+    Empty while a torch node takes part: a finished torch node keeps its rank, and holds up nodes
+    that request another round, until its exit barrier times out.
     """
     if state.closed or state.round != held.round or any(map(is_torchs, state.participants)):
         return frozenset()

@@ -1,1 +1,1 @@
-"""The pure part of the etcd v2 rendezvous: its state, its transitions and its patience."""
+"""State, transitions and delays of the etcd v2 rendezvous. No I/O."""

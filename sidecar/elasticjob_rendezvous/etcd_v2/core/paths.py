@@ -1,4 +1,4 @@
-"""Every path of a run's rendezvous in etcd, built and read here and nowhere else."""
+"""Paths of a run's rendezvous in etcd; the only module that builds or parses them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _UNSAFE = re.compile(r"[?#%]|[^\S ]")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The paths of `run_id` under `prefix`, which starts and ends with a slash.
+    """Paths of `run_id` under `prefix`, which starts and ends with a slash.
 
-    torch keeps a prefix without the leading slash as it is, and then takes every member for
-    dead, as etcd's own names for the keys have one.
+    torch accepts a prefix without a leading slash, but then considers every member dead, since
+    etcd's own key names have one.
     """
 
     prefix: str
@@ -24,26 +24,26 @@ class Paths:
 
     @staticmethod
     def of(prefix: str, run_id: object) -> Paths:
-        """The paths of a run, whose id may be a number.
+        """Return the paths of a run, whose id may be a number.
 
-        Raises ValueError for a name that does not survive being part of a URL.
+        Raises ValueError for a name that cannot be part of a URL.
         """
         run_id = "" if run_id is None else str(run_id)
         if not run_id or _UNSAFE.search(run_id):
             raise ValueError(
-                "the run id must be set, without ?#% and white space but the space itself: "
+                "the run id must not be empty, nor contain ?#% or white space other than spaces: "
                 f"{echoed(run_id)}"
             )
         if _UNSAFE.search(prefix):
             raise ValueError(
-                "the etcd prefix must be without ?#% and white space but the space itself: "
+                "the etcd prefix must not contain ?#% or white space other than spaces: "
                 f"{echoed(prefix)}"
             )
         inner = prefix.strip("/")
         return Paths(f"/{inner}/" if inner else "/", run_id)
 
     def of_run(self, path: str) -> str:
-        """A path below the run's folder; "" is the folder."""
+        """Return a path below the run's directory; "" gives the directory itself."""
         return f"{self.prefix}run_{self.run_id}{path if path.startswith('/') else '/' + path}"
 
     @property
@@ -52,7 +52,7 @@ class Paths:
 
     @property
     def rendezvous(self) -> str:
-        """The folder that waiting members watch."""
+        """Directory that waiting members watch."""
         return self.of_run("/rdzv")
 
     @property
@@ -77,11 +77,11 @@ class Paths:
 
 
 def is_keep_alive(key: str) -> bool:
-    """Whether a key is some member's of some version."""
+    """Return True if the key is a member's keep-alive key of any version."""
     return re.search(r"/v_\d+/rank_\d+$", key) is not None
 
 
 def rank_of(keep_alive: str) -> int | None:
-    """The rank in a member's key; None for what is not one."""
+    """Return the rank in a keep-alive key; None for other keys."""
     found = re.search(r"/rank_(\d+)$", keep_alive)
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""How long a member waits before it acts, so that members seldom get in each other's way. Pure."""
+"""Delays and decisions of waiting members, chosen to keep conflicts rare. No I/O."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from elasticjob_rendezvous.etcd_v2.core.paths import rank_of
 from elasticjob_rendezvous.etcd_v2.core.records import MalformedState, State, Status, read
 
 _SLOT_SECONDS = 0.004
-"""About what one compare-and-set takes, seen by the others included."""
+"""Approximate duration of a compare-and-set until the other members see it."""
 _TURN_SECONDS = 0.02
-"""After which a lower rank's turn to confirm is taken for missed."""
+"""Time for each lower rank to confirm first."""
 _CROWD = 4
 _RETRY_SECONDS = 0.1
 _LONGEST_RETRY_SECONDS = 2.0
 
 
 def after_conflict(conflicts: int, crowd: int, random: float) -> float:
-    """Seconds until the next compare-and-set, after `conflicts` lost in a row.
+    """Return the delay before the next compare-and-set, after `conflicts` failures in a row.
 
-    Some member wins each conflict, so that a crowd shrinks by itself: `crowd` is how many
-    others there can be at most, and `random` in 0 … 1 spreads them.
+    One member wins each conflict, so the number of competitors decreases: `crowd` is their
+    maximum number, and `random` in 0 … 1 spreads them.
     """
     return random * _SLOT_SECONDS * max(1, min(crowd, _CROWD * (1 << min(conflicts, 20))))
 
 
 def before_confirming(unconfirmed_below: int) -> float:
-    """Seconds that a member leaves to the lower ranks, who confirm first: no two at once."""
+    """Return the delay before a confirmation: lower ranks confirm first, one at a time."""
     return _TURN_SECONDS * unconfirmed_below
 
 
 def after_failure(failures: int, random: float) -> float:
-    """Seconds until etcd is asked again, after `failures` in a row."""
+    """Return the delay before the next request to etcd, after `failures` in a row."""
     longest = min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * (1 << min(failures - 1, 10)))
     return longest * (0.5 + random / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """The version stands; look again when it changes, or after so long."""
+    """Verdict that the version remains; check again on a change, or after `seconds`."""
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The version is over; destroy it, so that the next can be made."""
+    """Verdict that the version is over: destroy it, so that the next one can be created."""
 
     reason: str
 
@@ -58,12 +58,12 @@ def verdict_on_final(
     announced_seconds: float,
     notice_seconds: float,
 ) -> Stay | Free:
-    """What a waiting member does about a final version.
+    """Decide whether a waiting member keeps or destroys a final version.
 
-    It is over when a member's key is missing, and when we were a member (`own` is our key)
-    and are here. The members that still work look at `num_workers_waiting` in it, and so it
-    stays for a notice before it goes, unless all that are alive are waiting anyway. Where
-    nobody seems to be, all may just be coming back to an etcd that they could not reach.
+    The version is over if a member's key is missing, or if we are a member (`own` is our key)
+    and wait again. Its working members poll `num_workers_waiting`, so it is kept for
+    `notice_seconds`, unless all living members are already waiting. If no member seems alive, this
+    means all members, since they may be reconnecting after an outage of etcd.
     """
     keys = keys_of(state)
     missing = [key for key in keys if key not in alive]
@@ -80,18 +80,18 @@ def verdict_on_final(
 
 
 def keys_of(state: State) -> list[str]:
-    """The keys of a version's members, as etcd calls them."""
+    """Return the keys of a version's members, in etcd's form."""
     return [_slashed(key) for key in state.keep_alives]
 
 
 def missing_members(state: State, gone: Collection[str], version_path: str) -> list[str]:
-    """Keys that members of an unfinished version had set, and that have run out."""
+    """Return the expired or deleted keys of participants of an unfinished version."""
     keys = (f"{version_path}/rank_{rank}" for rank in state.participants)
     return [key for key in keys if key in gone]
 
 
 def takes_part(text: str | None, keep_alive: str) -> bool:
-    """Whether a member's key is of a participant of the version that `text` is."""
+    """Return True if a keep-alive key belongs to a participant of the version in `text`."""
     try:
         state = read(text)
     except MalformedState:
@@ -106,11 +106,11 @@ def nodes_waiting(
     alive: Collection[str] | None = None,
     spare: int = 0,
 ) -> int:
-    """How many members wait for a version after `ours`, which is None before our first.
+    """Return the number of members that wait for a version after `ours` (None before our first).
 
-    Where ours was destroyed or overtaken, or a member of it is gone (`alive` holds the keys
-    that are there, None: nobody looked), the answer is at least 1, so that who polls it
-    comes back to the rendezvous too. `spare` of those who wait for ours are told of to nobody.
+    At least 1 if ours was destroyed or superseded, or if one of its members is gone, so that a
+    polling agent returns to the rendezvous. `alive` holds the existing keys, None if unknown.
+    `spare` of the members that wait for the end of ours are not counted.
     """
     if state is None or state.status is Status.SETUP:
         return 0 if ours is None else 1
@@ -124,10 +124,10 @@ def nodes_waiting(
 
 
 def spare_nodes(state: State, greatest: int, before: int, young: bool) -> int:
-    """How many of those who wait for a version that is full are there for nothing.
+    """Return the number of members that wait for a full version without prospect of a rank.
 
-    All members were there when it was made: who waited already, or came while it was `young`,
-    has no place in the next one either. Who comes later may be the successor of one that died.
+    Members that waited when the version was created, or came while it was `young`, would have no
+    rank in the next version either. A later one may be the successor of a member that died.
     """
     if len(state.participants) < greatest:
         return 0
@@ -135,10 +135,10 @@ def spare_nodes(state: State, greatest: int, before: int, young: bool) -> int:
 
 
 def moved_on(state: State | None, ours: str, alive: Collection[str] | None) -> bool:
-    """Whether others of our version want a newer one, or have it: they were not done with ours.
+    """Return True if members of our version, not finished with it, want or have a newer one.
 
-    Who is done keeps its key. A version is destroyed only when a key of it is missing and
-    somebody waits.
+    A finished member keeps its key. A version is destroyed only if one of its keys is missing and
+    a member waits.
     """
     if state is None or state.version != ours:
         return state is None or state.status is not Status.CLOSED
@@ -146,12 +146,12 @@ def moved_on(state: State | None, ours: str, alive: Collection[str] | None) -> b
 
 
 def is_lost(state: State, alive: Collection[str] | None) -> bool:
-    """Whether a member of the version is gone, by the keys that are there."""
+    """Return True if a member of the version has no key in `alive`; False if that is None."""
     return alive is not None and any(_slashed(key) not in alive for key in state.keep_alives)
 
 
 def gone(state: State, alive: Collection[str] | None) -> frozenset[int]:
-    """The ranks of a version whose keys are not there; none where nobody looked."""
+    """Return the ranks of a version whose keys are missing; none if `alive` is None."""
     if alive is None:
         return frozenset()
     missing = (rank_of(key) for key in map(_slashed, state.keep_alives) if key not in alive)
@@ -159,5 +159,5 @@ def gone(state: State, alive: Collection[str] | None) -> frozenset[int]:
 
 
 def _slashed(key: str) -> str:
-    """etcd's own name of a key: torch writes what it was given."""
+    """Return a key in etcd's form, with a leading slash; torch may write it without one."""
     return "/" + key.lstrip("/")

@@ -1,8 +1,8 @@
-"""The value of `active_version`, as torch's `etcd` backend writes it.
+"""Value of `active_version`, in the format of torch's `etcd` backend.
 
-Compare-and-set compares raw strings, so a state keeps the text it was read as, and a
-changed one is printed as torch prints it: Python's default separators, fields in the order
-in which they came to be, fields of others kept.
+Compare-and-set compares raw strings, so a state keeps its original text, and a changed state is
+serialized as in torch: Python's default separators, fields in order of creation, unknown fields
+kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 SETUP_TTL_SECONDS = 5
 JOINABLE_TTL_SECONDS = 10
-"""From the smallest size on: the member that waits out the last call keeps it alive."""
+"""Applies once the minimum size is reached; the member in its last call keeps the state alive."""
 FROZEN_TTL_SECONDS = 10
 KEEPALIVE_TTL_SECONDS = 10
 RUN_TTL_SECONDS = 7200
@@ -33,12 +33,12 @@ class Status(StrEnum):
 
 
 class MalformedState(ValueError):
-    """The text under `active_version` is not a state."""
+    """Text under `active_version` that is not a valid state."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One version of the rendezvous: `text` as it stands in etcd, `fields` as it reads."""
+    """State of one version of the rendezvous: `text` as stored in etcd, `fields` as parsed."""
 
     text: str
     fields: Mapping[str, Any]
@@ -49,7 +49,7 @@ class State:
 
     @property
     def version(self) -> str | None:
-        """None in `setup`, and where a run was closed before its first version."""
+        """Number of the version; None in `setup`, or if the run was closed before its first."""
         version: str | None = self.fields.get("version")
         return version
 
@@ -72,12 +72,12 @@ class State:
 
 
 def printed(fields: Mapping[str, Any]) -> State:
-    """The state with these fields, in this order."""
+    """Serialize fields to a state, in this order."""
     return State(json.dumps(fields), fields)
 
 
 def read(text: str | None) -> State:
-    """Raises MalformedState for what no member of a rendezvous writes."""
+    """Parse a state. Raises MalformedState if no member could have written it."""
     try:
         fields = json.loads(text or "")
     except ValueError as error:
@@ -92,7 +92,7 @@ def read(text: str | None) -> State:
 def _fault(fields: Mapping[str, Any]) -> str | None:
     status = fields["status"]
     if status in (Status.SETUP, Status.CLOSED):
-        return None  # `closed` is put over any other, and its other fields matter no more
+        return None  # `closed` may replace any state, and its other fields are unused
     if not isinstance(fields.get("version"), str):
         return "version must be a string"
     if not isinstance(fields.get("participants"), list):

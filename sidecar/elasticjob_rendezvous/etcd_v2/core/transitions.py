@@ -1,6 +1,6 @@
-"""What a member writes next, given the state it read: the text and the time to live.
+"""Transitions of `active_version`: the next state and its time to live. No I/O.
 
-A compare-and-set without a ttl clears the ttl, so every `Write` says which it wants.
+A compare-and-set without a ttl clears the ttl, so every `Write` specifies one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elasticjob_rendezvous.etcd_v2.core.records import (
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The next value of `active_version`; no ttl: it stays."""
+    """Next value of `active_version`; permanent without a ttl."""
 
     state: State
     ttl_seconds: int | None = None
@@ -28,7 +28,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Destroy:
-    """Delete `active_version`: its version can no longer come about."""
+    """Deletion of `active_version`: its version can no longer complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Joined:
 
 
 class NoSpace(ValueError):
-    """A joinable version is full: the members disagree about their greatest number."""
+    """Joinable version that is already full: the members have different maximum sizes."""
 
 
 def set_up() -> Write:
-    """The first sign of a new version; it goes by itself if its maker dies."""
+    """Return the initial state of a new version; it expires if its creator dies."""
     return Write(printed({"status": "setup"}), SETUP_TTL_SECONDS)
 
 
@@ -51,7 +51,7 @@ def opened(version: str) -> Write:
 
 
 def joined(state: State, smallest: int, greatest: int) -> Joined:
-    """One more participant. Raises NoSpace."""
+    """Add one participant. Raises NoSpace."""
     participants = state.participants
     rank = len(participants)
     if rank >= greatest:
@@ -67,18 +67,18 @@ def joined(state: State, smallest: int, greatest: int) -> Joined:
 
 
 def frozen(state: State) -> Write:
-    """Nobody else may join."""
+    """Freeze the version: no further joins."""
     fields = {**state.fields, "status": "frozen", "keep_alives": []}
     return Write(printed(fields), FROZEN_TTL_SECONDS)
 
 
 def held(state: State) -> Write:
-    """The same for another while: the last call goes on."""
+    """Renew the time to live of an unchanged state during the last call."""
     return Write(state, JOINABLE_TTL_SECONDS)
 
 
 def confirmed(state: State, keep_alive: str) -> Write | None:
-    """One more confirmation, the last of which makes it final; None: ours is in already."""
+    """Add a confirmation; the last one makes the version final. None if it is already present."""
     keep_alives = state.keep_alives
     if keep_alive in keep_alives:
         return None
@@ -90,19 +90,19 @@ def confirmed(state: State, keep_alive: str) -> Write | None:
 
 
 def announced(state: State) -> Write:
-    """One more waits for the next version."""
+    """Increment the number of waiting members."""
     return Write(printed({**state.fields, "num_workers_waiting": state.waiting + 1}))
 
 
 def retracted(state: State) -> Write | None:
-    """One fewer waits; None where nobody does."""
+    """Decrement the number of waiting members; None if it is 0."""
     if not state.waiting:
         return None
     return Write(printed({**state.fields, "num_workers_waiting": state.waiting - 1}))
 
 
 def closed(state: State | None) -> Write | None:
-    """No version will come any more; None: it is so already."""
+    """Close the run; None if it is already closed."""
     if state is None:
         return Write(printed({"status": "closed"}))
     if state.status is Status.CLOSED:
@@ -111,10 +111,10 @@ def closed(state: State | None) -> Write | None:
 
 
 def withdrawn(state: State, version: str, rank: int, smallest: int) -> Write | Destroy | None:
-    """A member that joined leaves before the version is final; None: it concerns us no more.
+    """Remove a member that leaves before the version is final; None if it is not affected.
 
-    Ranks are places in a row, so that only the last to join can be taken out. Any other
-    place would stay empty until a ttl says so: better that all join again at once.
+    Ranks are consecutive, so only the last member to join can be removed. The rank of any other
+    would remain vacant until a ttl expires, so the version is destroyed and all join again at once.
     """
     if state.version != version or state.status not in (Status.JOINABLE, Status.FROZEN):
         return None
@@ -129,6 +129,6 @@ def withdrawn(state: State, version: str, rank: int, smallest: int) -> Write | D
 
 
 def unconfirmed_below(state: State, rank: int) -> int:
-    """How many ranks below `rank` have not confirmed."""
+    """Return the number of ranks below `rank` that have not confirmed."""
     done = {rank_of(key) for key in state.keep_alives}
     return sum(1 for other in range(rank) if other not in done)

@@ -1,0 +1,76 @@
+"""Language rules of CONTRIBUTING.md that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("sidecar", "operator", "cli", "scripts", "bench", "examples", "tests")
+CLAUSE = re.compile(r"(what|how|whether|why|who|whom|whose|for|where|when|that|so)\b", re.I)
+"""First words of a docstring that announce a clause instead of a noun phrase or a verb."""
+LONGEST_SUBJECT = 72
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring: of modules, classes, functions and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for before, statement in zip([None, *node.body], node.body, strict=False):
+                documents = before is None or isinstance(before, ast.Assign | ast.AnnAssign)
+                if documents and (text := _text(statement)) is not None:
+                    yield statement.lineno, text
+
+
+def _text(statement: ast.stmt) -> str | None:
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Constant):
+        return None
+    value = statement.value.value
+    return value if isinstance(value, str) else None
+
+
+def clauses(path: Path) -> list[str]:
+    """Return the docstrings of a file that open with a clause, each with its line."""
+    tree = ast.parse(path.read_text())
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {text.strip().splitlines()[0]}"
+        for line, text in docstrings(tree)
+        if CLAUSE.match(text.strip())
+    ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_open_with_a_noun_phrase_or_a_verb(folder: str) -> None:
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    assert [found for path in paths for found in clauses(path)] == []
+
+
+def test_docstrings_of_all_kinds_are_read() -> None:
+    tree = ast.parse(
+        '"""How it works."""\nLIMIT = 1\n"""What is allowed."""\n'
+        'class Queue:\n    """Whether it is."""\n    size: int\n    """Who waits."""\n'
+        'async def run():\n    """For later."""\n    x = 1\n    "plain text"\n'
+    )
+    assert [text for _, text in docstrings(tree)] == [
+        "How it works.",
+        "What is allowed.",
+        "Whether it is.",
+        "Who waits.",
+        "For later.",
+        "plain text",
+    ]
+
+
+def test_contributing_documents_the_language_the_glossary_and_commit_subjects() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    sections = {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+    assert f"{LONGEST_SUBJECT} characters" in sections["Language"]
+    rows = re.findall(r"^\| \**`?([a-z][^|`*]*)`?\** +\|", sections["Glossary"], re.M)
+    terms = {row.strip() for row in rows}
+    assert {"worker group", "zygote", "failure detector", "self-fencing", "work queue"} <= terms
+    assert len(terms) >= 30
