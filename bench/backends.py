@@ -1,4 +1,4 @@
-"""The rendezvous backends under comparison: how a member of each makes its handler."""
+"""Rendezvous backends under comparison: servers and handler factories for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOIN_SECONDS = 600
 
 
 class Backend(StrEnum):
-    """Ours, over etcd v3 and v2, and torch's three by the names that torch gives them."""
+    """Backends: ours, over etcd v3 and v2, and torch's three under torch's names."""
 
     ELASTICJOB = "elasticjob"
     ELASTICJOB_V2 = "elasticjob-v2"
@@ -32,28 +32,28 @@ PEERS = (Backend.ELASTICJOB_V2, Backend.ETCD, Backend.ETCD_V2, Backend.C10D)
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """What a case runs in: the members' factory and, where there is an etcd, its request count."""
+    """Environment of a case: the members' handler factory and, with etcd, its request count."""
 
     make: HandlerFactory
     requests: Callable[[], Counter[str]] | None
 
 
 def preload() -> None:
-    """Import in the parent what members use, so that no member's time holds an import."""
+    """Import the members' modules in the parent, so that no measurement includes an import."""
     import etcd  # noqa: F401
     import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
     import torch.distributed.elastic.rendezvous.etcd_rendezvous
     import torch.distributed.elastic.rendezvous.etcd_rendezvous_backend  # noqa: F401
 
-    with contextlib.suppress(ModuleNotFoundError):  # then its cases fail, and say so
+    with contextlib.suppress(ModuleNotFoundError):  # its cases then fail with the error
         import elasticjob_rendezvous.etcd.handler
         import elasticjob_rendezvous.etcd_v2  # noqa: F401
-    gc.freeze()  # or each member's first collection would copy the parent's memory page by page
+    gc.freeze()  # else each member's first collection would copy the parent's memory
 
 
 @contextlib.contextmanager
 def arena(backend: Backend, members: int) -> Iterator[Arena]:
-    """A fresh server, where the backend has one, and a run id of its own."""
+    """Yield a fresh server, if the backend needs one, and a unique run id."""
     run_id = fresh_id("rendezvous")
     match backend:
         case Backend.ELASTICJOB:
@@ -116,7 +116,7 @@ def _torchs(backend: Backend, endpoint: str, run_id: str, members: int) -> Handl
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-        # Said outright, where torch would guess from the host name which member hosts the store.
+        # Explicit: by default torch guesses from the host name which member hosts the store.
         more = {"is_host": index == 0} if backend is Backend.C10D else {}
         parameters = RendezvousParameters(
             backend=str(backend),

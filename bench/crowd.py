@@ -1,7 +1,7 @@
-"""`python -m bench.crowd`: what one round costs as the gang grows, to a thousand members.
+"""Cost of one round in gangs of up to a thousand members: `python -m bench.crowd`.
 
-Members share processes: a process each would measure the machine's memory and not the protocol.
-So this is about requests and processor time a member. The numbers go to build/bench/crowd.json.
+Measures requests and CPU time per member. Members share processes: one process each would measure
+the machine's memory instead of the protocol. The numbers go to build/bench/crowd.json.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from elasticjob_rendezvous.etcd.parameters import member_settings
 
 SIZES = (64, 256, 512, 1024)
 MOST_REQUESTS = 8.0
-"""Of one member in one round: the promise."""
+"""Promised maximum of requests per member and round."""
 CONNECT_SECONDS = 60.0
 PATIENCE_SECONDS = 30.0
-"""For leases and confirmations: members that share few processors starve each other."""
+"""Timeout of leases and confirmations: members that share few CPUs starve each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one round cost, from the moment at which all its members were ready."""
+    """Cost of one round, from the moment when all members were ready."""
 
     members: int
     processes: int
-    wall_seconds: float  # until the last has its rank
-    cpu_seconds: float  # of the members together
+    wall_seconds: float  # until the last member has its rank
+    cpu_seconds: float  # of all members together
     etcd_cpu_seconds: float
     requests: Mapping[str, int]  # by method, the aftermath included
 
@@ -55,7 +55,7 @@ class Cost:
 
 
 def measure(members: int, processes: int, limit_seconds: float, log: Path) -> Cost:
-    """One round on an etcd of its own. Raises CaseFailed, or WrongRendezvous for bad ranks."""
+    """Measure one round on its own etcd. Raises CaseFailed, or WrongRendezvous for bad ranks."""
     with contextlib.ExitStack() as stack:
         server = etcd_proc.etcd_server(etcd_binary(OUR_ETCD_VERSION), v2=False)
         etcd = stack.enter_context(server)
@@ -76,13 +76,13 @@ def measure(members: int, processes: int, limit_seconds: float, log: Path) -> Co
 
 
 def _cpu_seconds(server: EtcdServer) -> float:
-    """Processor time of the server so far."""
+    """Return the server's CPU time so far."""
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _process(endpoint: str, run_id: str, members: int, processes: int) -> Live:
-    """The life of one process: every so manieth member lives in it."""
+    """Return the main function of one process, which hosts every `processes`-th member."""
 
     def live(index: int, wait_for_start: Callable[[], None], say: Say) -> None:
         names = [f"member-{name}" for name in range(index, members, processes)]
@@ -123,11 +123,11 @@ async def _members(
         spent = (time.process_time() - began_cpu) / len(members)
         for rank, world, at in reports:
             say(asdict(Report(rank, world, at, spent)))
-        await asyncio.Event().wait()  # stay, with the leases' keep-alives, until the case is over
+        await asyncio.Event().wait()  # keep the leases alive until the case is over
 
 
 async def _seated(member: RendezvousMember) -> tuple[int, int, float]:
-    """A member's rank and world, and when it had them."""
+    """Return a member's rank and world size, and the time it got them."""
     async for directive in member.directives():
         if isinstance(directive, Run):
             seat = directive.roster.seat(directive.member)
@@ -139,14 +139,14 @@ async def _seated(member: RendezvousMember) -> tuple[int, int, float]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.crowd", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N")
-    parser.add_argument("--processes", type=int, default=16, help="that share the members")
-    parser.add_argument("--limit-seconds", type=float, default=120.0, help="of one size")
+    parser.add_argument("--processes", type=int, default=16, help="processes for all members")
+    parser.add_argument("--limit-seconds", type=float, default=120.0, help="timeout per size")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where a size came to no round, or cost a member more than is promised."""
+    """Run; return 1 if a size reached no round or exceeded the promised requests per member."""
     options = parse(arguments)
     logs = options.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -164,9 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{size} members: failed: {failure}", flush=True)
             continue
         costs.append(cost)
-        told = f"{cost.wall_seconds:.2f} s, {cost.requests_per_member} requests a member"
+        told = f"{cost.wall_seconds:.2f} s, {cost.requests_per_member} requests per member"
         spent = 1000 * cost.cpu_seconds / size, 1000 * cost.etcd_cpu_seconds / size
-        told += ", {:.1f} ms of processor a member and {:.1f} ms of etcd's".format(*spent)
+        told += ", CPU per member: {:.1f} ms, etcd's: {:.1f} ms".format(*spent)
         print(f"{size} members: {told}", flush=True)
     content = {
         "benchmark": "crowd",

@@ -1,4 +1,4 @@
-"""What the soak does to a job, and what the job must then say of it. Pure."""
+"""Faults of the soak test, and checks of the status a job must then report. No I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ON_THIS_MACHINE: Mapping[Kind, int] = {
     Kind.SCALE: 3,
     Kind.KILL_ETCD: 1,
 }
-"""How often each comes. The runner is no operator that could be killed: its job ends with it."""
+"""Relative frequency of each fault. There is no operator to kill: the runner's end ends its job."""
 ON_A_CLUSTER: Mapping[Kind, int] = {
     Kind.KILL_WORKER: 4,
     Kind.KILL_AGENT: 3,
@@ -46,22 +46,22 @@ ON_A_CLUSTER: Mapping[Kind, int] = {
     Kind.KILL_OPERATOR: 2,
 }
 UNNOTICED = frozenset({Kind.KILL_AGENT, Kind.KILL_ETCD, Kind.KILL_OPERATOR})
-"""Training goes on through these: no round may follow from them."""
+"""Faults that training survives without a new round."""
 UNSEEN = frozenset({Kind.KILL_WORKER, Kind.KILL_NODE, Kind.STOP_LAUNCHER, Kind.SCALE})
-"""These may come while the operator is down. What only the API server tells, it would miss: that a
-pod which left by itself was evicted."""
+"""Faults that may happen while the operator is down. It would miss facts that only the API server
+reports, such as the eviction of a pod that left by itself."""
 UNSEEN_SHARE = 0.25
 _SYSTEM = frozenset({Kind.KILL_ETCD, Kind.KILL_OPERATOR})
 _COUNTED = {"loss": "losses", "leave": "leaves", "preemption": "preemptions", "join": "joins"}
-"""What the status counts rounds under, by their cause; failures are the restarts."""
+"""Status counters of rounds by their cause; failures count as restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One fault: on a pod, or to a new size.
+    """One fault on a pod, or a change of size.
 
     Args:
-        unseen: it comes right after the operator was killed.
+        unseen: set if it follows a kill of the operator.
     """
 
     kind: Kind
@@ -83,7 +83,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failure that a status tells of."""
+    """First failure that a status reports."""
 
     round: int
     pod: str
@@ -92,13 +92,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the status of the job said at one time.
+    """Status of the job at one time.
 
     Args:
-        running: the pods whose workers run in the newest round, by rank.
-        rounds: the rounds that it remembers.
-        counts: how many rounds ended by what is no failure.
-        explanation: the sentences for people.
+        running: pods whose workers run in the newest round, by rank.
+        rounds: rounds in the status.
+        counts: numbers of rounds that ended without a failure, by counter.
+        explanation: explanation in the status.
     """
 
     number: int
@@ -110,12 +110,12 @@ class Told:
     explanation: tuple[str, ...] = ()
 
     def since(self, before: Told) -> list[Round]:
-        """The rounds that came after those known before."""
+        """Return the rounds that followed those known before."""
         return [each for each in self.rounds if each.number > before.number]
 
 
 def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
-    """Read a status, and the rounds of the job so far."""
+    """Parse a status and the rounds of the job so far."""
     rendezvous = status.get("rendezvous") or {}
     number = rendezvous.get("round", 0) if rendezvous.get("state") == "final" else 0
     running = [
@@ -141,7 +141,7 @@ def told(status: dict[str, Any], rounds: list[dict[str, Any]]) -> Told:
 def disturbance(
     chance: random.Random, weights: Mapping[Kind, int], wanted: int, now: Told
 ) -> Disturbance:
-    """The next fault, on any of the pods that run."""
+    """Return the next random fault, on one of the running pods."""
     kind = chance.choices([*weights], [*weights.values()])[0]
     may_be_unseen = kind in UNSEEN and Kind.KILL_OPERATOR in weights
     unseen = may_be_unseen and chance.random() < UNSEEN_SHARE
@@ -154,10 +154,10 @@ def disturbance(
 
 
 def judged(done: Disturbance, before: Told, after: Told, *, evicts: bool = False) -> str:
-    """What the job said wrongly of what was done; empty when all of it is right.
+    """Return the error in the job's report of a fault; empty if the report is right.
 
     Args:
-        evicts: whether to drain is to evict, which is a preemption.
+        evicts: set if a drain is an eviction, which counts as a preemption.
     """
     rounds = after.since(before)
     charged = after.restarts - before.restarts
@@ -196,16 +196,16 @@ def _cause(done: Disturbance, nodes: int, evicts: bool) -> str:
 
 
 def _failure_told(done: Disturbance, before: Told, after: Told) -> str:
-    """A failure is told of where there was one, and where there was none the old one stays."""
+    """Check that a failure is reported after one, and otherwise the old one is kept."""
     kinds = {Kind.KILL_WORKER: "Signal", Kind.KILL_NODE: "NodeLost"}
     expected = before.failure
     if done.kind in kinds:
         expected = Failure(before.number, done.pod, kinds[done.kind])
-    return "" if after.failure == expected else f"the first failure was told as {after.failure}"
+    return "" if after.failure == expected else f"the first failure is {after.failure}"
 
 
 def _miscounted(rounds: list[Round], before: Told, after: Told) -> str:
-    """Every round ended the one before it, and is counted under its cause, once."""
+    """Check that every round, which ended the previous one, is counted once under its cause."""
     expected = Counter(_COUNTED[each.kind] for each in rounds if each.kind in _COUNTED)
     counted = {name: after.counts[name] - before.counts.get(name, 0) for name in after.counts}
     if +Counter(counted) == expected:
@@ -214,7 +214,7 @@ def _miscounted(rounds: list[Round], before: Told, after: Told) -> str:
 
 
 def _unexplained(done: Disturbance, first: Round, after: Told) -> str:
-    """What interrupted it last is said to people too."""
+    """Check that the explanation names the last interruption."""
     if not done.pod:
         return ""
     words = {

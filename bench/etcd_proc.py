@@ -1,4 +1,4 @@
-"""One etcd in a temporary folder on ephemeral loopback ports, and a count of its requests."""
+"""Temporary etcd server on ephemeral loopback ports, with a count of its requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bench.processes import die_with_parent
 
 START_SECONDS = 20.0
 HTTP_SECONDS = 5.0
-ATTEMPTS = 3  # a port that was free may be taken by somebody else before etcd has bound it
+ATTEMPTS = 3  # another process may take a free port before etcd binds it
 
-# Every message that a client sent: a unary call is one, and so is each keep-alive or watch request
-# on a stream (grpc_server_handled_total would show a stream once, and only when it has ended).
+# Every message sent by a client: a unary call is one, and so is each keep-alive or watch request
+# on a stream (grpc_server_handled_total counts a stream once, and only after its end).
 _SAMPLE = re.compile(
     r"^(?:grpc_server_msg_received_total|etcd_http_received_total)"
     r"\{.*?method=\"(?P<method>\w+)\".*\} (?P<value>[0-9.e+]+)$",
@@ -30,11 +30,11 @@ _SAMPLE = re.compile(
 
 
 class EtcdFailed(Exception):
-    """The server did not come up; the text carries the end of its log."""
+    """The server did not start; the text has the end of its log."""
 
 
 def count_requests(metrics: str) -> Counter[str]:
-    """Client requests by method, of both APIs, in the text of `/metrics`."""
+    """Count client requests of both APIs by method from the text of `/metrics`."""
     counts: Counter[str] = Counter()
     for sample in _SAMPLE.finditer(metrics):
         counts[sample["method"]] += int(float(sample["value"]))
@@ -47,7 +47,7 @@ class EtcdServer:
     pid: int
 
     def requests(self) -> Counter[str]:
-        """Client requests by method since it started."""
+        """Return the client requests by method since the start."""
         return count_requests(_read(f"http://{self.endpoint}/metrics"))
 
 
@@ -64,7 +64,7 @@ def etcd_server(binary: Path, *, v2: bool) -> Iterator[EtcdServer]:
 
 
 def version(binary: Path) -> str:
-    """`3.7.3`, as the binary says of itself."""
+    """Return the version the binary prints, such as `3.7.3`."""
     said = subprocess.run(
         [binary, "--version"], capture_output=True, text=True, timeout=HTTP_SECONDS, check=True
     ).stdout

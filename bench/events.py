@@ -1,4 +1,4 @@
-"""What the workers of a gang wrote, read and judged: who is in which world since when."""
+"""Events written by a gang's workers: parsing, and detection of a complete world."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 
 class MalformedEvent(Exception):
-    """A line that no worker of the benchmark would write; the text names the file."""
+    """A line is not a valid worker event; the text names the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstAllReduce:
-    """A worker's first all-reduce is complete; `at` is on the machine's monotonic clock."""
+    """Completion of a worker's first all-reduce; `at` is on the machine's monotonic clock."""
 
     at: float
     pid: int
-    member: int  # the agent that it belongs to, by the order of their start
+    member: int  # number of its agent, in order of start
     rank: int
     world: int
 
 
 def read_events(folder: Path) -> list[FirstAllReduce]:
-    """Every worker's event so far, by time."""
+    """Return every worker's events so far, by time."""
     events = [
         _parsed(line, path)
         for path in folder.glob("*.jsonl")
@@ -35,17 +35,17 @@ def read_events(folder: Path) -> list[FirstAllReduce]:
 
 
 def latest(events: Iterable[FirstAllReduce]) -> dict[int, FirstAllReduce]:
-    """The last event of each member."""
+    """Return the last event of each member."""
     return {event.member: event for event in sorted(events, key=lambda event: event.at)}
 
 
 def recovered_at(
     events: Iterable[FirstAllReduce], since: float, members: Collection[int]
 ) -> float | None:
-    """When the last of these members was in the new world, which is exactly theirs; else None.
+    """Return the time when exactly these members had formed a new world; None if they have not.
 
-    Each needs an event after the fault, and those must be one world: of the right size, with ranks
-    that are a bijection. A world that was formed and then left again does not count.
+    Each needs an event after the fault, and the latest events must form one world: of the right
+    size, with ranks that are a bijection. An intermediate world does not count.
     """
     last = latest(event for event in events if event.at > since)
     found = [last[member] for member in members if member in last]
@@ -57,7 +57,7 @@ def recovered_at(
 
 
 def last_step(folder: Path, pid: int) -> float | None:
-    """When a worker last completed an all-reduce; None where it never said."""
+    """Return the time of a worker's last all-reduce; None if it has recorded none."""
     try:
         (at,) = struct.unpack("d", (folder / f"{pid}.last").read_bytes())
     except (FileNotFoundError, struct.error):

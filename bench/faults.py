@@ -1,4 +1,4 @@
-"""The faults that a gang is put through; each leaves the next one the gang it needs."""
+"""Faults injected into a gang; each leaves the gang in the state the next one needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.split import split
 
 
 class Fault(StrEnum):
-    """In this order one gang of N serves all but the last: N agents, N, N - 1, N, N - 1; N - 1."""
+    """Faults in order. One gang serves all but the last: N, N, N - 1, N, N - 1, N - 1 agents."""
 
     START = "start"
     WORKER_KILLED = "worker-killed"
@@ -29,11 +29,11 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Either the seconds away, or why there is no number.
+    """Recovery time in seconds, or an error instead.
 
     Args:
-        pause: what of them nobody trained, where there was training before.
-        split: the seconds of each phase, as our rendezvous recorded them.
+        pause: part of it without training, if there was training before.
+        split: seconds of each phase, as our rendezvous recorded them.
     """
 
     seconds: float | None
@@ -45,9 +45,9 @@ class Outcome:
 def run_peer(
     peer: Peer, size: int, faults: Sequence[Fault], limit_seconds: float, logs: Path, turn: int
 ) -> Iterator[tuple[Fault, Outcome]]:
-    """Put one peer through the faults; one that it does not survive gets it a fresh gang.
+    """Inject the faults into a gang of one peer; start a fresh gang after one it does not survive.
 
-    A gang that cannot even start ends it: all that was still to come has that for its outcome.
+    If a gang cannot start, that error is the outcome of all remaining faults.
     """
     rest = [fault for fault in Fault if fault in faults]
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def _outcome(current: Gang, fault: Fault, size: int, limit_seconds: float) -> Ou
 
 
 def _apply(current: Gang, fault: Fault, size: int) -> None:
-    """Do it, to the newest member where it takes a victim."""
+    """Inject the fault, into the newest member if it needs a victim."""
     victim = max(current.agents, default=0)
     match fault:
         case Fault.START:

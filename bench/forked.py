@@ -1,7 +1,7 @@
-"""Processes forked from one parent that has imported everything, released all at once.
+"""Processes forked from one parent that has imported everything, released at the same time.
 
-Owns their pipes and their end: one pipe whose end of file is the start signal, one on which all of
-them report, a JSON object a line.
+Owns their lifetime and two pipes: the end of file on one is the start signal, on the other all
+report, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from bench.processes import die_with_parent
 
 Say = Callable[[object], None]
-"""Writes one line of less than 4 KiB: lines of different processes do not mix."""
+"""Reporter of one line of less than 4 KiB, so that lines of different processes do not mix."""
 Live = Callable[[int, Callable[[], None], Say], object]
-"""A process' life: its index, what waits for the start signal, and how it reports. What it returns
-is kept until the process is killed: a handler may serve others."""
+"""Main function of a process; gets its index, a wait for the start signal, and the reporter. Its
+result is kept until the process is killed: a handler may serve others."""
 
 
 class CaseFailed(Exception):
-    """The members of a case did not all get a rank in time; the text says why."""
+    """Not all members of a case got a rank in time; the text gives the reason."""
 
 
 class Forked:
-    """The processes of one `forked` block."""
+    """Processes of one `forked` block."""
 
     def __init__(self, report: int, start: int) -> None:
         self._report = report
@@ -38,26 +38,26 @@ class Forked:
         self._rest = b""
 
     def release(self) -> float:
-        """Give the start signal, which reaches all at once; returns the monotonic time of it."""
+        """Send the start signal to all at once; return its monotonic time."""
         began = time.monotonic()
         os.close(self._start)
         self._start = -1
         return began
 
     def take(self, count: int, deadline: float) -> list[dict[str, Any]]:
-        """The next lines. Raises CaseFailed at the deadline, or at the first that is an error."""
+        """Return the next reports. Raises CaseFailed at the deadline or at the first error."""
         lines: list[dict[str, Any]] = []
         while len(lines) < count:
             line, found, rest = self._rest.partition(b"\n")
             if found:
                 self._rest = rest
                 lines.append(json.loads(line))
-                if error := lines[-1].get("error"):  # the others may wait for this one
+                if error := lines[-1].get("error"):  # the others may be waiting for this member
                     raise CaseFailed(error)
                 continue
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._report], [], [], remaining)[0]:
-                raise CaseFailed(f"only {len(lines)} of {count} members got through in time")
+                raise CaseFailed(f"only {len(lines)} of {count} members finished in time")
             self._rest += os.read(self._report, 65536)
         return lines
 
@@ -83,7 +83,7 @@ def forked(count: int, live: Live, log: Path) -> Iterator[Forked]:
         yield processes
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still theirs
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid cannot have been reused
         for pid in pids:
             os.waitpid(pid, 0)
         processes.close()
@@ -92,7 +92,7 @@ def forked(count: int, live: Live, log: Path) -> Iterator[Forked]:
 
 
 def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
-    """The whole life of a process; it never returns."""
+    """Run one forked process; never returns."""
 
     def say(outcome: object) -> None:
         os.write(report, json.dumps(outcome).encode() + b"\n")
@@ -101,7 +101,7 @@ def _child(index: int, live: Live, start: int, report: int, log: Path) -> None:
         os.read(start, 1)
 
     kept: object = None
-    with contextlib.suppress(BaseException):  # must not unwind into its parent's frames
+    with contextlib.suppress(BaseException):  # must not unwind into the parent's frames
         die_with_parent()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)

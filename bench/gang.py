@@ -1,4 +1,4 @@
-"""A gang under measurement: its agents' processes, and what its workers say of themselves."""
+"""Gang under measurement: its agents' processes, and its workers' events."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from bench.settings import child_environment, etcd_binary, fresh_id
 
 _MARK = "BENCH_GANG"
 POLL_SECONDS = 0.02
-# Without a change of world for this long, the gang is calm enough for the next fault.
+# Required time without a change of world before the next fault.
 CALM_SECONDS = 3.0
 END_SECONDS = 10.0
 
 
 class NotRecovered(Exception):
-    """The gang did not come together again in time; the text says what was seen instead."""
+    """The gang did not form a new world in time; the text describes its state."""
 
 
 @dataclass(slots=True)
 class Gang:
-    """Agents by member number. Numbers only grow: a newcomer is a new member."""
+    """Gang of agents by member number. Numbers only grow: a newcomer is a new member."""
 
     peer: Peer
     endpoint: str
     run_id: str
     events_folder: Path
     log_prefix: Path
-    agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # that should be there
-    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # all that ever were
+    agents: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)  # expected to run
+    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)  # ever started
 
     def start_agent(self) -> int:
         """Start one more agent; return its member number."""
@@ -65,43 +65,43 @@ class Gang:
         return member
 
     def workers(self) -> list[int]:
-        """The process of the newest worker of each member that should be there."""
+        """Return the process id of each present member's newest worker."""
         heard = latest(self._events())
         return [heard[member].pid for member in self.agents if member in heard]
 
     def pause(self, workers: Collection[int], recovered: float) -> float | None:
-        """From the last step that all of these workers did to that moment; None: unknown."""
+        """Return the seconds from these workers' last step to the recovery; None if unknown."""
         steps = [last_step(self.events_folder, pid) for pid in workers]
         known = [step for step in steps if step is not None]
         return recovered - max(known) if known else None
 
     def worker(self, member: int) -> FirstAllReduce:
-        """The newest worker of a member that has been heard of."""
+        """Return the newest event of a member's workers."""
         return latest(read_events(self.events_folder))[member]
 
     def drain(self, member: int) -> None:
-        """What a platform does to a node that it takes back: SIGTERM to its agent."""
+        """Send SIGTERM to the agent, as a platform does when it reclaims a node."""
         processes.kill(self.agents.pop(member).pid, signal.SIGTERM)
 
     def kill_node(self, member: int) -> None:
-        """The agent and its worker are gone at the same moment."""
+        """Kill the agent and its worker at the same moment."""
         worker = self.worker(member).pid
         processes.kill(self.agents.pop(member).pid)
         processes.kill(worker)
 
     def silence_node(self, member: int) -> None:
-        """The agent and all below it stop where they are: as others see it, its network is gone.
+        """Send SIGSTOP to the agent and its descendants; to others this looks like a lost network.
 
-        What was stopped never goes on: it is killed with the gang.
+        They are never continued, but killed with the gang.
         """
         agent = self.agents.pop(member)
         for pid in {agent.pid, *processes.below(agent.pid)}:
             processes.kill(pid, signal.SIGSTOP)
 
     def recovered_at(self, since: float, limit_seconds: float) -> float:
-        """When all present members had reduced, after `since`, in a world that is exactly theirs.
+        """Wait until exactly the present members have reduced in a world after `since`.
 
-        Raises NotRecovered after the limit, or as soon as an agent that should stay has ended.
+        Return the time. Raises NotRecovered after the limit, or if a present member's agent ends.
         """
         deadline = since + limit_seconds
         while (at := recovered_at(self._events(), since, self.agents)) is None:
@@ -114,7 +114,7 @@ class Gang:
         return at
 
     def wait_until_calm(self, limit_seconds: float) -> None:
-        """Wait until no world has begun for a while, and the newest is of all present members."""
+        """Wait until the newest world has all present members and is CALM_SECONDS old."""
         deadline = time.monotonic() + limit_seconds
         while True:
             events = self._events()
@@ -123,11 +123,11 @@ class Gang:
             if together and time.monotonic() - newest > CALM_SECONDS:
                 return
             if time.monotonic() > deadline:
-                raise NotRecovered("it came together, and then fell apart again")
+                raise NotRecovered("it formed a world but did not keep it")
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> None:
-        """Kill everything that descends from this gang's agents, and wait for its end."""
+        """Kill all descendants of this gang's agents, and wait for their end."""
         processes.end_marked(_MARK, self.run_id, END_SECONDS)
         for agent in self._started:
             agent.wait(timeout=END_SECONDS)
@@ -138,7 +138,7 @@ class Gang:
 
 @contextlib.contextmanager
 def gang(peer: Peer, logs: Path, turn: str) -> Iterator[Gang]:
-    """An empty gang with its own rendezvous server and run id; at the end nothing of it is left."""
+    """Yield an empty gang with its own rendezvous server and run id; clean up at the end."""
     with contextlib.ExitStack() as stack:
         if peer.etcd_version is None:
             endpoint = f"127.0.0.1:{etcd_proc.free_port()}"

@@ -1,4 +1,4 @@
-"""What no cold start is faster than: N Pythons that import torch at once, and nothing else."""
+"""Lower bound of a cold start: N Python processes that import torch at the same time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from statistics import median
 
 SCRIPT = "import torch, torch.distributed, os; os._exit(0)"
-"""What the worker of the recovery benchmark imports. The end is a hard one: to take all that down
-again in good order costs a third more, and no recovery waits for that."""
+"""Imports of the recovery benchmark's worker. Exits hard: an orderly teardown takes a third longer,
+and no recovery waits for it."""
 TIMES = 3
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""As both platforms tell their workers; else a pool of threads starts in each."""
+"""Environment that both platforms give their workers; otherwise each starts a thread pool."""
 
 
 def imports_seconds(number: int, script: str = SCRIPT) -> float:
-    """From the start of the first to the end of the last; the median of three times.
+    """Return the seconds from the first start to the last end, as the median of three runs.
 
-    Raises `RuntimeError` where one of them fails.
+    Raises `RuntimeError` if one of them fails.
     """
     return round(median(_once(number, script) for _ in range(TIMES)), 2)
 
@@ -29,7 +29,7 @@ def _once(number: int, script: str) -> float:
     started = [_start(script) for _ in range(number)]
     codes = [one.wait() for one in started]
     if any(codes):
-        raise RuntimeError(f"`{script}` must end with 0: the exit codes are {codes}")
+        raise RuntimeError(f"`{script}` must exit with 0: the exit codes are {codes}")
     return time.monotonic() - began
 
 

@@ -1,8 +1,8 @@
-"""`python -m bench.interop`: mixed gangs of torchrun and ours through changes of membership.
+"""Mixed gangs of torchrun and ours through changes of membership: `python -m bench.interop`.
 
-After each change every node that should be there, and no other, must train in one process group
-with one world size, one master and ranks that are a bijection, from the last checkpoint on. What
-came of each change goes to build/bench/interop.json. Exit status 1 where a change was not survived.
+After each change exactly the expected nodes must train in one process group with one world size,
+one master and ranks that are a bijection, from the last checkpoint on. The outcome of each change
+goes to build/bench/interop.json. The exit status is 1 if a gang did not survive a change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIXES = ("1:1", "1:3", "3:1")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a change: after so many seconds, or an error; `rounds` until then."""
+    """Outcome of a change: the seconds until it was complete, or an error; `rounds` it took."""
 
     change: str
     node: str
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def parsed_mix(text: str) -> Mix:
-    """`1:3` is one of ours and three of theirs; a gang of two is doubled."""
+    """Parse a mix: `1:3` is one of ours and three of theirs; a gang of two is doubled."""
     ours, theirs = (int(part) for part in text.split(":"))
     return Mix(2, 2) if (ours, theirs) == (1, 1) else Mix(ours, theirs)
 
@@ -48,7 +48,7 @@ def put_through(
 ) -> list[Outcome]:
     """Start the gang, apply the changes one after the other, let it finish.
 
-    The first change that is not survived is the last.
+    Stops at the first change that the gang does not survive.
     """
     outcomes: list[Outcome] = []
     for change in (None, *plan):
@@ -93,7 +93,7 @@ def run(
     limit_seconds: float,
     logs: Path,
 ) -> dict[str, object]:
-    """One gang through its changes."""
+    """Run one gang through its changes and return the results."""
     print(f"{backend.name} {mix} (ours:theirs), {count} changes, seed {seed}", flush=True)
     plan = changes(mix, count, seed)
     with mixed_gang(backend, logs / f"{backend.name}-{mix.ours}-{mix.theirs}", seed) as gang:
@@ -116,13 +116,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--changes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=Side, choices=list(Side), default=Side.OURS)
-    parser.add_argument("--limit-seconds", type=float, default=90.0, help="of one change")
+    parser.add_argument("--limit-seconds", type=float, default=90.0, help="timeout per change")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where a change was not survived."""
+    """Run; return 1 if a gang did not survive a change."""
     options = parse(arguments)
     logs = options.output / "logs" / "interop"
     logs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a measurement was taken on, to be read beside its numbers."""
+"""Description of the machine that a measurement was taken on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Facts = dict[str, str | int | float]
 
 
 def machine_facts() -> Facts:
-    """Processor, memory and the versions of what took part."""
+    """Return the hardware and the versions of the programs involved."""
     return {
         **hardware(),
         "python": platform.python_version(),
@@ -25,7 +25,7 @@ def machine_facts() -> Facts:
 
 
 def hardware() -> Facts:
-    """Processor, memory, kernel, and what else the machine does."""
+    """Return CPU, memory, kernel and load average."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": _processor(),

@@ -1,4 +1,4 @@
-"""Pure arithmetic on measurements: medians and ratios. What failed is None, never a number."""
+"""Arithmetic on measurements: medians and ratios. A failed measurement is None. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 
 
 def median_or_none(values: Sequence[float | None]) -> float | None:
-    """The median; None where there is nothing to take it of, or where any of them failed."""
+    """Return the median; None without values, or if any of them failed."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -15,7 +15,7 @@ def median_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def ratio(peer: float | None, ours: float | None) -> float | None:
-    """How many times faster ours is; None where either has no number."""
+    """Return the speed-up of ours; None if either has no number."""
     if peer is None or not ours:
         return None
     return round(peer / ours, 2)

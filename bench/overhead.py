@@ -1,9 +1,9 @@
-"""`python -m bench.overhead`: what a sidecar costs the training beside it.
+"""Overhead of the sidecar on training: `python -m bench.overhead`.
 
-A launcher and an agent, as in a pod, run a training loop. The agent is stopped and continued in
-turns (SIGSTOP, SIGCONT), each for less than its lease: so the same process trains with a sidecar
-and without, and neither the machine nor the memory it got makes the difference. Then the agent's
-own processor time and memory are read. The numbers go to build/bench/overhead.json.
+A launcher and an agent, as in a pod, run a training loop. The agent is alternately stopped and
+continued (SIGSTOP, SIGCONT), each time for less than its lease. So the same process trains with and
+without a sidecar, which rules out differences of machine and memory layout. Then the agent's own
+CPU time and memory are measured. The numbers go to build/bench/overhead.json.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from bench.settings import OUTPUT
 STEPPER = Path(__file__).parent / "peers" / "stepper.py"
 START_SECONDS = 60.0
 PHASE_SECONDS = 2.0
-"""Less than is left of a lease of 5 s when its renewal was about to be sent."""
+"""Duration of a phase; shorter than the rest of a 5 s lease when its renewal is due."""
 MOST_RESIDENT_MIB = 60.0
 
 
 class NoSteps(Exception):
-    """The training loop did not begin in time; the text carries the end of the pod's log."""
+    """The training loop did not start in time; the text has the end of the pod's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A few training steps: when they ended, and their median in seconds."""
+    """A few training steps: their end time, and their median in seconds."""
 
     at: float
     step: float
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The step, in seconds, of a time without the agent and of a time with it, side by side."""
+    """Step times in seconds of adjacent phases without and with the agent."""
 
     alone: float
     beside: float
@@ -55,7 +55,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What the agent itself takes while the training goes on and nothing happens."""
+    """Resources of the agent during undisturbed training."""
 
     seconds: float
     cpu_seconds: float
@@ -63,33 +63,33 @@ class Agent:
 
     @property
     def cpu_percent(self) -> float:
-        """Of one processor."""
+        """CPU usage in percent of one CPU."""
         return round(100 * self.cpu_seconds / self.seconds, 3)
 
 
 def blocks(text: str) -> list[Block]:
-    """What the training loop has written so far; a line that is not whole yet is left out."""
+    """Parse the training loop's output so far, without an incomplete last line."""
     whole = text[: text.rfind("\n") + 1]
     return [Block(line["at"], line["step"]) for line in map(json.loads, whole.splitlines())]
 
 
 def within(found: Sequence[Block], begin: float, end: float) -> float | None:
-    """The step of the calmest block of those that lie in there as a whole.
+    """Return the step time of the fastest block that lies entirely in the interval.
 
-    What else runs on the machine comes in bursts; what an agent does comes every second.
+    Other load on the machine comes in bursts, while an agent is active every second.
     """
-    pairs = pairwise(found)  # a block begins where the one before it ended
+    pairs = pairwise(found)  # a block begins at the end of the previous one
     steps = [this.step for before, this in pairs if before.at >= begin and this.at <= end]
     return min(steps, default=None)
 
 
 def overhead(turns: Sequence[Turn]) -> float | None:
-    """By which part a step takes longer beside an agent; turns are compared, not times."""
+    """Return the relative slow-down of a step beside an agent, as the median over the turns."""
     return median_or_none([turn.beside / turn.alone - 1 for turn in turns])
 
 
 def take_turns(steps: Path, agent: int, count: int) -> list[Turn]:
-    """Train without the agent and with it, in turns; each is compared with both neighbours."""
+    """Train alternately without and with the agent; pair each phase with both neighbours."""
     turns = []
     beside = _phase(steps)
     for _ in range(count):
@@ -140,14 +140,14 @@ def measure(turns: int, idle_seconds: float) -> tuple[list[Turn], Agent]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
-    parser.add_argument("--turns", type=int, default=30, help="of 2 s without and 2 s with")
+    parser.add_argument("--turns", type=int, default=30, help="turns of 2 s without and 2 s with")
     parser.add_argument("--idle-seconds", type=float, default=30.0)
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where the agent takes more memory than is promised, or no turn was whole."""
+    """Run; return 1 if the agent exceeds the promised memory, or no turn was complete."""
     options = parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     facts = machine_facts()
@@ -162,8 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "turns": [asdict(turn) for turn in turns],
     }
     keep(options.output / "overhead.json", content)
-    told = "no whole turn" if share is None else f"{100 * share:+.2f} % of a step"
-    print(f"{told}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a processor")
+    told = "no complete turn" if share is None else f"{100 * share:+.2f} % of a step"
+    print(f"{told}; the agent: {agent.resident_mib} MiB, {agent.cpu_percent} % of a CPU")
     print(f"written: {options.output / 'overhead.json'}")
     return int(share is None or agent.resident_mib > MOST_RESIDENT_MIB)
 

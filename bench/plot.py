@@ -1,4 +1,4 @@
-"""The pictures of both benchmarks, drawn from the same rows that their JSON files hold."""
+"""Plots of both benchmarks, drawn from the rows in their JSON files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = "elasticjob"
 
 
 def plot_rendezvous(rows: Sequence[Row], path: Path) -> None:
-    """Wall time, and etcd requests a member, over the number of members."""
+    """Plot wall time and etcd requests per member over the number of members."""
     pyplot = _pyplot()
     figure, (walls, requests) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for colour, backend in zip(_COLOURS, _names(rows, "backend"), strict=False):
@@ -38,9 +38,9 @@ def plot_rendezvous(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_recovery(rows: Sequence[Row], limit_seconds: float, path: Path) -> None:
-    """A bar for each peer and fault; where a gang never recovered, a hollow bar that says so.
+    """Plot a bar for each peer and fault; a labelled hollow bar if a gang never recovered.
 
-    The gangs of one size are one picture, the smallest above.
+    Gangs of one size share a subplot, the smallest at the top.
     """
     pyplot = _pyplot()
     gangs = sorted({int(row["gang"]) for row in rows})
@@ -88,7 +88,7 @@ def _line(axes: Any, rows: Sequence[Row], field: str, style: Mapping[str, Any]) 
 
 
 def _names(rows: Sequence[Row], field: str) -> list[str]:
-    """The values of a field, each once, in the order in which they first appear."""
+    """Return the distinct values of a field in order of first appearance."""
     return list(dict.fromkeys(str(row[field]) for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""What runs in a pod, without a pod: a launcher with its training command, and its agent."""
+"""Processes of a pod without Kubernetes: a launcher with its training command, and its agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Its processes, by id; `folder` is the training command's working folder."""
+    """Process ids of the pod; `folder` is the training command's working folder."""
 
     agent: int
     launcher: int
@@ -34,7 +34,7 @@ class Pod:
 
     @property
     def log(self) -> Path:
-        """What agent, launcher and workers print."""
+        """File with the output of agent, launcher and workers."""
         return self.folder / "log"
 
     def runs(self) -> bool:
@@ -43,7 +43,7 @@ class Pod:
 
 @contextlib.contextmanager
 def pod(command: Sequence[str]) -> Iterator[Pod]:
-    """A gang of one, with an etcd of its own, until the end of the block."""
+    """Run a gang of one with its own etcd until the end of the block."""
     with contextlib.ExitStack() as stack:
         # Short: a unix socket's path has at most 107 bytes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ej-")))
@@ -72,7 +72,7 @@ def pod(command: Sequence[str]) -> Iterator[Pod]:
 
 
 async def _write_bounds(endpoint: str, prefix: str) -> None:
-    """What the operator does before it makes pods."""
+    """Write the bounds, as the operator does before it creates pods."""
     async with Client((endpoint,)) as client:
         await client.put(Put(Keys(prefix).bounds, encode(Bounds(1, 1))))
 
@@ -96,7 +96,7 @@ def _environment(folder: Path, endpoint: str, prefix: str) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The launcher, ended by SIGTERM, ends its workers too."""
+    """Stop a process with SIGTERM, on which the launcher also ends its workers."""
     process.terminate()
     try:
         process.wait(timeout=END_SECONDS)

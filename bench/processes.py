@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: they end with it, and are found by a mark of their own."""
+"""Processes of a benchmark: they end with it, and are found by a mark in their environment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """In a new child: have the kernel kill it when its parent is gone, however that came about."""
+    """Let the kernel kill this child when its parent ends for any reason; call in a new child."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie that nobody has reaped yet does not."""
+    """Return True if a process runs; an unreaped zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -29,10 +29,9 @@ def alive(pid: int) -> bool:
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """The processes whose environment holds the mark: all that descend from who was given it.
+    """Return the processes with the mark in their environment, which descendants inherit.
 
-    Agents put their workers into sessions of their own, and orphans change their parent: neither
-    hides them from this.
+    Also finds workers in their own sessions and orphans with another parent.
     """
     mark = f"{variable}={value}".encode()
     pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
@@ -40,26 +39,26 @@ def marked(variable: str, value: str) -> list[int]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """The variables that it was started with, as `NAME=value`."""
+    """Return the variables a process was started with, as `NAME=value`."""
     return _words(pid, "environ")
 
 
 def command(pid: int) -> list[bytes]:
-    """Its command line."""
+    """Return the command line of a process."""
     return _words(pid, "cmdline")
 
 
 def _words(pid: int, file: str) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:  # it ended meanwhile, or belongs to another user
+    except OSError:  # it has ended, or belongs to another user
         return []
 
 
 def end_marked(variable: str, value: str, seconds: float) -> None:
-    """Kill all with this mark, and whatever they still start, until none is alive.
+    """Kill all processes with this mark, including newly started ones, until none is alive.
 
-    Raises RuntimeError when some live on after that time.
+    Raises RuntimeError if some survive that time.
     """
     deadline = time.monotonic() + seconds
     while pids := [pid for pid in marked(variable, value) if alive(pid)]:
@@ -71,7 +70,7 @@ def end_marked(variable: str, value: str, seconds: float) -> None:
 
 
 def parent(pid: int) -> int:
-    """Its parent; 0 when it has ended."""
+    """Return the parent of a process; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -80,7 +79,7 @@ def parent(pid: int) -> int:
 
 
 def below(pid: int) -> set[int]:
-    """The processes that descend from this one, but for what was adopted by others."""
+    """Return the descendants of a process, except those adopted by others."""
     found: set[int] = set()
     for folder in Path(f"/proc/{pid}/task").iterdir():
         for child in (folder / "children").read_text().split():
@@ -89,6 +88,6 @@ def below(pid: int) -> set[int]:
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal; one that has ended already is no error."""
+    """Send a signal; ignore a process that has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

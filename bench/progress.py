@@ -1,4 +1,4 @@
-"""`python -m bench.progress`: what a training script's calls of `elasticjob.train` cost."""
+"""Cost of a training script's calls to `elasticjob.train`: `python -m bench.progress`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""`python -m bench.recovery`: how long a gang is away after a fault.
+"""Recovery time of a gang after a fault: `python -m bench.recovery`.
 
-Ours against torchrun, the same worker script under all: ours with its defaults, which start
-workers warm, and cold, as torchrun starts them. From the fault (for a join: from the newcomer's
-start) to the moment when every live worker has done its first all-reduce in the new world; the
-pause is what of it nobody trained. For ours also where the time went, by the rendezvous' own
-record. The numbers and a plot of them go to build/bench/recovery.json and .png. The whole takes
-about two hours, nearly all of them torchrun's: `--peers etcd --repeat-peers 1 --gangs 4` takes
-ten minutes.
+Compares ours with torchrun, with the same worker script: ours with its defaults, which start
+workers warm, and cold, as torchrun does. The time lasts from the fault (for a join: from the
+newcomer's start) until every live worker has completed its first all-reduce in the new world; the
+pause is the part of it without training. For ours the parts are included, as the rendezvous
+recorded them. The numbers and a plot go to build/bench/recovery.json and .png. A full run takes
+about two hours, nearly all of them torchrun's: `--peers etcd --repeat-peers 1 --gangs 4` takes ten
+minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.settings import OUR_ETCD_VERSION, OUTPUT, PEERS_ETCD_VERSION
 
 GANGS = (4, 16)
 LARGE_GANGS_PEER = "etcd"
-"""Gangs of more than the first size are compared with this one alone."""
+"""Only peer measured in gangs larger than the first size."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ Table = dict[tuple[str, int, Fault], Measured]
 
 
 def measure(chosen: Sequence[Peer], options: argparse.Namespace, logs: Path) -> Table:
-    """Every repeat of every peer; gangs run one after the other, so that none disturbs another."""
+    """Run every repeat of every peer, sequentially, so that gangs do not disturb each other."""
     faults = [fault for fault in Fault if str(fault) in options.faults]
     table: Table = {}
     for peer in chosen:
@@ -96,8 +96,8 @@ def _shown(outcome: Outcome) -> str:
 
 
 def ratios(table: Table) -> dict[str, float | None]:
-    """`<peer>/<gang>/<fault>/<mode of ours>`: how many times faster ours is; None where the peer
-    never recovered."""
+    """Return our speed-up by `<peer>/<gang>/<fault>/<mode of ours>`; None if the peer never
+    recovered."""
     ours = [cell for cell in table.values() if cell.peer.ours]
     return {
         f"{cell.peer.name}/{cell.gang}/{cell.fault}/{own.peer.mode}": ratio(
@@ -121,16 +121,16 @@ def parse(arguments: Sequence[str] | None, known: Sequence[str]) -> argparse.Nam
     parser.add_argument("--peers", nargs="*", choices=theirs, default=theirs)
     parser.add_argument("--faults", nargs="+", choices=faults, default=faults)
     parser.add_argument("--gangs", nargs="+", type=int, default=GANGS, metavar="N")
-    parser.add_argument("--without-ours", action="store_true", help="measure the peers alone")
+    parser.add_argument("--without-ours", action="store_true", help="measure only the peers")
     parser.add_argument("--repeat-ours", type=int, default=10)
     parser.add_argument("--repeat-peers", type=int, default=3)
-    parser.add_argument("--limit-seconds", type=float, default=120.0, help="then it is `never`")
+    parser.add_argument("--limit-seconds", type=float, default=120.0, help="timeout: `never`")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where ours did not recover from some fault; a peer that did not is reported."""
+    """Run; return 1 if ours did not recover from a fault; a peer's failure is only reported."""
     known = peers(OUR_ETCD_VERSION, PEERS_ETCD_VERSION)
     options = parse(arguments, list(known))
     ours = [] if options.without_ours else [name for name, peer in known.items() if peer.ours]
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = machine_facts()
     imports = {str(size): imports_seconds(size) for size in options.gangs}
     for size, seconds in imports.items():
-        print(f"{size} imports of torch at once, and nothing else: {seconds:.2f} s", flush=True)
+        print(f"{size} concurrent imports of torch: {seconds:.2f} s", flush=True)
     table = measure([known[name] for name in (*ours, *options.peers)], options, logs)
     rows = [cell.to_json() for cell in table.values()]
     content = {

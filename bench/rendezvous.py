@@ -1,6 +1,6 @@
-"""`python -m bench.rendezvous`: how long N members, starting at once, take to agree on their ranks.
+"""Time for N members starting at once to agree on their ranks: `python -m bench.rendezvous`.
 
-Ours against torch's own backends in one run, interleaved; the numbers and a plot of them go to
+Compares ours with torch's backends, interleaved in one run. The numbers and a plot go to
 build/bench/rendezvous.json and .png.
 """
 
@@ -31,7 +31,7 @@ class Measured:
     backend: Backend
     members: int
     runs: list[CaseResult] = field(default_factory=list)
-    error: str | None = None  # why there is no number
+    error: str | None = None  # reason if there is no number
 
     def wall_seconds(self) -> float | None:
         return None if self.error else median_or_none([run.wall_seconds for run in self.runs])
@@ -64,7 +64,7 @@ def measure(
     logs: Path,
     with_making: bool,
 ) -> dict[Key, Measured]:
-    """Every case, backends interleaved so that a slow minute of the machine hits all of them."""
+    """Run every case, backends interleaved so that a slow phase of the machine affects them all."""
     table = {(b, n): Measured(b, n) for n in sizes for b in backends}
     for turn in range(repeat):
         for (backend, members), cell in table.items():
@@ -88,7 +88,7 @@ def measure(
 
 
 def summary(table: dict[Key, Measured]) -> dict[str, object]:
-    """The content of rendezvous.json, less what it was measured on."""
+    """Return the content of rendezvous.json without the machine's description."""
     ours = {n: cell for (backend, n), cell in table.items() if backend is Backend.ELASTICJOB}
     walls = {n: cell.wall_seconds() for n, cell in ours.items()}
     return {
@@ -107,20 +107,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="N")
     names = [str(peer) for peer in PEERS]
     parser.add_argument("--peers", nargs="*", choices=names, default=names)
-    parser.add_argument("--without-ours", action="store_true", help="measure the peers alone")
+    parser.add_argument("--without-ours", action="store_true", help="measure only the peers")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--limit-seconds", type=float, default=120.0, help="of one case")
+    parser.add_argument("--limit-seconds", type=float, default=120.0, help="timeout per case")
     parser.add_argument(
         "--with-making",
         action="store_true",
-        help="time making the handlers (connecting to the server) too, for all backends",
+        help="include the creation of handlers (connecting to the server) for all backends",
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where ours has no number for some size; a peer without one is reported."""
+    """Run; return 1 if ours has no number for a size; a peer's failure is only reported."""
     options = parse(arguments)
     ours = [] if options.without_ours else [Backend.ELASTICJOB]
     backends = [*ours, *(Backend(name) for name in options.peers)]

@@ -1,4 +1,4 @@
-"""One case of the rendezvous benchmark: N members, a forked process each, released all at once."""
+"""One case of the rendezvous benchmark: N members, each a forked process, released together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CaseFailed", "CaseResult", "Report", "WrongRendezvous", "run_case", 
 
 
 class Info(Protocol):
-    """What every handler's next_rendezvous() returns, torch's and ours."""
+    """Result of next_rendezvous() of every handler, torch's and ours."""
 
     @property
     def rank(self) -> int: ...
@@ -28,19 +28,19 @@ class Handler(Protocol):
 
 
 AFTERMATH_SECONDS = 0.5
-"""Requests are counted until so long after the last rank: what members put off counts too."""
+"""Time after the last rank during which requests are counted, to include deferred ones."""
 
 # Called in the member's own process with its index.
 HandlerFactory = Callable[[int], Handler]
 
 
 class WrongRendezvous(Exception):
-    """A rendezvous came to an end with ranks or sizes that no gang could train with."""
+    """A rendezvous completed with inconsistent ranks or sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One member's outcome; `at` is on the clock that all processes of a machine share."""
+    """One member's outcome; `at` is on the machine's monotonic clock."""
 
     rank: int
     world: int
@@ -61,7 +61,7 @@ def verify(reports: Sequence[Report], members: int) -> None:
     if ranks != list(range(members)):
         raise WrongRendezvous(f"ranks of {members} members are not 0..{members - 1}: {ranks}")
     if sizes := {report.world for report in reports} - {members}:
-        raise WrongRendezvous(f"{members} members were told of worlds of {sorted(sizes)}")
+        raise WrongRendezvous(f"{members} members got world sizes {sorted(sizes)}")
 
 
 def run_case(
@@ -74,12 +74,11 @@ def run_case(
 ) -> CaseResult:
     """Fork the members, release them, and wait until each has its rank.
 
-    What is timed is `next_rendezvous` of handlers that have been made and are connected;
-    `with_making` times making them too.
+    Times `next_rendezvous` of connected handlers; `with_making` includes their creation.
     Raises CaseFailed after the limit or at a member's first error, WrongRendezvous for bad ranks.
     """
     with forked(members, _member(make, with_making), log) as processes:
-        processes.take(members, time.monotonic() + limit_seconds)  # each says that it is there
+        processes.take(members, time.monotonic() + limit_seconds)  # each reports that it is ready
         before = requests() if requests else Counter[str]()
         began = processes.release()
         lines = processes.take(members, began + limit_seconds)
@@ -94,7 +93,7 @@ def run_case(
 
 
 def _member(make: HandlerFactory, with_making: bool) -> Live:
-    """The life of one member's process."""
+    """Return the main function of one member's process."""
 
     def live(index: int, wait_for_start: Callable[[], None], say: Say) -> object:
         handler = None if with_making else make(index)

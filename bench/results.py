@@ -1,4 +1,4 @@
-"""Keeping what was measured, which took long: a disk that is full does not lose it."""
+"""Storage of results; a full disk does not lose them, since measuring takes long."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from elasticjob_cli.wholefile import replace_file
 
 
 def keep(path: Path, content: dict[str, Any]) -> None:
-    """Write it as JSON, whole; where that cannot be, print it and end with exit status 1."""
+    """Write the results as JSON atomically; on failure print them and exit with status 1."""
     text = json.dumps(content, indent=2) + "\n"
     try:
         replace_file(path, text.encode())
     except OSError as error:
         print(text)
-        sys.exit(f"{path} cannot be written: {error.strerror}; it would hold what is printed above")
+        sys.exit(f"{path} cannot be written: {error.strerror}; its content is printed above")
 
 
 def keep_picture(path: Path, png: bytes) -> None:
-    """Write it, whole; its numbers are kept beside it, so that it may be missing."""
+    """Write a plot atomically; a failure is only reported, as its numbers are stored separately."""
     try:
         replace_file(path, png)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where the benchmarks find programs and leave files. Nothing else here reads the environment."""
+"""Programs and output folder of the benchmarks; the only module that reads the environment."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 OUTPUT = REPOSITORY / "build" / "bench"
 OUR_ETCD_VERSION = "3.7.3"
-# Since 3.6 etcd has no v2 API at all, and that is what both of torch's etcd backends speak.
+# Both of torch's etcd backends use the v2 API, which etcd has not had since 3.6.
 PEERS_ETCD_VERSION = "3.4"
 
 
 class ProgramMissing(Exception):
-    """A server that a benchmark needs is not on this machine."""
+    """A server needed by a benchmark is not installed."""
 
 
 def etcd_binary(version: str) -> Path:
-    """The etcd of a version: from $ELASTICJOB_ETCD_DIR, else the cache, else PATH."""
+    """Return the etcd of a version from $ELASTICJOB_ETCD_DIR, else the cache, else PATH."""
     configured = os.environ.get("ELASTICJOB_ETCD_DIR")
     folders = [Path(configured)] if configured else []
     folders.append(Path.home() / ".cache" / "elasticjob")
@@ -35,7 +35,7 @@ def etcd_binary(version: str) -> Path:
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """The environment of an agent under test: this one, with our packages importable."""
+    """Return the environment of an agent under test: this one, with our packages importable."""
     packages = [str(REPOSITORY / room) for room in ("operator", "sidecar", "cli")]
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([*packages, *([inherited] if inherited else [])])
@@ -43,5 +43,5 @@ def child_environment(**more: str) -> dict[str, str]:
 
 
 def fresh_id(purpose: str) -> str:
-    """A run id that no other case, and no other user of this machine, has."""
+    """Return a run id that is unique among all cases and users of this machine."""
     return f"bench-{purpose}-{uuid.uuid4().hex[:10]}"

@@ -1,12 +1,12 @@
-"""`python -m bench.soak`: one training run through hundreds of random faults.
+"""Soak test of one training run with hundreds of random faults: `python -m bench.soak`.
 
 examples/digits trains under `elasticjob run`, or with `--cluster` in pods, while its workers,
-agents, launchers and nodes are killed, its nodes drained and scaled away and back, and etcd (on a
-cluster the operator too) is killed. After each fault training must come back, at the size that is
-wanted, with the round's cause, the job's restarts and counts, its first failure and its explanation
-telling what really happened. In the end the model must be as good as one that was left alone, and
-no process, object, key, socket or file may be left. What happened goes to build/bench/soak.json; a
-seed names the faults. 200 faults take about a quarter of an hour on an idle machine.
+agents, launchers and nodes are killed, its nodes drained and scaled down and up, and etcd (on a
+cluster also the operator) is killed. After each fault training must resume at the desired size, and
+the round's cause, the job's restarts and counts, its first failure and its explanation must match
+the fault. In the end the model must be as accurate as after undisturbed training, and no process,
+object, key, socket or file may be left. The results go to build/bench/soak.json; a seed determines
+the faults. 200 faults take about a quarter of an hour on an idle machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from elasticjob_cli.errors import CommandError
 
 LEAST_ACCURACY = 0.95
 WORSE = 0.02
-"""How much less accurate than undisturbed training the result may be."""
+"""Maximum loss of accuracy compared with undisturbed training."""
 
 
 def soak(job: Soaked, faults: int, seed: int, evidence: Path) -> dict[str, Any]:
-    """The whole run. `broken` says what ended it early, if anything did."""
+    """Run the soak test and return its results; `broken` has the error that ended it early."""
     chance = random.Random(seed)
     found: dict[str, Any] = {"faults": [], "steps": 0, "accuracy": 0.0, "left": [], "broken": ""}
     with job:
@@ -53,9 +53,9 @@ def soak(job: Soaked, faults: int, seed: int, evidence: Path) -> dict[str, Any]:
                 if wrong:
                     job.keep(evidence / str(number))
             found["steps"] = job.finish()
-            print(f"all faults are done: the training ends at step {found['steps']}", flush=True)
+            print(f"no more faults: the training ends at step {found['steps']}", flush=True)
             found["accuracy"] = job.ends()
-            print("it succeeded: looking for what is left of it", flush=True)
+            print("it succeeded: checking for leftovers", flush=True)
             found["left"] = job.left()
         except (AssertionError, CommandError, subprocess.SubprocessError) as error:
             found["broken"] = str(error)
@@ -88,7 +88,7 @@ def _row(
 
 
 def undisturbed(folder: Path, steps: int) -> float:
-    """The accuracy after as many steps that nothing disturbed."""
+    """Return the accuracy after the same number of undisturbed steps."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     words = ["--steps", str(steps), "--checkpoint-dir", str(folder / "alone")]
     subprocess.run(
@@ -103,7 +103,7 @@ def undisturbed(folder: Path, steps: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where anything was not as it must be."""
+    """Run; return 1 if any check failed."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.soak",
         description=__doc__,
@@ -111,11 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--cluster", action="store_true", help="in pods, on the tests' cluster")
+    parser.add_argument("--cluster", action="store_true", help="use pods on the tests' cluster")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (build/bench)")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    # Short: sockets lie below it.
+    # A short name: sockets are below it.
     with tempfile.TemporaryDirectory(prefix="ej-soak-") as name:
         folder = Path(name)
         job = _in_pods(options.faults) if options.cluster else SoakedHere(folder, options.faults)
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _in_pods(faults: int) -> Soaked:
-    """Its parts are the tests', which need not be there for a run on this machine."""
+    """Return the job on a cluster; imported late, as it needs modules of the tests."""
     from bench.soaked_pods import SoakedPods
 
     return SoakedPods(faults)
@@ -145,13 +145,13 @@ def _summed_up(content: dict[str, Any]) -> int:
     rows = content["faults"]
     for kind, count in sorted(Counter(row["kind"] for row in rows).items()):
         seconds = sorted(row["seconds"] for row in rows if row["kind"] == kind)
-        print(f"{kind}: {count} times, {median(seconds):.2f} s at the median, {seconds[-1]} most")
+        print(f"{kind}: {count} times, median {median(seconds):.2f} s, maximum {seconds[-1]} s")
     wrong = [row for row in rows if row["wrong"]]
     accuracy, alone = content["accuracy"], content["undisturbed_accuracy"]
-    print(f"accuracy {accuracy}, undisturbed {alone}; {len(wrong)} of {len(rows)} told wrongly")
-    print(f"left over of {NAME}: {', '.join(content['left']) or 'nothing'}")
+    print(f"accuracy {accuracy}, undisturbed {alone}; {len(wrong)} of {len(rows)} reports wrong")
+    print(f"leftovers of {NAME}: {', '.join(content['left']) or 'none'}")
     if content["broken"]:
-        print(f"it did not come to its end: {content['broken']}")
+        print(f"the run was not completed: {content['broken']}")
         return 1
     good = accuracy >= max(LEAST_ACCURACY, alone - WORSE)
     return int(not good or bool(wrong) or bool(content["left"]))

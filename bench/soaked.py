@@ -1,4 +1,4 @@
-"""A job that the soak disturbs: what both kinds of it have in common, and how it is waited for."""
+"""Job under the soak test: base class of the local and the cluster variant."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAME = "soak"
 SCRIPT = Path(__file__).with_name("soaked_train.py")
 ENDLESS = 10**7
 STEPS_TO_END = 50
-"""Training steps that are left when the job is told where to end."""
+"""Training steps left when the job gets its last step."""
 LEAST_STEPS = 300
-"""Fewer do not make a good model of the example."""
+"""Minimum number of training steps for an accurate model of the example."""
 STEPS_AFTER = 10
-"""Training steps by which it is seen that training goes on after a fault."""
+"""Number of training steps that prove progress after a fault."""
 
 
 def training(last: Path, *options: object) -> dict[str, list[str]]:
-    """Command and arguments of a worker, which ends at the step that `last` will name."""
+    """Return command and arguments of a worker that ends at the step in the file `last`."""
     steps = ["--steps", str(ENDLESS), "--report-seconds", "0"]
     return {
         "command": ["python3", SCRIPT.name],
@@ -31,16 +31,16 @@ def training(last: Path, *options: object) -> dict[str, list[str]]:
 
 
 def spec_of(faults: int) -> dict[str, Any]:
-    """The job's spec but for its template."""
+    """Return the job's spec without its template."""
     return {"nodes": MOST - 1, "minNodes": 1, "maxNodes": MOST, "maxRestarts": faults + 2}
 
 
 class Soaked(ABC):
-    """The running job; `wanted` is its size. A context manager, whose end leaves nothing."""
+    """Running job and context manager that cleans up completely; `wanted` is its desired size."""
 
     weights: ClassVar[Mapping[Kind, int]]
     evicts: ClassVar[bool]
-    """Whether a drain is an eviction."""
+    """True if a drain is an eviction."""
     patience_seconds: ClassVar[float]
     poll_seconds: ClassVar[float]
 
@@ -54,36 +54,36 @@ class Soaked(ABC):
     @abstractmethod
     def __exit__(self, *error: object) -> None: ...
 
-    # -- what it says
+    # -- state
 
     @abstractmethod
     def told(self) -> Told:
-        """Its status now."""
+        """Return its current status."""
 
     @abstractmethod
     def step(self) -> int:
-        """The newest step that any of its workers told of."""
+        """Return the newest step that any of its workers reported."""
 
     @abstractmethod
     def ended(self) -> bool:
-        """Whether it has come to an end, good or bad."""
+        """Return True if it has succeeded or failed."""
 
     @abstractmethod
     def log(self) -> str:
-        """The end of what its runner or its operator says."""
+        """Return the end of its runner's log, or the operator's explanation."""
 
     @abstractmethod
     def keep(self, folder: Path) -> None:
-        """Save what may explain what went wrong."""
+        """Save evidence of an error."""
 
-    # -- what is done to it
+    # -- faults
 
     def may(self, what: Disturbance) -> bool:
-        """Whether this fault would show what it is to show, now."""
+        """Return True if this fault is meaningful now."""
         return True
 
     def do(self, what: Disturbance, before: Told) -> None:
-        """Disturb it, which said this before."""
+        """Inject a fault; `before` is the status before it."""
         self._before = before.number
         if what.kind is Kind.SCALE:
             self.wanted = what.nodes
@@ -93,13 +93,13 @@ class Soaked(ABC):
     def apply(self, what: Disturbance) -> None: ...
 
     def back(self, what: Disturbance) -> bool:
-        """Whether what was killed has been replaced, where that is not seen in the round."""
+        """Return True if the killed part is replaced, for faults that cause no round."""
         return True
 
-    # -- its end
+    # -- end of the job
 
     def finish(self) -> int:
-        """Have it end soon, by a last failure after which workers know where; the step."""
+        """Set the last step, with a final failure so that workers read it; return the step."""
         pod, last = self.standing().running[0], max(LEAST_STEPS, self.step() + STEPS_TO_END)
         self.let_end(last)
         self.apply(Disturbance(Kind.KILL_WORKER, pod))
@@ -107,30 +107,29 @@ class Soaked(ABC):
 
     @abstractmethod
     def let_end(self, step: int) -> None:
-        """Tell the scripts of all pods at which step to end."""
+        """Give the scripts of all pods the last step."""
 
     @abstractmethod
     def ends(self) -> float:
-        """Wait until it has succeeded; the accuracy that it came to."""
+        """Wait until it has succeeded; return its accuracy."""
 
     @abstractmethod
     def left(self) -> list[str]:
-        """Take it away; what is left of it after that."""
+        """Delete it; return its leftovers."""
 
     # -- waiting
 
     def standing(self) -> Told:
-        """Its status when it tells of all that run: not while its etcd has just been killed."""
+        """Wait for a status that lists all running nodes; just after a kill of etcd it may not."""
         deadline = time.monotonic() + self.patience_seconds
         while len((now := self.told()).running) != self.wanted:
             if time.monotonic() > deadline:
-                raise AssertionError(f"{self.wanted} nodes are not told of: {now}; {self.log()}")
+                raise AssertionError(f"not {self.wanted} nodes in the status: {now}; {self.log()}")
             time.sleep(self.poll_seconds)
         return now
 
     def trains(self, after: Disturbance | None = None) -> Told:
-        """Wait until as many nodes run as are wanted, and train on from where they are; the status
-        then."""
+        """Wait until the desired number of nodes runs and makes progress; return the status."""
         deadline = time.monotonic() + self.patience_seconds
         aim: tuple[int, int] | None = None  # the round, and the step to be reached in it
         while True:
@@ -150,5 +149,5 @@ class Soaked(ABC):
             time.sleep(self.poll_seconds)
 
     def _over(self, done: Disturbance, now: Told) -> bool:
-        """Whether what was done has shown, and what was killed is back."""
+        """Return True if the fault has had its effect and the killed part is replaced."""
         return (done.kind in UNNOTICED or now.number > self._before) and self.back(done)

@@ -1,4 +1,4 @@
-"""The soak's job on this machine: `elasticjob run` on examples/digits, in a folder of its own."""
+"""Job of the soak test on this machine: `elasticjob run` on examples/digits in its own folder."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ GONE_SECONDS = 15.0
 LAST = "last-step"
 END_SECONDS = 120.0
 _TAKEN_OVER = b": took over round "
-"""What an agent logs that found the workers of the one before it."""
+"""Log line of an agent that took over its predecessor's workers."""
 _STEP = re.compile(rb"^(?:\[\d+\] )?step (\d+) ", re.MULTILINE)
 
 
 def manifest(folder: Path, faults: int) -> dict[str, Any]:
-    """The example's, but that it trains until it is told to end."""
+    """Return the example's manifest, changed to train until it gets its last step."""
     document: dict[str, Any] = yaml.safe_load((DIGITS / "elasticjob.yaml").read_text())
     document["metadata"]["name"] = NAME
     document["spec"] |= spec_of(faults)
@@ -45,7 +45,7 @@ def manifest(folder: Path, faults: int) -> dict[str, Any]:
 
 
 class SoakedHere(Soaked):
-    """What belongs to it is known by the folder in its environment."""
+    """Local job; its processes are found by the folder in their environment."""
 
     weights = ON_THIS_MACHINE
     evicts = False
@@ -67,7 +67,7 @@ class SoakedHere(Soaked):
         self._environment = {
             "XDG_STATE_HOME": str(self._folder / "state"),
             "TMPDIR": str(self._folder / "tmp"),
-            # What torch itself leaves, and nobody else.
+            # Keep torch's own leftovers out of the check.
             "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "torchinductor"),
         }
         # The trainer runs in its manifest's folder.
@@ -90,7 +90,7 @@ class SoakedHere(Soaked):
         for pid in self._processes():
             processes.kill(pid)
 
-    # -- what it says
+    # -- state
 
     def told(self) -> Told:
         if not self._job.exists():
@@ -117,7 +117,7 @@ class SoakedHere(Soaked):
         shutil.copytree(self._job.path, folder)
         shutil.copy(self._folder / "run.log", folder)
 
-    # -- what is done to it
+    # -- faults
 
     def apply(self, what: Disturbance) -> None:
         match what.kind:
@@ -132,7 +132,7 @@ class SoakedHere(Soaked):
                 call(self._job, "fault", kind=what.kind.value, pod=what.pod)
 
     def back(self, what: Disturbance) -> bool:
-        # A worker that ends while nobody looks after it is a node that was lost, and no failure.
+        # A worker that ends without an agent counts as a lost node instead of a failure.
         return what.kind is not Kind.KILL_AGENT or self._takeovers(what.pod) > self._taken_over
 
     def _takeovers(self, pod: str) -> int:
@@ -147,7 +147,7 @@ class SoakedHere(Soaked):
         return server
 
     def _launcher(self, pod: str) -> int:
-        """The launcher of a pod, of which the agent knows the name and the launcher only the id."""
+        """Return a pod's launcher; only the agent's environment has both the pod's name and uid."""
         known = {pid: _variables(pid) for pid in self._processes()}
         ids = {
             variables.get(b"ELASTICJOB_POD_UID")
@@ -161,7 +161,7 @@ class SoakedHere(Soaked):
         }
         return next(pid for pid in found if processes.parent(pid) not in found)
 
-    # -- its end
+    # -- end of the job
 
     def let_end(self, step: int) -> None:
         (self._folder / LAST).write_text(str(step))
@@ -175,7 +175,7 @@ class SoakedHere(Soaked):
         return float(result["accuracy"])
 
     def left(self) -> list[str]:
-        """Processes that live on after its end, and what is in its temporary folder."""
+        """Return the processes that outlive the job, and the files in its temporary folder."""
         deadline = time.monotonic() + GONE_SECONDS
         while (living := self._processes()) and time.monotonic() < deadline:
             time.sleep(self.poll_seconds)

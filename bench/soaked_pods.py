@@ -1,7 +1,7 @@
-"""The soak's job on a cluster: examples/digits in real pods, and what can be killed there.
+"""Job of the soak test on a cluster: examples/digits in real pods, and their faults.
 
-The cluster is the tests' (`make cluster`, or one that CLUSTER=existing names, which must be ours to
-hurt); ElasticJob is installed anew from this checkout, and stays.
+The cluster is the tests' (`make cluster`, or one given by CLUSTER=existing on which faults are
+acceptable). ElasticJob is reinstalled from this checkout and stays installed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NAMESPACE = "elasticjob-soak"
 STEP_SECONDS = 0.2
 AGENT = "elasticjob-agent"
 MOST_AGENT_RESTARTS = 1
-"""A container that ends again and again is put off by its kubelet for 10, 20, 40 … s, and the
-launcher waits for its agent for 30."""
+"""Maximum restarts of a pod's agent: the kubelet delays them by 10, 20, 40 … s, and the launcher
+waits 30 s for its agent."""
 EVICTION_SECONDS = 30.0
 END_SECONDS = 180.0
 GONE_SECONDS = 150.0
-"""The operator's sweep is not in a hurry."""
+"""Timeout for the cleanup, which needs several of the operator's sweeps."""
 LAST = Path("/tmp/last-step")
 _MOUNT = "/soak"
 _KILL_WORKER = """
@@ -44,13 +44,13 @@ for child in $(cat /proc/1/task/1/children); do
 done
 test "$killed"
 """
-"""Of the launcher's children, not its standby interpreter."""
+"""Script that kills the launcher's workers, but not its standby interpreter."""
 _OWN = "pods,services,secrets,poddisruptionbudgets"
 _LINE = re.compile(r"^(?:\[\d+\] )?step (\d+) .* accuracy (\S+) ", re.MULTILINE)
 
 
 class SoakedPods(Soaked):
-    """The job in a namespace of its own."""
+    """Job in its own namespace of a cluster."""
 
     weights = ON_A_CLUSTER
     evicts = True
@@ -61,8 +61,8 @@ class SoakedPods(Soaked):
         super().__init__()
         self._faults = faults
         self._step = 0
-        self._killed = ""  # the uid of etcd's pod, or the restarts of the agent, that was killed
-        self._operator = ""  # the uid of the operator's pod that was killed
+        self._killed = ""  # uid of the killed etcd pod, or restart count of the killed agent
+        self._operator = ""  # uid of the killed operator pod
         self._running: tuple[str, ...] = ()
         self._stack = ExitStack()
 
@@ -94,7 +94,7 @@ class SoakedPods(Soaked):
         self._uid = self._corner.job(NAME)["metadata"]["uid"]
 
     def _manifests(self) -> tuple[Json, Json]:
-        """The script, and the job that runs it beside the image's train.py."""
+        """Return the script's ConfigMap, and the job that runs it beside the image's train.py."""
         script: Json = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -117,7 +117,7 @@ class SoakedPods(Soaked):
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    # -- what it says
+    # -- state
 
     def told(self) -> Told:
         status = self._corner.status(NAME)
@@ -126,13 +126,13 @@ class SoakedPods(Soaked):
         return found
 
     def step(self) -> int:
-        # Rank 0 alone tells of steps, and a pod that it ran in may be gone by now.
+        # Only rank 0 reports steps, and its former pod may be gone.
         if self._running and (lines := self._lines(self._running[0])):
             self._step = max(self._step, int(lines[-1][0]))
         return self._step
 
     def _lines(self, pod: str) -> list[tuple[str, str]]:
-        """Steps and accuracies in the end of a trainer's log."""
+        """Return the steps and accuracies in the end of a trainer's log."""
         try:
             text = self._corner.kubectl("logs", pod, "-c", "trainer", "--tail=5", seconds=10)
         except (CommandFailed, TimeoutExpired):
@@ -148,7 +148,7 @@ class SoakedPods(Soaked):
     def keep(self, folder: Path) -> None:
         dump(folder, self._console, [NAMESPACE])
 
-    # -- what is done to it
+    # -- faults
 
     def may(self, what: Disturbance) -> bool:
         return what.kind is not Kind.KILL_AGENT or self._restarts(what.pod) <= MOST_AGENT_RESTARTS
@@ -195,14 +195,14 @@ class SoakedPods(Soaked):
         self._kill_of_system(operator, "operator")
 
     def _another_operator(self) -> bool:
-        """Whether it leads, after the last was killed."""
+        """Return True if another operator pod leads after the kill."""
         found = self._installation.operators()
         new = [pod for pod in found if pod["metadata"]["uid"] != self._operator]
         leader = self._installation.leader()
         return any(is_ready(pod) and pod["metadata"]["name"] in leader for pod in new)
 
     def _kill_pod(self, name: str) -> None:
-        """Every process of a pod at the same time, and no word to anybody."""
+        """Kill every process of a pod at the same time, without notice."""
         pod = self._pod(name)
         labels = pod["metadata"]["labels"]
         selector = ",".join(f"elasticjob.dev/{key}={labels[f'elasticjob.dev/{key}']}"
@@ -210,7 +210,7 @@ class SoakedPods(Soaked):
         self._cluster.kill_node_processes(pod["spec"]["nodeName"], NAMESPACE, selector)
 
     def _evict(self, name: str) -> None:
-        """What `kubectl drain` asks for, for one pod."""
+        """Request the eviction of one pod, as `kubectl drain` does."""
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -226,12 +226,12 @@ class SoakedPods(Soaked):
             return True
 
         given = json.dumps(eviction)
-        # The job's disruption budget may not have seen yet that the last one's pod is back.
+        # The job's disruption budget may not count the last victim's replacement yet.
         until(evicted, f"the eviction of {name} to be granted", EVICTION_SECONDS)
 
     def _kill_of_system(self, pod: Json, container: str) -> None:
-        """kill -9, and the pod deleted at once: else its kubelet puts off a second start."""
-        with suppress(CommandFailed):  # it is being started again since the last time
+        """Kill a container and delete its pod: otherwise the kubelet delays a second restart."""
+        with suppress(CommandFailed):  # it may still be restarting after the last kill
             self._nodes.kill_container(pod, container)
         self._console.kubectl(
             "-n", SYSTEM, "delete", "pod", pod["metadata"]["name"], "--wait=false"
@@ -248,7 +248,7 @@ class SoakedPods(Soaked):
         found = (self._pod(name).get("status") or {}).get("initContainerStatuses") or ()
         return sum(int(each["restartCount"]) for each in found if each["name"] == AGENT)
 
-    # -- its end
+    # -- end of the job
 
     def let_end(self, step: int) -> None:
         for pod in self._running:
@@ -269,7 +269,7 @@ class SoakedPods(Soaked):
         return found
 
     def _there(self) -> list[str]:
-        """Objects of the job, and what etcd still knows of it."""
+        """Return the job's remaining objects, keys, users and roles."""
         objects = self._corner.items(_OWN, "-l", f"elasticjob.dev/job-uid={self._uid}")
         names = [f"{each['kind']} {each['metadata']['name']}" for each in objects]
         accounts = f"{self._installation.etcdctl('user', 'list')}\n"

@@ -1,7 +1,7 @@
-"""The soak's training script: examples/digits, which trains on until it is told where to end.
+"""Training script of the soak test: examples/digits without a fixed number of steps.
 
-`soaked_train.py FILE …`: FILE names the last step once it is there; it is read when workers start.
-The rest are arguments of train.py, which is beside this file or in the working folder.
+`soaked_train.py FILE …`: FILE, read when workers start, has the last step once it exists. The rest
+are arguments of train.py, which is beside this file or in the working folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# What train.py imports: this file is what a standby interpreter reads to know what to load.
+# The imports of train.py: a standby interpreter reads this file to find the modules to preload.
 import numpy  # noqa: F401
 import torch.distributed
 import torch.nn.parallel  # noqa: F401

@@ -1,4 +1,4 @@
-"""Where the time of one of our recoveries went, as the rendezvous itself recorded it."""
+"""Parts of one of our recoveries, as recorded by the rendezvous."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 5.0
 
 
 def split(endpoint: str) -> Mapping[str, float]:
-    """The seconds of each phase of the newest round in this etcd that is known of."""
+    """Return the seconds of each phase of the newest round recorded in this etcd."""
     newest = asyncio.run(_newest(endpoint))
     if newest is None:
         return {}

@@ -1,7 +1,7 @@
-"""Owns the generated parts of the Helm chart: `python scripts/chart.py [--check]`.
+"""Generator of the Helm chart's generated parts: `python scripts/chart.py [--check]`.
 
-They are the chart's copy of the CRD, which `crds/` has from the models, and the table of values in
-its README, which says what the comments of values.yaml say.
+These are the chart's copy of the CRD in `crds/`, which is generated from the models, and the table
+of values in its README, generated from the comments of values.yaml.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEY = re.compile(r"^( *)([A-Za-z][A-Za-z0-9]*):(?: |$)")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A documented value: its dotted path, its default as JSON, and what it is for."""
+    """A documented value: its dotted path, its default as JSON, and its description."""
 
     path: str
     default: str
@@ -38,10 +38,9 @@ class Value:
 
 
 def values(source: str) -> Iterator[Value]:
-    """The documented values of a values.yaml, in its order.
+    """Yield the documented values of a values.yaml in order.
 
-    A comment that begins with `--` belongs to the key below it. Raises ValueError for one that
-    stands above no key.
+    A comment that begins with `--` describes the key below it. Raises ValueError if no key follows.
     """
     defaults: Any = yaml.safe_load(source)
     path: list[tuple[int, str]] = []
@@ -72,7 +71,7 @@ def _at(defaults: Any, keys: Sequence[str]) -> Any:
 
 
 def table(source: str) -> str:
-    """The values as a table in Markdown."""
+    """Return the values as a Markdown table."""
     rows = ["| value | default | |\n", "|---|---|---|\n"]
     for value in values(source):
         text = value.text.replace("|", "\\|")
@@ -81,7 +80,7 @@ def table(source: str) -> str:
 
 
 def with_table(readme: str, source: str) -> str:
-    """The README with this table between its two marks. Raises ValueError where they are not."""
+    """Return the README with this table between its marks. Raises ValueError without the marks."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -90,7 +89,7 @@ def with_table(readme: str, source: str) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """What each generated file must be."""
+    """Return the content of each generated file."""
     readme, source = CHART / "README.md", CHART / "values.yaml"
     return {
         CHART / "files" / DEFINITION: (ROOT / "crds" / DEFINITION).read_text(),
@@ -99,9 +98,9 @@ def wanted() -> dict[Path, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the files, or with `--check` show how they differ; returns the exit status."""
+    """Write the files, or with `--check` print the differences; return the exit status."""
     parser = argparse.ArgumentParser(prog="chart.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when a file is not current")
+    parser.add_argument("--check", action="store_true", help="fail if a file is out of date")
     options = parser.parse_args(arguments)
     stale = 0
     for path, text in wanted().items():
@@ -117,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.writelines(
             difflib.unified_diff(found.splitlines(True), text.splitlines(True), *names)
         )
-        sys.stderr.write(f"{names[0]} must be generated anew: run `make generate`\n")
+        sys.stderr.write(f"{names[0]} is out of date: run `make generate`\n")
     return stale
 
 

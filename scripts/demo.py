@@ -1,7 +1,7 @@
-"""`make demo`: trains a real model on this machine while its nodes come, go and die.
+"""Demo (`make demo`): trains a real model on this machine while nodes join, leave and fail.
 
-Runs examples/digits through `elasticjob run`'s own code, disturbs it through the same verbs that a
-user has, and leaves in build/demo: `status.json` (the final object), `rounds.json` (each round with
+Runs examples/digits through the code of `elasticjob run`, injects faults through the user's own
+commands, and writes to build/demo: `status.json` (the final object), `rounds.json` (each round with
 its cause and times) and `timeline.png`. Fails unless the job succeeds with at least 95% accuracy.
 """
 
@@ -36,9 +36,9 @@ OUTPUT = ROOT / "build" / "demo"
 NAME = "demo"
 LEAST_ACCURACY = 0.95
 STEP_SECONDS = 60.0
-"""How long the gang may take to reach what a step of the demo waits for."""
+"""Timeout for each step of the demo."""
 TRAINED_STEPS = 16
-"""Training steps that show that training goes on after a disturbance."""
+"""Number of training steps that prove progress after a fault."""
 
 COLOURS = {"running": "#4c9f70", "starting": "#d8d8d8", "waiting": "#f0c75e"}
 OTHER = "#d98a6a"
@@ -46,7 +46,7 @@ OTHER = "#d98a6a"
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was seen at one time: each pod's state and ranks."""
+    """Sample of each pod's state and ranks at one time."""
 
     seconds: float
     pods: dict[str, tuple[str, str]]
@@ -54,7 +54,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Recorder:
-    """A view that shows plain lines and remembers all it was shown."""
+    """View that prints plain lines and records everything it was shown."""
 
     plain: PlainView
     latest: Snapshot | None = None
@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def running(self) -> list[str]:
-        """The pods whose workers run in the current final round."""
+        """Pods whose workers run in the current final round."""
         status = self.latest.job.status if self.latest else None
         if status is None or status.rendezvous is None or status.rendezvous.state != "final":
             return []
@@ -102,7 +102,7 @@ class Recorder:
 
 
 class Director:
-    """Does to the job what users and machines do, one thing after the other."""
+    """Script of the demo: scales the job and injects faults, one after the other."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._seen = recorder
@@ -110,7 +110,7 @@ class Director:
         self.acts: list[tuple[float, str]] = []
 
     async def direct(self) -> None:
-        """Each step waits for what it needs, and fails after its deadline."""
+        """Run the steps; each waits for its precondition and fails at its deadline."""
         await self._trains("two nodes to train", 2)
         await self._do("scale to 4 nodes", "scale", nodes=4)
         await self._trains("four nodes to train", 4)
@@ -125,7 +125,7 @@ class Director:
         await self._trains(f"a node in the place of {drained}", 4, lambda: self._without(drained))
         await self._do("scale to 3 nodes", "scale", nodes=3)
         await self._trains("three nodes to train", 3)
-        print("      now it is left alone to finish", flush=True)
+        print("      no more faults: the job runs to its end", flush=True)
 
     @property
     def _restarts(self) -> int:
@@ -141,7 +141,7 @@ class Director:
         await asyncio.to_thread(call, self._folder, verb, **arguments)
 
     async def _trains(self, what: str, nodes: int, also: Callable[[], bool] = lambda: True) -> None:
-        """Until that many nodes run one round, and training has advanced in it."""
+        """Wait until that many nodes run one round and training has advanced in it."""
         try:
             async with asyncio.timeout(STEP_SECONDS):
                 while not (len(self._seen.running) == nodes and also()):
@@ -150,7 +150,7 @@ class Director:
                 while self._seen.step < reached + TRAINED_STEPS:
                     await self._change()
         except TimeoutError as error:
-            raise CommandError(f"waited {STEP_SECONDS:g} s in vain for {what}") from error
+            raise CommandError(f"timeout after {STEP_SECONDS:g} s waiting for {what}") from error
 
     async def _change(self) -> None:
         self._seen.changed.clear()
@@ -158,7 +158,7 @@ class Director:
 
 
 async def play(recorder: Recorder, director: Director) -> Ended:
-    """The job and its disturbances, side by side; the first error ends both."""
+    """Run the job and the script of faults concurrently; the first error ends both."""
     job, container = prepare(str(MANIFEST), NAME, None, None)
     running = asyncio.create_task(execute(job, container, recorder, str(MANIFEST), False))
     directing = asyncio.create_task(director.direct())
@@ -168,7 +168,7 @@ async def play(recorder: Recorder, director: Director) -> Ended:
             directing.result()
             return await running
         ended = running.result()
-        raise CommandError(f"the job ended ({ended.job.status.phase}) before the demo did")
+        raise CommandError(f"the job ended ({ended.job.status.phase}) before the demo's last step")
     finally:
         for task in (directing, running):
             task.cancel()
@@ -176,7 +176,7 @@ async def play(recorder: Recorder, director: Director) -> Ended:
 
 
 def draw(path: Path, recorder: Recorder, acts: list[tuple[float, str]], end: float) -> None:
-    """Who had which ranks when, above; how far training was, below."""
+    """Plot ranks per node over time above, training progress below."""
     mpl.use("Agg")
     from matplotlib import pyplot
 
@@ -219,7 +219,7 @@ def draw(path: Path, recorder: Recorder, acts: list[tuple[float, str]], end: flo
 
 
 def spans(moments: list[Moment], pod: str, end: float) -> list[tuple[float, float, str, str]]:
-    """The stretches (from, until, state, ranks) in which a pod's look stayed the same."""
+    """Return the intervals (from, until, state, ranks) of constant state of a pod."""
     found: list[tuple[float, float, str, str]] = []
     bounds = [*(moment.seconds for moment in moments[1:]), end]
     for moment, until in zip(moments, bounds, strict=True):
@@ -239,7 +239,7 @@ def write(path: Path, document: Any) -> None:
 
 
 def report(ended: Ended, recorder: Recorder, acts: list[tuple[float, str]]) -> bool:
-    """Print and leave what happened; whether it is what was promised."""
+    """Print and write the results; return True if the job succeeded with enough accuracy."""
     write(OUTPUT / "status.json", ended.job.manifest())
     write(OUTPUT / "rounds.json", ended.rounds)
     draw(OUTPUT / "timeline.png", recorder, acts, ended.seconds)
@@ -249,7 +249,7 @@ def report(ended: Ended, recorder: Recorder, acts: list[tuple[float, str]]) -> b
     accuracy = json.loads(result_file.read_bytes())["accuracy"] if result_file.exists() else 0.0
     phase = ended.job.status.phase
     print(
-        f"\n{phase} after {ended.seconds:.0f} s: test accuracy {accuracy:.1%} in spite of "
+        f"\n{phase} after {ended.seconds:.0f} s: test accuracy {accuracy:.1%} despite "
         f"{len(acts)} disturbances, {ended.job.status.restarts} charged as a failure"
     )
     print(f"{OUTPUT.relative_to(ROOT)}: status.json, rounds.json, timeline.png")
@@ -263,7 +263,7 @@ def main() -> int:
     os.environ["CHECKPOINT_DIR"] = str(OUTPUT / "checkpoints")
     recorder = Recorder(PlainView(Console()))
     director = Director(recorder)
-    print(f"Training {MANIFEST.relative_to(ROOT)}; look in with `elasticjob get {NAME} -w`")
+    print(f"Training {MANIFEST.relative_to(ROOT)}; watch it with `elasticjob get {NAME} -w`")
     try:
         ended = asyncio.run(play(recorder, director))
     except CommandError as error:

@@ -1,10 +1,10 @@
-"""Owns the Python environments of a checkout: `python3 scripts/environment.py CACHE`.
+"""Installer of a checkout's Python environments: `python3 scripts/environment.py CACHE`.
 
-There are two. The first holds every dependency and lies in the cache, named by a hash of what it
-is made from, so that all checkouts with the same pins share it. The second is the checkout's own
-`.venv`: it sees the first through a .pth file and has only this project installed, editable, so
-that two checkouts never disturb each other. Both carry a stamp that is written last; one without
-it, or with another key in it, is made again.
+There are two. The first holds every dependency and lies in the cache, named by a hash of its
+inputs, so that all checkouts with the same pins share it. The second is the checkout's own `.venv`:
+it includes the first through a .pth file and has only this project installed, editable, so that two
+checkouts never affect each other. Both get a stamp that is written last; an environment without the
+stamp, or with another key in it, is rebuilt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT.parent / "shared" / "wheels"  # optional: wheels to prefer, such as a CPU-only torch
 STAMP = ".complete"
-# Imported after an installation: what it was made for must be there and load.
+# Imported after an installation, to check that the dependencies are present and load.
 BROUGHT = (
     *("cryptography", "etcd", "grpc", "hatchling", "hypothesis", "importlinter", "jsonschema"),
     *("kopf", "kubernetes", "matplotlib", "mypy", "numpy", "prometheus_client", "pydantic"),
@@ -38,7 +38,7 @@ PACKAGES = (
 
 
 def requirements(project: dict[str, Any], extra: str) -> list[str]:
-    """The extra's requirements, with the project's own extras that it names spelled out."""
+    """Return the extra's requirements, with references to the project's own extras resolved."""
     own = f"{project['name']}["
     found: list[str] = []
     for requirement in project["optional-dependencies"][extra]:
@@ -51,13 +51,13 @@ def requirements(project: dict[str, Any], extra: str) -> list[str]:
 
 
 def key(*parts: object) -> str:
-    """A short name for exactly these ingredients."""
+    """Return a short hash of these inputs."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file: two builds of one thing wait for each other."""
+    """Hold a lock file, so that concurrent builds of one environment wait for each other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -65,7 +65,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def is_complete(environment: Path, wanted: str) -> bool:
-    """Whether the environment was made to its end, of these ingredients, and has its Python."""
+    """Return True if the environment was completed from these inputs and has its Python."""
     stamp = environment / STAMP
     return (
         (environment / "bin" / "python").exists() and stamp.exists() and stamp.read_text() == wanted
@@ -78,13 +78,13 @@ def run(*command: object) -> None:
 
 
 def site_packages(environment: Path) -> Path:
-    """Where the environment, made by this very Python, keeps its packages."""
+    """Return the site-packages folder of an environment made by this Python."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return environment / "lib" / version / "site-packages"
 
 
 def install_dependencies(environment: Path, wanted: list[str]) -> None:
-    """Fill a new environment with the pinned dependencies, and load them."""
+    """Create an environment with the pinned dependencies, and import them as a check."""
     shutil.rmtree(environment, ignore_errors=True)
     run(sys.executable, "-m", "venv", environment)
     pins = ROOT / "constraints.txt"
@@ -97,7 +97,7 @@ def install_dependencies(environment: Path, wanted: list[str]) -> None:
 
 
 def dependencies(cache: Path, project: dict[str, Any]) -> Path:
-    """The shared environment of exactly these dependencies, made when it is not there."""
+    """Return the shared environment of these dependencies; create it if missing."""
     wanted = requirements(project, "dev")
     pins = (ROOT / "constraints.txt").read_text()
     name = key(*wanted, pins, platform.python_version(), platform.machine())
@@ -111,7 +111,7 @@ def dependencies(cache: Path, project: dict[str, Any]) -> Path:
 
 
 def install_project(environment: Path, deps: Path) -> None:
-    """Make the checkout's environment: the dependencies by reference, the project editable."""
+    """Create the checkout's environment: dependencies by reference, the project editable."""
     shutil.rmtree(environment, ignore_errors=True)
     run(deps / "bin" / "python", "-m", "venv", "--without-pip", environment)
     (site_packages(environment) / "dependencies.pth").write_text(f"{site_packages(deps)}\n")
@@ -136,7 +136,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.pop("PYTHONPATH", None)  # an environment is made of what it holds, nothing else
+    os.environ.pop("PYTHONPATH", None)  # keep other packages out of the environments
     try:
         main()
     except subprocess.CalledProcessError as error:

@@ -1,9 +1,9 @@
-"""Owns the etcd servers that the tests run against: `python -m scripts.etcd_servers CACHE`.
+"""Installer of the tests' etcd servers: `python -m scripts.etcd_servers CACHE`.
 
-Each lies in `CACHE/etcd-<version>/` as `etcd` and `etcdctl`. Those pinned in `scripts/etcd/` are
-built from their Go modules, whose sums are committed there; 3.4, the oldest one supported and one
-of those that still speak v2, is the distribution's package, unpacked and not installed, so that no
-service starts. A server counts as there only once it has said its version.
+Each is in `CACHE/etcd-<version>/` as `etcd` and `etcdctl`. The versions pinned in `scripts/etcd/`
+are built from their Go modules, whose sums are committed there. 3.4, the oldest supported version
+and one of those with the v2 API, is the distribution's package, unpacked but not installed, so that
+no service starts. A server counts as installed only if it prints the expected version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BINARIES = ("etcd", "etcdctl")
 
 
 def spoken_version(etcd: Path) -> str:
-    """The version that this server says it is."""
+    """Return the version that this server prints."""
     return output(etcd, "--version").partition("etcd Version: ")[2].partition("\n")[0]
 
 
@@ -34,7 +34,7 @@ def build(pins: Path, into: Path, compiler: Path) -> None:
 
 
 def unpack(into: Path) -> None:
-    """Take the distribution's server and client out of their packages."""
+    """Extract server and client from the distribution's packages."""
     with tempfile.TemporaryDirectory(dir=into) as scratch:
         output(SCRIPTS / "apt", "download", "etcd-server", "etcd-client", cwd=Path(scratch))
         for package in Path(scratch).glob("*.deb"):
@@ -44,7 +44,7 @@ def unpack(into: Path) -> None:
 
 
 def provide(cache: Path, version: str, ingredients: str) -> None:
-    """Make this server unless it is there, made from these ingredients."""
+    """Install this server unless it was already installed from the same inputs."""
     home = cache / f"etcd-{version}"
     stamp = home / ".complete"
     made = stamp.exists() and stamp.read_text() == ingredients
@@ -61,16 +61,16 @@ def provide(cache: Path, version: str, ingredients: str) -> None:
         said = spoken_version(fresh / "etcd")
         if not said.startswith(version):
             sys.exit(
-                f"the tests need etcd {version}, and this distribution's package is etcd {said}: "
+                f"the tests need etcd {version}, but this distribution's package is etcd {said}: "
                 f"put etcd and etcdctl {version} into {home} and {ingredients!r} into {stamp}"
             )
-        for binary in BINARIES:  # one rename each: servers that are running keep their file
+        for binary in BINARIES:  # rename, so that running servers keep their file
             (fresh / binary).replace(home / binary)
     stamp.write_text(ingredients)
 
 
 def main() -> None:
-    """Bring every server up to date."""
+    """Install every server that is missing or out of date."""
     cache = Path(sys.argv[1])
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "etcd.lock").open("w") as lock:

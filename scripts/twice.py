@@ -1,9 +1,9 @@
-"""Runs pytest with the arguments given; what fails on real servers is run once more, alone.
+"""Wrapper of pytest that reruns failed tests on real servers once, alone.
 
-A test of real processes has deadlines, and a machine that other work shares sometimes stands still
-for longer than any of them. Such a failure is printed whole, counted and named again at the end. A
-run with more than `MOST` of them has failed, and so has one in which anything else failed: where
-time is simulated or nothing waits, a second look can show nothing new.
+Tests of real processes have deadlines, and a shared machine sometimes stalls for longer than any of
+them. Such a failure is printed in full, counted and named again at the end. A run with more than
+`MOST` of them fails, and so does one in which any other test failed: with simulated time or without
+waits, a rerun shows nothing new.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 MOST = 3
 REAL = ("tests/integration/", "tests/e2e/")
 TESTS_FAILED = 1
-"""pytest's exit status when it ran to its end; any other one is no verdict on tests."""
+"""pytest's exit status after a complete run with failures."""
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
-"""Where pytest's own cache plugin names the tests that failed."""
+"""File in which pytest's cache plugin lists the failed tests."""
 
 
 def worth_a_second_look(failed: Sequence[str]) -> bool:
-    """Whether these tests, by their pytest ids, may be run again."""
+    """Return True if these tests, given by pytest ids, may be rerun."""
     return 0 < len(failed) <= MOST and all(one.startswith(REAL) for one in failed)
 
 
@@ -36,7 +36,7 @@ def _failed() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """pytest's exit status, of the second run where there was one."""
+    """Run pytest; return its exit status, that of the rerun if there was one."""
     status = _pytest(["--cache-clear", *arguments])
     failed = _failed()
     if status != TESTS_FAILED or not worth_a_second_look(failed):

@@ -1,1 +1,1 @@
-"""Gangs in which torchrun's nodes and ours share one run, put through changes of membership."""
+"""Gangs of torchrun's nodes and ours in one run, with changes of membership."""

@@ -1,4 +1,4 @@
-"""The backends that a mixed gang can be on, and how a node of each side is started on them."""
+"""Backends of mixed gangs, and the commands that start a node of each side on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.mixed.plan import Side
 from bench.settings import OUR_ETCD_VERSION, PEERS_ETCD_VERSION
 
 LEAST, MOST = 1, 8
-MAX_RESTARTS = 100  # changes are what is tried: no budget may end the gang
+MAX_RESTARTS = 100  # high enough that no budget ends the gang
 
 _KEEP_ALIVE = MappingProxyType({"keep_alive_interval": "1", "keep_alive_max_attempt": "3"})
 _OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
@@ -22,11 +22,11 @@ class MixedBackend:
     """A backend with its settings, the same on both sides.
 
     Args:
-        torchrun: its name for torchrun; ours is the same.
-        etcd_version: None where it needs no etcd.
-        etcd_v2: it speaks etcd's v2 API.
-        first_hosts: the first node hosts the backend's store.
-        spares_first: the first node stays: what all need ends with it.
+        torchrun: its name in torchrun; ours is the same.
+        etcd_version: version of its etcd; None if it needs none.
+        etcd_v2: set if it uses etcd's v2 API.
+        first_hosts: set if the first node hosts the backend's store.
+        spares_first: set if the first node must stay because it hosts a store that all need.
     """
 
     name: str
@@ -50,12 +50,12 @@ class MixedBackend:
         first: bool,
         script: Sequence[str],
     ) -> list[str]:
-        """What follows the interpreter on a node's command line."""
+        """Return a node's command line after the interpreter."""
         conf = dict(self.conf)
         if self.first_hosts:
             conf["is_host"] = str(first).lower()
         directed = self.torchrun == "elasticjob"
-        if directed and side is Side.THEIRS:  # our agent takes its pod's name, or host and process
+        if directed and side is Side.THEIRS:  # our agent names itself after pod, or host and pid
             conf["node_name"] = name
         if side is Side.OURS and not directed:
             given = {
@@ -132,5 +132,5 @@ BACKENDS = {
         ),
     )
 }
-"""By name. c10d and etcd-v2 are as a plain torchrun has them: an agent hosts the workers' store for
-all rounds; `…-own-store` is with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+"""Backends by name. c10d and etcd-v2 have torchrun's defaults: an agent hosts the workers' store
+for all rounds; `…-own-store` sets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""

@@ -1,4 +1,4 @@
-"""A mixed gang's processes: nodes of both sides, what is done to them, and what they come to."""
+"""Processes of a mixed gang: starts nodes of both sides, applies changes, and checks progress."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SCRIPT = REPOSITORY / "bench" / "peers" / "stepping.py"
 POLL_SECONDS = 0.1
 KILL_SECONDS = 60.0
 END_SECONDS = 360.0
-"""Agents of both kinds wait for others at the end, for 300 s at most: who failed at the last moment
-begins anew without those that are done."""
+"""Timeout of the gang's end. Agents of both kinds wait up to 300 s for the others then: a node that
+failed at the last moment restarts without the finished ones."""
 _MARK = "MIXED_GANG"
 
 
 class NotTraining(Exception):
-    """The gang did not train in the world that it should; the text says what was seen instead."""
+    """The gang did not train in the expected world; the text describes its state."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Node:
     process: subprocess.Popen[bytes]
     log: Path
     spared: bool = False
-    """All need it: it is neither drained nor killed."""
+    """Set if all nodes need it: it is neither drained nor killed."""
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-1500:]
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass(slots=True)
 class MixedGang:
-    """Nodes that should be there, in the order of their start. Names are never used twice."""
+    """Gang of the expected nodes, in order of their start. Names are never reused."""
 
     backend: MixedBackend
     endpoint: str
@@ -61,7 +61,7 @@ class MixedGang:
     _started: list[Node] = field(default_factory=list)
 
     def start(self, side: Side) -> Node:
-        """One node more."""
+        """Start one more node."""
         first = not self._started
         name = f"{side}-{len(self._started)}"
         log = self.logs / f"{name}.log"
@@ -90,7 +90,7 @@ class MixedGang:
         return node
 
     def begin(self, mix: Mix, first: Side = Side.OURS) -> None:
-        """All nodes of a mix, side by side in turn."""
+        """Start all nodes of a mix, alternating between the sides."""
         left = {side: mix.of(side) for side in Side}
         turn = [first, *(side for side in Side if side is not first)]
         while any(left.values()):
@@ -100,7 +100,7 @@ class MixedGang:
                     self.start(side)
 
     def apply(self, change: Change) -> Node:
-        """Do it, to a node that chance decides; the node, which may be gone by now."""
+        """Apply the change to a random node; return the node, which may be gone by then."""
         if change.kind is Kind.JOIN:
             return self.start(change.side)
         stays = change.kind is Kind.WORKER_KILLED
@@ -126,7 +126,7 @@ class MixedGang:
         return node
 
     def worker(self, node: Node) -> int:
-        """The process id of a node's newest worker."""
+        """Return the process id of a node's newest worker."""
         pids = [
             told.pid
             for world in worlds(self.folder)
@@ -136,9 +136,9 @@ class MixedGang:
         return pids[-1]
 
     def trains(self, since: float, limit_seconds: float) -> World:
-        """Wait until all nodes, and no other, train in one world that came about after `since`.
+        """Wait until exactly the expected nodes train in one world formed after `since`.
 
-        Raises NotTraining after the limit, or when a node has ended; Disagreement.
+        Raises NotTraining after the limit or if a node ends, and Disagreement.
         """
         before = checkpoint(self.folder)
         deadline = time.monotonic() + limit_seconds
@@ -151,13 +151,13 @@ class MixedGang:
                 seen = [sorted(w.members) for w in worlds(self.folder) if w.at > since]
                 raise NotTraining(f"not within {limit_seconds:g} s; worlds since: {seen}")
             time.sleep(POLL_SECONDS)
-        # One checkpoint may be on its way when the world ends: the one read before cannot be lost.
+        # A checkpoint in progress may be lost with the world, but not the one read before.
         if world.workers[0].loaded < before and world.at > since:
             raise NotTraining(f"it began with step {world.workers[0].loaded}, not {before}")
         return world
 
     def finish(self) -> dict[str, int]:
-        """Let the training end; how each node ended. Raises NotTraining."""
+        """Let the training end; return each node's exit code. Raises NotTraining."""
         (self.folder / "finish").touch()
         codes = {}
         deadline = time.monotonic() + END_SECONDS
@@ -165,15 +165,15 @@ class MixedGang:
             try:
                 codes[node.name] = node.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise NotTraining(f"{node.name} does not end:\n{node.tail()}") from None
+                raise NotTraining(f"{node.name} did not exit:\n{node.tail()}") from None
         return codes
 
     def output(self) -> str:
-        """The ends of all logs."""
+        """Return the ends of all logs."""
         return "\n".join(f"--- {node.name}\n{node.tail()}" for node in self._started)
 
     def stop(self) -> None:
-        """Kill whatever descends from these nodes, and wait for its end."""
+        """Kill all descendants of these nodes, and wait for their end."""
         processes.end_marked(_MARK, self.run_id, KILL_SECONDS)
         for node in self._started:
             node.process.wait(timeout=KILL_SECONDS)
@@ -181,7 +181,7 @@ class MixedGang:
 
 @contextlib.contextmanager
 def mixed_gang(backend: MixedBackend, logs: Path, seed: int = 0) -> Iterator[MixedGang]:
-    """An empty gang with a server and a run id of its own; at the end nothing of it is left."""
+    """Yield an empty gang with its own server and run id; clean up at the end."""
     with contextlib.ExitStack() as stack:
         if backend.etcd_version is None:
             endpoint = f"127.0.0.1:{etcd_proc.free_port()}"

@@ -1,4 +1,4 @@
-"""Which changes a mixed gang goes through: a list that a seed decides, with no side ever empty."""
+"""Plan of a mixed gang's changes: a list determined by a seed that never empties a side."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Side(StrEnum):
 
 
 class Kind(StrEnum):
-    JOIN = "join"  # one node more
+    JOIN = "join"  # one more node
     DRAIN = "drain"  # SIGTERM to a node's agent
     NODE_KILLED = "node-killed"  # kill -9 of a node's agent and worker
-    AGENT_KILLED = "agent-killed"  # kill -9 of a node's agent alone: torchrun's worker goes on
+    AGENT_KILLED = "agent-killed"  # kill -9 of a node's agent only: torchrun's worker continues
     WORKER_KILLED = "worker-killed"  # kill -9 of a worker; the node stays
 
 
@@ -26,7 +26,7 @@ LOSSES = (Kind.DRAIN, Kind.NODE_KILLED, Kind.AGENT_KILLED)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, on one side."""
+    """One change on one side."""
 
     kind: Kind
     side: Side
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How many nodes of each side a gang has; a change leaves it at most one node off."""
+    """Numbers of nodes of each side; changes move a side by at most one node from them."""
 
     ours: int
     theirs: int
@@ -50,9 +50,9 @@ class Mix:
 
 
 def changes(mix: Mix, count: int, seed: int) -> list[Change]:
-    """`count` changes; each kind on each side about as often as the others.
+    """Return `count` changes, with each kind on each side about equally often.
 
-    A side is never emptied, and never more than one node off what it began with.
+    A side is never emptied, and never more than one node off its initial number.
     """
     rolls = random.Random(f"{mix} {seed}")
     here = {side: mix.of(side) for side in Side}

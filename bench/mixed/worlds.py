@@ -1,4 +1,4 @@
-"""What the workers of a mixed gang wrote, grouped into process groups and judged."""
+"""Records written by a mixed gang's workers, grouped into process groups and checked."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STEPS_ON = 3
-"""So many steps beyond the checkpoint show that a world trains."""
+"""Number of steps beyond the checkpoint that prove progress."""
 
 
 class Disagreement(Exception):
-    """Members of one process group were told different things; the text says which."""
+    """Members of one process group got different settings; the text names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a worker was told, and where it began; `at` is on the machine's monotonic clock."""
+    """A worker's settings and first step; `at` is on the machine's monotonic clock."""
 
     token: str
     at: float
@@ -32,14 +32,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process group, as far as its workers have come."""
+    """One process group, with the workers that have joined so far."""
 
     token: str
     workers: tuple[Told, ...]
 
     @property
     def at(self) -> float:
-        """When the last of its workers had found all others."""
+        """Time when the last of its workers had found all others."""
         return max(worker.at for worker in self.workers)
 
     @property
@@ -51,17 +51,17 @@ class World:
         return len(self.workers) == self.workers[0].world
 
     def check(self) -> None:
-        """Raises Disagreement: sizes, ranks, masters, or the step that they began with."""
+        """Raise Disagreement if sizes, ranks, masters or first steps are inconsistent."""
         for name in ("world", "master", "loaded"):
             if len({getattr(worker, name) for worker in self.workers}) > 1:
                 raise Disagreement(f"{name} differs among {self.workers}")
         ranks = [worker.rank for worker in self.workers]
         if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.workers[0].world)):
-            raise Disagreement(f"ranks are no ranks of one world: {self.workers}")
+            raise Disagreement(f"ranks are not those of one world: {self.workers}")
 
 
 def worlds(folder: Path) -> list[World]:
-    """All process groups that ever came about, the newest last. Raises Disagreement."""
+    """Return all process groups ever formed, the newest last. Raises Disagreement."""
     found: dict[str, list[Told]] = defaultdict(list)
     for path in folder.glob("world-*.json"):
         told = Told(**json.loads(path.read_text()))
@@ -73,7 +73,7 @@ def worlds(folder: Path) -> list[World]:
 
 
 def steps(folder: Path, pid: int) -> int:
-    """The last step of a worker; 0 before the first."""
+    """Return the last step of a worker; 0 before the first."""
     try:
         return int((folder / f"step-{pid}").read_text())
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def steps(folder: Path, pid: int) -> int:
 
 
 def checkpoint(folder: Path) -> int:
-    """The step of the checkpoint; 0 without one."""
+    """Return the step of the checkpoint; 0 without one."""
     try:
         return int((folder / "checkpoint").read_text())
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def checkpoint(folder: Path) -> int:
 
 
 def training(folder: Path, members: Collection[str], since: float) -> World | None:
-    """The world since then that is exactly these members, every one of them some steps on."""
+    """Return the newest world after `since` with exactly these members, all making progress."""
     for world in reversed(worlds(folder)):
         if world.at <= since:
             return None

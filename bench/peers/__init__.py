@@ -1,1 +1,1 @@
-"""The systems that ElasticJob is measured against, and the worker that all of them run."""
+"""Systems that ElasticJob is measured against, and the worker that all of them run."""

@@ -1,4 +1,4 @@
-"""How each system under comparison is started: one agent with one worker, of a gang."""
+"""Commands that start one agent with one worker of each system under comparison."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import MappingProxyType
 WORKER = Path(__file__).with_name("worker.py")
 OURS = "elasticjob"
 MOST_MEMBERS = 64  # the gang may always grow
-MAX_RESTARTS = 100  # faults are what is measured: no budget may end the gang
+MAX_RESTARTS = 100  # high enough that no budget ends the gang
 
 _TORCHRUN = ("-m", "torch.distributed.run")
 _OURS = ("-m", "elasticjob_cli", "agent")
-# The restarted gang otherwise meets the process-group keys of the world before it, in the store
-# that the rendezvous shares with the workers, and often never comes back (pytorch#135712).
+# Otherwise the restarted gang finds the process-group keys of the previous world in the store that
+# the rendezvous shares with the workers, and often never recovers (pytorch#135712).
 _OWN_STORE = MappingProxyType({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 _TUNED = MappingProxyType({"last_call_timeout": "1"})
@@ -27,15 +27,15 @@ class Peer:
     """A system with its settings.
 
     Args:
-        name: of the system and its settings.
-        mode: how it starts workers: `cold`, each in a new interpreter, or `warm`.
+        name: name of the system with its settings.
+        mode: start of workers: `cold`, each in a new interpreter, or `warm`.
     """
 
     name: str
     launcher: Sequence[str]
     backend: str
     etcd_version: str | None  # None: needs no etcd
-    etcd_v2: bool = False  # speaks the v2 API, which etcd must be told to serve
+    etcd_v2: bool = False  # uses the v2 API, which etcd must be configured to serve
     conf: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     mode: str = "cold"
@@ -44,11 +44,11 @@ class Peer:
 
     @property
     def ours(self) -> bool:
-        """Whether the others are divided by it."""
+        """True for our system, the reference of all ratios."""
         return self.launcher is _OURS
 
     def command(self, endpoint: str, run_id: str, member: int) -> list[str]:
-        """The command line of one member's agent."""
+        """Return the command line of one member's agent."""
         conf = {**self.conf, **self.conf_of_member(member)}
         options = [
             f"--nnodes=1:{MOST_MEMBERS}",
@@ -66,7 +66,7 @@ class Peer:
 
 
 def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
-    """All systems by name, ours first."""
+    """Return all systems by name, ours first."""
     known = [
         Peer(OURS, _OURS, "etcd", ours_etcd, mode="warm"),
         Peer(f"{OURS}-cold", _OURS, "etcd", ours_etcd, options=("--warm-start=off",)),
@@ -79,7 +79,7 @@ def peers(ours_etcd: str, their_etcd: str) -> dict[str, Peer]:
             etcd_v2=True,
             conf={"last_call_timeout": "1"},
         ),
-        # The host of the store is said outright: it is the first member, which no fault hits.
+        # The store's host is explicit: the first member, which no fault hits.
         Peer(
             "c10d",
             _TORCHRUN,

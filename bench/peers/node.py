@@ -1,6 +1,6 @@
-"""One node of ours over a backend of torch's: the agent API around a script.
+"""One of our nodes on one of torch's backends: runs a script with the agent API.
 
-Arguments: a JSON object with the rendezvous' parameters, the script and its arguments.
+Argument: a JSON object with the rendezvous' parameters, the script and its arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
     try:
         result = LocalElasticAgent(spec, shutdown_timeout=3).run()
     except SignalException as told:
-        print(f"told to end by {told.sigval.name}")
+        print(f"stopped by {told.sigval.name}")
         return 0
     return int(result.is_failed())
 

@@ -1,7 +1,7 @@
-"""A training loop that times itself: steps of a fixed amount of work, with and without a sidecar.
+"""Training loop that times its own steps, each a fixed amount of work.
 
-`stepper.py FILE`: one JSON line a block of steps, with the median step, the time and the process,
-until FILE's folder is gone or the process is killed.
+`stepper.py FILE` writes one JSON line per block of steps, with the median step, the time and the
+process id, until FILE's folder is gone or the process is killed.
 """
 
 from __future__ import annotations

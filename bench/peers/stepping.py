@@ -1,13 +1,13 @@
-"""The training script of mixed gangs: DDP over gloo, a checkpoint, and a check of each other.
+"""Training script of mixed gangs: DDP over gloo, a checkpoint, and a consistency check.
 
-Before its first step every worker tells all others what it was told (rank, world, master), and
-ends with an error where two disagree. Its one argument is a folder that all nodes share:
+Before the first step all workers exchange their settings (rank, world size, master) and fail if two
+disagree. The argument is a folder shared by all nodes:
 
-    world-<token>-<rank>.json  what the worker was told; `token` names this process group
-    step-<pid>                 the last step that it has taken
+    world-<token>-<rank>.json  settings of the worker; `token` names this process group
+    step-<pid>                 its last completed step
     checkpoint                 the step, saved by rank 0
-    finish                     once that is there, all end with success
-    ended-<token>-<rank>       the worker's last collective is over
+    finish                     if present, all workers end with success
+    ended-<token>-<rank>       the worker's last collective is complete
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAST_SECONDS = 60.0
 
 
 def written(path: Path, text: str) -> None:
-    """Whole or not at all: others read it at any moment."""
+    """Write a file atomically: others may read it at any time."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)
@@ -51,7 +51,7 @@ def told() -> dict[str, Any]:
 
 
 def agreed(mine: dict[str, Any]) -> dict[str, Any]:
-    """What we were told, with rank 0's token; an error where the others were told otherwise."""
+    """Return our settings with rank 0's token; exit with an error if the others' disagree."""
     world = dist.get_world_size()
     all_told: list[Any] = [None] * world
     dist.all_gather_object(all_told, mine)
@@ -64,7 +64,7 @@ def agreed(mine: dict[str, Any]) -> dict[str, Any]:
 
 
 def loaded(checkpoint: Path) -> int:
-    """The step to go on from, as rank 0 finds it: the same for all."""
+    """Return the step to resume from, as read by rank 0 and broadcast to all."""
     found = int(checkpoint.read_text()) if dist.get_rank() == 0 and checkpoint.exists() else 0
     step = torch.tensor([found])
     dist.broadcast(step, 0)
@@ -72,16 +72,16 @@ def loaded(checkpoint: Path) -> int:
 
 
 def end_together(folder: Path, token: str) -> None:
-    """Wait until all have come out of the last collective.
+    """Wait until all workers have completed the last collective.
 
-    Who ends sooner may break it for another, whose agent takes that for a failure and begins
-    anew; torch's agents whose workers are done do not.
+    A worker that exits earlier may break it for another, whose agent treats that as a failure and
+    restarts, while torch's agents with finished workers do not.
     """
     written(folder / f"ended-{token}-{dist.get_rank()}", "")
     deadline = time.monotonic() + LAST_SECONDS
     while len(list(folder.glob(f"ended-{token}-*"))) < dist.get_world_size():
         if time.monotonic() > deadline:
-            raise SystemExit(f"others did not end within {LAST_SECONDS:g} s")
+            raise SystemExit(f"other workers did not finish within {LAST_SECONDS:g} s")
         time.sleep(PAUSE_SECONDS)
 
 

@@ -1,9 +1,8 @@
-"""The training script of every gang in the recovery benchmark, under torchrun and under ours.
+"""Training script of every gang in the recovery benchmark, under torchrun and under ours.
 
-It joins the process group, reduces in a loop, and writes one line to a file of its own when the
-first all-reduce of its world is complete, and the time of its last one to another. A worker lives
-in one world only: a new world is a new process. That the platform starts it again is all that it
-asks of its platform.
+It joins the process group and reduces in a loop. It writes a line to its own file after the first
+all-reduce of its world, and the time of its latest one to another file. A worker belongs to one
+world: a new world is a new process. It relies on the platform only to restart it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-PAUSE_SECONDS = 0.05  # between all-reduces: a training step, without its use of the processor
+PAUSE_SECONDS = 0.05  # between all-reduces: a training step without its CPU usage
 
 
 def record(folder: Path, rank: int, world: int) -> None:
-    """Write the line whole or not at all: the reader polls."""
+    """Write the line atomically, because the reader polls."""
     event = {
         "event": "first_allreduce",
         "at": time.monotonic(),
@@ -44,12 +43,12 @@ def main() -> None:
     ones = torch.ones(1)
     dist.all_reduce(ones)
     if int(ones.item()) != world:
-        raise SystemExit(f"{world} ones add up to {ones.item()}: the gang is not what it says")
+        raise SystemExit(f"{world} ones add up to {ones.item()}: the world size is wrong")
     folder = Path(os.environ["BENCH_EVENTS"])
     record(folder, rank, world)
     benchmark = Path("/proc") / os.environ["BENCH_PID"]
     with (folder / f"{os.getpid()}.last").open("wb", buffering=0) as last:
-        while benchmark.exists():  # nothing of a gang outlives the benchmark, not even its orphans
+        while benchmark.exists():  # not even orphans may outlive the benchmark
             os.pwrite(last.fileno(), struct.pack("d", time.monotonic()), 0)
             time.sleep(PAUSE_SECONDS)
             dist.all_reduce(ones)

@@ -1,1 +1,1 @@
-"""`python -m bench.pods`: how long a gang of pods is away after a fault, on a real cluster."""
+"""Recovery time of a gang of pods on a real cluster: `python -m bench.pods`."""

@@ -1,12 +1,11 @@
-"""`python -m bench.pods`: how long a gang of pods is away after a fault, on a real cluster.
+"""Recovery time of a gang of pods on a real cluster: `python -m bench.pods`.
 
-ElasticJob is installed on the cluster of `make cluster` with this checkout's images and chart, and
-a gang of four small pods is put through faults, again and again: a worker killed, a pod deleted as
-a drain does it, agent and trainer of a pod killed, a node joined. Each recovery is from the fault
-to the moment when every worker has done its first all-reduce, by the workers' own clocks; where it
-went is what the job's status says. What Kubernetes needs for a new pod is shown apart, and beside
-it what it needs for a pod that is not ours. Numbers go to build/bench/pods.json. Ten runs take
-about a quarter of an hour.
+Installs ElasticJob on the cluster of `make cluster` with this checkout's images and chart, and
+repeatedly injects faults into a gang of four small pods: a worker killed, a pod deleted as by a
+drain, agent and trainer of a pod killed, a node joined. A recovery lasts from the fault until every
+worker has completed its first all-reduce, by the workers' own clocks; its parts come from the job's
+status. The time Kubernetes takes for a new pod is listed separately, beside its time for a plain
+pod. Numbers go to build/bench/pods.json. Ten runs take about a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tests.e2e.installation import Installation
 
 @contextmanager
 def installed(cluster: Cluster) -> Iterator[Console]:
-    """ElasticJob on the cluster, and a namespace; an earlier one is taken away first."""
+    """Install ElasticJob and create a namespace; remove earlier ones first and both at the end."""
     images.build(lifecycle.builder_engine(cluster))
     images.load(cluster)
     console = Console(
@@ -57,7 +56,7 @@ def installed(cluster: Cluster) -> Iterator[Console]:
 
 
 def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> Runs:
-    """Every run of every fault."""
+    """Run every fault as often as requested."""
     runs = Runs(options.gang)
     bundle = {"apiVersion": "v1", "kind": "List", "items": manifests(options.gang, options.warm)}
     with api(console) as opened:
@@ -65,7 +64,7 @@ def measure(cluster: Cluster, console: Console, options: argparse.Namespace) -> 
         lives.begin()
         gang, hands = Gang(opened, lives), Hands(opened, cluster)
         console.kubectl("-n", NAMESPACE, "apply", "-f", "-", given=json.dumps(bundle))
-        # Who interrupts it gets what there is so far.
+        # An interruption keeps the results so far.
         with suppress(KeyboardInterrupt):
             for turn in range(options.repeat):
                 for fault in [fault for fault in Fault if str(fault) in options.faults]:
@@ -89,14 +88,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where the gang did not recover from some fault, 2 without a cluster."""
+    """Run; return 1 if the gang did not recover from a fault, 2 without a cluster."""
     options = parse(arguments)
     cluster = lifecycle.found(patience_seconds=10)
     if cluster is None:
-        print("no cluster is running: make cluster")
+        print("no cluster is running: start one with `make cluster`")
         return 2
     options.output.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had it ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # even if a shell has ignored it
         signal.signal(number, signal.default_int_handler)
     facts = hardware()
     with installed(cluster) as console:

@@ -1,4 +1,4 @@
-"""The cluster's API, spoken to without starting a program for each request: faults are timed."""
+"""Client of the cluster's API that starts no program per request, since faults are timed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """The API server said no, or nothing in time; the text has what."""
+    """The API server refused a request or did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """Through `kubectl proxy`, which knows how to log in."""
+    """API client through `kubectl proxy`, which handles authentication."""
 
     address: str
 
     def text(self, method: str, path: str, body: Json | None = None) -> str:
-        """What it answers. A PATCH is a merge patch."""
+        """Return the response's text. A PATCH is a merge patch."""
         with self._open(method, path, body, REQUEST_SECONDS) as answer:
             content: bytes = answer.read()
         return content.decode(errors="replace")
@@ -43,7 +43,7 @@ class Api:
         return found
 
     def lines(self, path: str) -> Iterator[str]:
-        """The lines of an endless answer."""
+        """Yield the lines of a streamed response."""
         with self._open("GET", path, None, WATCH_SECONDS) as answer:
             for line in answer:
                 yield line.decode()
@@ -78,7 +78,7 @@ def api(console: Console) -> Iterator[Api]:
 
 @dataclass
 class Lives:
-    """Every pod of a namespace, by name: when it was seen to be created, scheduled, running."""
+    """Times at which each pod of a namespace was first seen created and scheduled, by uid."""
 
     api: Api
     namespace: str

@@ -1,4 +1,4 @@
-"""The gang in pods: what it says of itself, and when all of it trains again."""
+"""Gang of pods: reads its status and logs, and waits until all of it trains again."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ JOB = f"/apis/elasticjob.dev/v1alpha1/namespaces/{NAMESPACE}/elasticjobs/{NAME}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 POLL_SECONDS = 0.2
 CALM_SECONDS = 6.0
-"""All train for this long before the next fault: until then standbys load what they learned."""
+"""Training time before the next fault, in which standbys load the modules they learned."""
 LIMIT_SECONDS = 120.0
 COST_SECONDS = 60.0
-"""Until the status says what a round cost; on an overloaded machine the operator starts anew."""
+"""Timeout for a round's cost in the status; on an overloaded machine the operator restarts."""
 T = TypeVar("T")
 
 
 class NotRecovered(Exception):
-    """What was awaited did not come in time; the text says what."""
+    """A wait timed out; the text names the awaited state."""
 
 
 def manifests(nodes: int, warm: bool) -> list[Json]:
-    """The job, of so many small pods, and its script."""
+    """Return the manifests of a job of `nodes` small pods and of its script."""
     made = job(
         NAME,
         {"command": ["python3", f"{FOLDER}/worker.py"]},
@@ -53,19 +53,19 @@ def manifests(nodes: int, warm: bool) -> list[Json]:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The running job: what it says, and when it trains again."""
+    """Running job, with its status, pods and recovery."""
 
     api: Api
     lives: Lives
 
-    # -- what there is
+    # -- state
 
     def status(self) -> Json:
         found: Json = self.api.json("GET", JOB).get("status") or {}
         return found
 
     def pods(self) -> dict[str, Json]:
-        """The pods that were not told to end, and have not, by name."""
+        """Return the pods that are neither ended nor being deleted, by name."""
         items = self.api.json("GET", PODS)["items"]
         return {
             pod["metadata"]["name"]: pod
@@ -76,7 +76,7 @@ class Gang:
         }
 
     def uids(self) -> set[str]:
-        """Of every pod that is there, whatever its state."""
+        """Return the uids of all existing pods in any state."""
         return {pod["metadata"]["uid"] for pod in self.api.json("GET", PODS)["items"]}
 
     def told(self, pods: Sequence[str]) -> list[First]:
@@ -85,7 +85,7 @@ class Gang:
     # -- waiting
 
     def calm(self, nodes: int) -> dict[str, First]:
-        """Wait until so many have trained for a while in one round; the workers."""
+        """Wait until all nodes have trained for CALM_SECONDS in one round; return the workers."""
 
         def look() -> dict[str, First] | None:
             found = self._whole(nodes)
@@ -105,15 +105,15 @@ class Gang:
     def _until(self, look: Callable[[], T | None], what: str, within: float = LIMIT_SECONDS) -> T:
         deadline = time.monotonic() + within
         while True:
-            with contextlib.suppress(Refused):  # a moment's trouble of the API server's
+            with contextlib.suppress(Refused):  # a temporary failure of the API server
                 if (found := look()) is not None:
                     return found
             if time.monotonic() > deadline:
                 now = " ".join(self.status().get("explanation") or ())
-                raise NotRecovered(f"waited {within:g} s in vain for {what}: {now}")
+                raise NotRecovered(f"timeout after {within:g} s waiting for {what}: {now}")
             time.sleep(POLL_SECONDS)
 
-    # -- what it cost
+    # -- recovery
 
     def recovered(self, since: float, after: int, pods: Sequence[str]) -> Outcome:
         """Wait for the round in which exactly these pods train."""
@@ -123,9 +123,9 @@ class Gang:
     def joined(
         self, since: float | None, after: int, pods: Sequence[str], known: Collection[str]
     ) -> Outcome:
-        """Wait for the round with a newcomer beside these pods, one whose uid was not known.
+        """Wait for the round with these pods and a newcomer whose uid is not in `known`.
 
-        It was asked for at `since`; None: what is measured begins when it was created.
+        The newcomer was requested at `since`; with None the measurement starts at its creation.
         """
 
         def newcomer() -> Json | None:
@@ -150,10 +150,10 @@ class Gang:
 
         return found, self._until(cost, f"the cost of round {found[0].round}", COST_SECONDS)
 
-    # -- and what is not ours
+    # -- baseline
 
     def plain_pod(self) -> float:
-        """Seconds from asking for a pod of the same image until its process runs."""
+        """Return the seconds from creating a pod of the same image until its process runs."""
         said = "import time; print('first', time.time(), flush=True); time.sleep(60)"
         container = {"name": "plain", "image": IMAGE, "command": ["python3", "-c", said]}
         at = time.time()
@@ -176,7 +176,7 @@ class Gang:
         return [pod["metadata"]["name"] for pod in self.api.json("GET", PODS)["items"]]
 
     def _log(self, pod: str, container: str) -> str:
-        """The end of its log; empty while it has none."""
+        """Return the end of a container's log; empty if it has none yet."""
         path = f"{PODS}/{pod}/log?container={container}&tailLines=60"
         try:
             return self.api.text("GET", path)

@@ -1,4 +1,4 @@
-"""What is done to the gang in pods. Each answers when it was done, in UTC seconds."""
+"""Fault injection into the gang of pods. Each fault returns its time in UTC seconds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tests.cluster.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """On the cluster's nodes and its API."""
+    """Fault injector that uses the cluster's nodes and its API."""
 
     api: Api
     cluster: Cluster
 
     def kill_worker(self, victim: First) -> float:
-        """SIGKILL for one worker."""
+        """Send SIGKILL to one worker."""
         kill = f"date +%s.%N && kill -9 {victim.pid}"
         where = ("--namespace", NAMESPACE, victim.pod, "--container", TRAINER)
         return float(self.cluster.kubectl("exec", *where, "--", "sh", "-c", kill))
 
     def delete_pod(self, name: str) -> float:
-        """What a drain does to a pod."""
+        """Delete a pod, as a drain does."""
         at = time.time()
         self.api.text("DELETE", f"{PODS}/{name}")
         return at
 
     def kill_node(self, name: str) -> float:
-        """SIGKILL for all processes of agent and trainer at the same moment."""
+        """Send SIGKILL to all processes of agent and trainer at the same moment."""
         pod = self.api.json("GET", f"{PODS}/{name}")
         kill = 'date +%s.%N && kill -9 "$@"'
         processes = self._processes(pod, (AGENT, TRAINER))
@@ -40,13 +40,13 @@ class Hands:
         return float(self.cluster.exec_on_node(node, "sh", "-c", kill, "sh", *processes))
 
     def scale(self, nodes: int) -> float:
-        """What `kubectl scale` does."""
+        """Scale the job, as `kubectl scale` does."""
         at = time.time()
         self.api.text("PATCH", f"{JOB}/scale", {"spec": {"replicas": nodes}})
         return at
 
     def _processes(self, pod: Json, containers: Sequence[str]) -> list[int]:
-        """The first process of each of these containers, as their node numbers it."""
+        """Return the node's pid of the first process of each of these containers."""
         status = pod["status"]
         every = [*status["initContainerStatuses"], *status["containerStatuses"]]
         ids = {each["name"]: each["containerID"].rpartition("/")[2] for each in every}

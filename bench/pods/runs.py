@@ -1,4 +1,4 @@
-"""The faults in their order, and what the runs of each have cost."""
+"""Faults in order, and the results of their runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.pods.seen import Outcome
 
 
 class Fault(StrEnum):
-    """Each leaves a gang of the size that it found."""
+    """Faults; each leaves the gang at its former size."""
 
     PLAIN_POD = "plain-pod"
     WORKER_KILLED = "worker-killed"
@@ -26,18 +26,18 @@ class Fault(StrEnum):
 
 
 REPLACEMENT = "replacement"
-"""What follows a deleted pod and a lost one: another takes its place. From when it was created."""
+"""Join of the replacement for a deleted or lost pod, measured from its creation."""
 
 
 @dataclass(slots=True)
 class Runs:
-    """The outcomes of each fault on a gang of that size."""
+    """Outcomes of each fault on a gang of that size."""
 
     size: int
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
 
     def run(self, gang: Gang, hands: Hands, fault: Fault, turn: int) -> None:
-        """Once more; the ranks are hit in turn."""
+        """Inject a fault and record its outcomes; the victims' ranks rotate."""
         try:
             for name, outcome in _done(gang, hands, fault, self.size, turn):
                 self._note(name, turn, outcome)
@@ -53,7 +53,7 @@ class Runs:
         return [one.error for found in self.outcomes.values() for one in found if one.error]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """A row for each fault: medians, and every run."""
+        """Return a row for each fault: medians, and every run."""
         return [self._row(name, found) for name, found in self.outcomes.items()]
 
     def _row(self, name: str, found: list[Outcome]) -> dict[str, Any]:
@@ -76,9 +76,9 @@ class Runs:
         }
 
     def table(self) -> str:
-        """Medians for people, and least and most of the whole."""
+        """Return a Markdown table of medians, with minimum and maximum of the total."""
         lines = [
-            "| fault | runs | seconds | pause | where it went | load |",
+            "| fault | runs | seconds | pause | parts | load |",
             "|---|---|---|---|---|---|",
         ]
         for row in self.to_json():

@@ -1,4 +1,4 @@
-"""What the workers of a gang in pods said, read and judged. Pure. All times are UTC seconds."""
+"""Parsing and evaluation of the reports of a gang's workers. No I/O; times are UTC seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _FIRST = re.compile(r"^(?:\[\d+\] )?first (\{.*\})$", re.MULTILINE)
 PHASES = ("detect", "stop", "backoff", "join", "confirm", "start")
-"""The parts of a recovery, in the order in which they come; the status' names, less `Ms`."""
+"""Parts of a recovery in chronological order; the status' names without `Ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class First:
     """A worker's first step.
 
     Args:
-        launched: when its container began.
-        began: when its script began.
-        at: when the step was done.
-        before: the last step of the worker before it in that container; None where it is the first.
+        launched: start time of its container.
+        began: start time of its script.
+        at: completion time of the step.
+        before: time of the previous worker's last step in that container; None for the first.
     """
 
     pod: str
@@ -37,14 +37,14 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One fault, and what it cost, in seconds.
+    """Cost of one fault in seconds.
 
     Args:
-        seconds: from the fault until all had done their first step.
-        pause: what of it nobody trained.
-        parts: where it went.
-        cold: nodes whose workers were started cold.
-        load: of the machine at that time, the average of a minute.
+        seconds: time from the fault until all completed their first step.
+        pause: part of it without training.
+        parts: its parts by name.
+        cold: number of nodes whose workers were started cold.
+        load: the machine's one-minute load average at that time.
     """
 
     seconds: float
@@ -61,18 +61,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """When a pod was first seen so, by somebody who watches; absent while it was not."""
+    """Times at which a watcher first saw a pod in each state; absent if not seen yet."""
 
     seen: dict[str, float] = field(default_factory=dict)
 
 
 def firsts(pod: str, log: str) -> list[First]:
-    """The first steps that the log of a pod's trainer tells of."""
+    """Parse the first steps in the log of a pod's trainer."""
     return [First(pod, **json.loads(line)) for line in _FIRST.findall(log)]
 
 
 def together(told: Iterable[First], after: int, pods: Iterable[str]) -> list[First] | None:
-    """The first steps of exactly these pods in the earliest round after that one, by rank."""
+    """Return the first steps, by rank, of the earliest round after `after` with these pods only."""
     wanted = sorted(pods)
     rounds: dict[int, list[First]] = {}
     for each in told:
@@ -88,15 +88,15 @@ def together(told: Iterable[First], after: int, pods: Iterable[str]) -> list[Fir
 
 
 def pause(found: Sequence[First]) -> float | None:
-    """From the last step of the round before until all have done the first of this one."""
+    """Return the seconds from the previous round's last step to this round's last first step."""
     known = [each.before for each in found if each.before is not None]
     return max(each.at for each in found) - max(known) if known else None
 
 
 def recovery(found: Sequence[First], since: float, cost: Mapping[str, Any]) -> Outcome:
-    """A fault at `since`: what the status says of it, and what is left.
+    """Return the cost of a fault at `since`: the parts in the status, and the rest.
 
-    That is the time until its first symptom, and from the workers' start to their first step.
+    The rest is the time until the first symptom and from the workers' start to their first step.
     """
     seconds = max(each.at for each in found) - since
     parts = {name: cost.get(f"{name}Ms", 0) / 1000 for name in PHASES}
@@ -107,8 +107,11 @@ def recovery(found: Sequence[First], since: float, cost: Mapping[str, Any]) -> O
 def join(
     found: Sequence[First], since: float, cost: Mapping[str, Any], newcomer: str, life: Life
 ) -> Outcome:
-    """A newcomer that was asked for at `since`: the operator's part, that of Kubernetes, the
-    newcomer's own preparation while the others train, and the pause."""
+    """Return the cost of a newcomer requested at `since`.
+
+    Its parts are the operator's and Kubernetes' time, the newcomer's preparation while the others
+    train, and the pause.
+    """
     (first,) = [each for each in found if each.pod == newcomer]
     at, pausing = max(each.at for each in found), pause(found) or 0.0
     parts = {

@@ -1,7 +1,7 @@
-"""The training script of the gang in pods: it says when its first step was, and its last before.
+"""Training script of the gang of pods: reports its first step and the previous worker's last step.
 
-One line a worker, `first {…}`, all in seconds of the machine's clock since its epoch. The time of
-the last step lies in a file of the container, where the worker after it finds it.
+Each worker prints one line, `first {…}`, with times in seconds since the epoch. The time of the
+last step is in a file of the container, where the next worker reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEP_SECONDS = 0.05
 
 
 def launched() -> float:
-    """When this container's first process began, to a hundredth of a second."""
+    """Return the start time of this container's first process, to a hundredth of a second."""
     with open("/proc/1/stat") as stat, open("/proc/uptime") as uptime:  # noqa: PTH123
         ticks = int(stat.read().rpartition(")")[2].split()[19])
         up = float(uptime.read().split()[0])
@@ -50,7 +50,7 @@ def main() -> None:
     }
     print(f"first {json.dumps(event)}", flush=True)
     while True:
-        # The step is where the clock stands: it goes on after a restart, as from a checkpoint.
+        # The step follows the clock, so that it continues after a restart, as from a checkpoint.
         train.progress(int(time.time() / STEP_SECONDS))
         os.pwrite(last, struct.pack("d", time.time()), 0)
         time.sleep(STEP_SECONDS)

@@ -1,1 +1,1 @@
-"""The command line: `elasticjob`, also `kubectl elasticjob`."""
+"""Command-line interface: `elasticjob`, also installed as `kubectl elasticjob`."""

@@ -1,4 +1,4 @@
-"""`python -m elasticjob_cli` is `elasticjob`."""
+"""Entry point: `python -m elasticjob_cli` is the same as `elasticjob`."""
 
 if __name__ == "__main__":
     try:

@@ -1,4 +1,4 @@
-"""`elasticjob agent`: the worker agent by itself, with torchrun's options, anywhere."""
+"""Command `elasticjob agent`: a standalone worker agent with torchrun's options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elasticjob_cli.lastwords import last_words
 log = logging.getLogger("elasticjob.agent")
 
 CONTEXT = {"allow_interspersed_args": False}
-"""What follows the script belongs to the script."""
+"""Click settings: every argument after the script belongs to the script."""
 
 
 def agent(
@@ -35,13 +35,13 @@ def agent(
         typer.Argument(metavar="SCRIPT [ARG]...", help="The training script and its arguments."),
     ] = None,
     nnodes: Annotated[
-        str, typer.Option("--nnodes", metavar="MIN:MAX", help="Nodes of the job.")
+        str, typer.Option("--nnodes", metavar="MIN:MAX", help="Number of nodes of the job.")
     ] = "1:1",
     nproc_per_node: Annotated[
         str,
         typer.Option(
             "--nproc-per-node", "--nproc_per_node", metavar="N|auto",
-            help="Workers on this node; auto is one for each GPU, else 1.",
+            help="Workers on this node; auto means one per GPU, or 1 without GPUs.",
         ),
     ] = "1",
     rdzv_backend: Annotated[
@@ -55,12 +55,12 @@ def agent(
         str,
         typer.Option(
             "--rdzv-endpoint", "--rdzv_endpoint", metavar="HOST:PORT[,HOST:PORT]",
-            help="Where etcd is; for c10d the host of the store, by default localhost:29400.",
+            help="Addresses of etcd; for c10d the store's host, by default localhost:29400.",
         ),
     ] = "",
     rdzv_id: Annotated[
         str,
-        typer.Option("--rdzv-id", "--rdzv_id", help="The run; each run has an id of its own."),
+        typer.Option("--rdzv-id", "--rdzv_id", help="ID of the run; must be unique per run."),
     ] = "",
     rdzv_conf: Annotated[
         str,
@@ -69,49 +69,49 @@ def agent(
             help="timeout, last_call_timeout, keep_alive_seconds, confirm, settle, stop_grace, "
             "leave_grace, scale_up_wait, hang_timeout, connect_timeout (seconds); increment, "
             "incarnation; protocol, cacert, cert, key, server_name, user, password, "
-            "password_file; is_host (of the c10d store). docs/backends.md has each backend's.",
+            "password_file; is_host (of the c10d store). docs/backends.md lists them by backend.",
         ),
     ] = "",
     max_restarts: Annotated[
         int,
         typer.Option(
             "--max-restarts", "--max_restarts",
-            help="Failures of the whole job before it ends; lost and leaving nodes are free.",
+            help="Failures of the whole job before it fails; lost and leaving nodes do not count.",
         ),
     ] = 3,
     local_addr: Annotated[
         str,
         typer.Option(
             "--local-addr", "--local_addr",
-            help="Where peers reach this machine; the address it reaches etcd from by default.",
+            help="Address by which peers reach this machine; default: its source address to etcd.",
         ),
     ] = "",
     role: Annotated[str, typer.Option("--role", help="The workers' role.")] = "default",
     log_dir: Annotated[
         str,
-        typer.Option("--log-dir", "--log_dir", help="Keep the workers' logs below this folder."),
+        typer.Option("--log-dir", "--log_dir", help="Folder in which to keep the workers' logs."),
     ] = "",
     name: Annotated[
         str,
-        typer.Option("--name", help="This node's name: natural order of names gives the ranks."),
+        typer.Option("--name", help="Name of this node; ranks follow the natural order of names."),
     ] = "",
     warm_start: Annotated[
         str,
         typer.Option(
             "--warm-start", metavar="auto|off",
-            help="Fork workers from an interpreter that has loaded what they load.",
+            help="Fork workers from an interpreter that has already imported their modules.",
         ),
     ] = "auto",
     warm_start_modules: Annotated[
         str,
         typer.Option(
             "--warm-start-modules", metavar="MODULE[,MODULE]",
-            help="Load these in it too, beside those that are found.",
+            help="Additional modules to import there, besides the detected ones.",
         ),
     ] = "",
     no_python: Annotated[
         bool,
-        typer.Option("--no-python", "--no_python", help="SCRIPT is a program of its own."),
+        typer.Option("--no-python", "--no_python", help="SCRIPT is an executable program."),
     ] = False,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in python -m.")
@@ -120,8 +120,8 @@ def agent(
     """Run this node's workers of an elastic job, as torchrun does, until the job ends.
 
     Exit codes: 0 the job succeeded, or this node left on SIGTERM; 1 the job failed; 2 bad options;
-    3 no rendezvous: etcd is not there, the run is closed, refused or timed out; 4 the job was
-    ended from outside; 70 a fault of the agent itself.
+    3 no rendezvous: etcd is unreachable, or the run is closed, refused or timed out; 4 the job was
+    stopped from outside; 70 internal error of the agent.
     """
     to_standard_error()
     options = Options(
@@ -154,14 +154,14 @@ def agent(
 
 @contextlib.contextmanager
 def _error_files(settings: AgentSettings) -> Iterator[AgentSettings]:
-    """Settings with a place for the workers' error files, also where no output is kept."""
+    """Yield settings with a folder for the workers' error files, even if no output is kept."""
     if settings.logs.folder is not None:
         yield settings
         return
     try:
         scratch = ScratchFolder("errors")
     except OSError as error:
-        log.warning("workers have no error files: %s", error)
+        log.warning("cannot create a folder for the workers' error files: %s", error)
         yield settings
         return
     try:

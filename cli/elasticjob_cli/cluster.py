@@ -1,7 +1,7 @@
-"""What a cluster holds of a job, read with the user's own kubectl.
+"""State of a job on a cluster, read with the user's kubectl.
 
-kubectl knows the user's contexts and how each of them logs in, and whoever asks after a job on a
-cluster has it. A reader that may not see nodes or events does without them.
+kubectl already has the user's contexts and credentials. Without permission to read nodes or events
+the explanation does without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESOURCE = "elasticjobs.elasticjob.dev"
 REQUEST_SECONDS = 15
 CALL_SECONDS = 60.0
 EVENTS = 5
-"""So many of the newest are told."""
+"""Maximum number of newest events shown."""
 
 Json = dict[str, Any]
 
@@ -42,14 +42,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where to look; what is None is as the user's kubeconfig has it."""
+    """Cluster and namespace to read; None means the kubeconfig's default."""
 
     namespace: str | None = None
     context: str | None = None
     kubeconfig: Path | None = None
 
     def explain(self, name: str) -> Told:
-        """Where a job stands and why. Raises `CommandError`."""
+        """Explain the state of a job. Raises `CommandError`."""
         document = self._get(RESOURCE, name)
         job = _job(document)
         pods = self._items("pods", "--selector", uid_selector(job.metadata.uid))
@@ -57,7 +57,7 @@ class Cluster:
         return Told(cluster_explanation(job, pods, self._nodes(pods)), self._events(job))
 
     def _unlisted(self, job: ElasticJob, pods: list[Json]) -> list[Json]:
-        """Pods of members that have lost the label that they are listed by."""
+        """Return the pods of members that the selector misses because they lost their label."""
         there = {pod["metadata"]["name"] for pod in pods}
         members = {member.pod for member in job.status.members if member.state != "done"}
         names = sorted(name for name in members - there if index_of(job, name) is not None)
@@ -65,7 +65,7 @@ class Cluster:
         return [raw for raw in found if is_owned(job, raw)]
 
     def _nodes(self, pods: list[Json]) -> dict[str, Node] | None:
-        """Those under the pods, by name; None for who may not read them."""
+        """Return the nodes of the pods by name; None without permission to read nodes."""
         names = sorted({pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")})
         if not names:
             return {}
@@ -102,13 +102,13 @@ class Cluster:
 def cluster_explanation(
     job: ElasticJob, pods: list[Json], nodes: Mapping[str, Node] | None
 ) -> tuple[str, ...]:
-    """What the operator says of the same job, pods and nodes."""
+    """Return the same explanation as the operator's, from the job, its pods and their nodes."""
     found = (pod_of(job, raw, nodes) for raw in pods)
     return explanation(job, [pod for pod in found if pod is not None])
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """`12:01:03 RoundFinal: round 2 is final`, in UTC."""
+    """Format an event as `12:01:03 RoundFinal: round 2 is final`, in UTC."""
     return f"{_time(event):%H:%M:%S} {event['reason']}: {event.get('message') or ''}".rstrip(": ")
 
 
@@ -128,7 +128,7 @@ def _job(document: Json) -> ElasticJob:
         return parse_manifest(document)
     except InvalidManifest as error:
         raise CommandError(
-            f"this elasticjob does not understand the job; it may be of another release: {error}"
+            f"cannot parse the job; it may be from another release: {error}"
         ) from error
 
 
@@ -139,7 +139,7 @@ def _kubectl(*arguments: str) -> str:
         )
     except FileNotFoundError as error:
         raise CommandError(
-            "kubectl was not found on PATH: a job on a cluster is read with it"
+            "kubectl was not found on PATH; it is required to read a job on a cluster"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"kubectl did not answer within {CALL_SECONDS:.0f} s") from error

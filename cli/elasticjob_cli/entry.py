@@ -1,6 +1,6 @@
-"""Where the programs begin: a Ctrl-C while they are being loaded ends them without a word.
+"""Console-script entry points: Ctrl-C during imports ends the program without a traceback.
 
-Whatever is imported outside of the guards is one more moment in which it is a traceback.
+Imports outside the guards would still show one, so there are as few as possible.
 """
 
 import os
@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """The console script `elasticjob`."""
+    """Run the console script `elasticjob`."""
     try:
         heed_ctrl_c()
         from elasticjob_cli.main import main as run
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def kubectl() -> None:
-    """The console script `kubectl-elasticjob`, which kubectl calls for `kubectl elasticjob`."""
+    """Run the console script `kubectl-elasticjob`, the kubectl plug-in."""
     try:
         heed_ctrl_c()
         from elasticjob_cli.main import kubectl as run
@@ -31,7 +31,7 @@ def kubectl() -> None:
 
 
 def heed_ctrl_c() -> None:
-    """Not as an exception: there are libraries that print it and go on with their import."""
+    """Make Ctrl-C exit at once: some libraries swallow KeyboardInterrupt during their import."""
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -39,5 +39,5 @@ def heed_ctrl_c() -> None:
 
 
 def interrupted(*_: object) -> None:
-    """End at once: nothing has begun that would have to be ended."""
+    """Exit at once: nothing is running yet that needs cleanup."""
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What the user is told when a command cannot do its work, and the exit codes."""
+"""Errors that commands report to the user, and exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `elasticjob` exits with."""
+    """Exit codes of `elasticjob`."""
 
     SUCCEEDED = 0
     FAILED = 1
@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
 
 
 class CommandError(Exception):
-    """A message for the user: what was wrong, and what to do; ends the command."""
+    """Error that ends the command; its message gives the user the problem and the remedy."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -23,14 +23,14 @@ class CommandError(Exception):
 
 
 class Interrupted(CommandError):
-    """Somebody wanted it ended before it had begun."""
+    """The run was interrupted before it had begun."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.INTERRUPTED)
 
 
 class BadInput(CommandError):
-    """What the user gave cannot be used."""
+    """Invalid input from the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.BAD_INPUT)

@@ -1,4 +1,4 @@
-"""What a job that has ended is said to have come to, also where nobody takes it."""
+"""Final summary of an ended job, printed even if standard output refuses it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def last_words() -> Iterator[None]:
-    """What is printed within is tried; whether it was taken changes no exit code."""
+    """Attempt the prints of the body; a failure is reported and changes no exit code."""
     refused = None
     try:
         yield
@@ -17,12 +17,12 @@ def last_words() -> Iterator[None]:
         refused = error
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:  # it was closed when this process began
+            if stream is not None:  # None if it was closed when this process started
                 stream.flush()
         except OSError as error:
             refused = error
             with contextlib.suppress(OSError):
-                stream.close()  # what is left in its buffer would be tried once more
+                stream.close()  # else its buffer would be flushed again at exit
     if refused is not None and not sys.stderr.closed:
         with contextlib.suppress(OSError):
             print(f"elasticjob: the output cannot be written: {refused.strerror}", file=sys.stderr)

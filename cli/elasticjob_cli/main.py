@@ -1,4 +1,4 @@
-"""`elasticjob`: the commands and what their errors become."""
+"""Command line of `elasticjob`: its commands and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from elasticjob_cli import entry
 from elasticjob_cli.errors import CommandError, ExitCode
 from elasticjob_rendezvous.core.typed import bounded
 
-if TYPE_CHECKING:  # loaded in `main`, where Ctrl-C is no traceback any more
+if TYPE_CHECKING:  # imported in `main`, where Ctrl-C no longer shows a traceback
     import typer
 
 HELP = """Elastic PyTorch jobs on this machine.
 
-`elasticjob run job.yaml` runs the manifest that a cluster runs, with processes as pods; the other
-commands look at such jobs and change them, also after their end.
+`elasticjob run job.yaml` runs the same manifest as a cluster does, with processes as pods. The
+other commands inspect and change such jobs, also after their end.
 """
 
 
 def application(first: str) -> typer.Typer:
-    """The command line. Where `first` is "agent" it knows nothing else.
+    """Return the command line; if `first` is "agent", with that command alone.
 
-    The agent starts on every node of a gang that waits for it; what the other commands
-    import would cost it half a second.
+    The agent starts on every node while the others wait for it; importing the other commands would
+    take half a second.
     """
     import typer
 
@@ -63,7 +63,7 @@ def application(first: str) -> typer.Typer:
 
 
 def plugin() -> typer.Typer:
-    """The command line as kubectl's plug-in: what makes sense on a cluster."""
+    """Return the command line of the kubectl plug-in: the commands that apply to a cluster."""
     import typer
 
     from elasticjob_cli.commands import convert, explain, validate
@@ -90,24 +90,24 @@ def _add_agent(app: typer.Typer) -> None:
 
 
 def _group() -> None:
-    """With a callback a single command keeps its name."""
+    """Do nothing; with a callback a single command keeps its name."""
 
 
 def main() -> None:
-    """The console script `elasticjob`."""
+    """Run the console script `elasticjob`."""
     _run(lambda: application(sys.argv[1] if len(sys.argv) > 1 else ""), "elasticjob")
 
 
 def kubectl() -> None:
-    """The console script `kubectl-elasticjob`, which kubectl calls for `kubectl elasticjob`."""
+    """Run the console script `kubectl-elasticjob`, the kubectl plug-in."""
     _run(plugin, "kubectl elasticjob")
 
 
 def _run(app: Callable[[], typer.Typer], name: str) -> None:
-    """Errors become a line on standard error and an exit code."""
+    """Run a command line; turn errors into a line on standard error and an exit code."""
     open_missing()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what a locale lacks must not end a command
+        if isinstance(stream, TextIOWrapper):  # unencodable characters must not end a command
             stream.reconfigure(errors="backslashreplace")
     try:
         _loaded(app)(prog_name=name)
@@ -116,21 +116,21 @@ def _run(app: Callable[[], typer.Typer], name: str) -> None:
         sys.exit(int(error.exit_code))
     except KeyboardInterrupt:  # while the command was being loaded
         sys.exit(int(ExitCode.INTERRUPTED))
-    except BrokenPipeError:  # the reader of our output has had enough
+    except BrokenPipeError:  # the reader closed our output
         sys.stderr.close()
         sys.exit(int(ExitCode.FAILED))
     except OSError as error:
         print(bounded(f"{name}: {_told(error)}"), file=sys.stderr)
         if error.filename is None:
-            sys.stderr.close()  # output that is left in a buffer would be tried once more
+            sys.stderr.close()  # else buffered output would be flushed again at exit
         sys.exit(int(ExitCode.FAILED))
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends is no traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C at exit
 
 
 def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
-    """The command line; from here on Ctrl-C is the command's own to handle."""
+    """Return the command line; from here on the command itself handles Ctrl-C."""
     entry.heed_ctrl_c()
     command = app()
     if signal.getsignal(signal.SIGINT) is entry.interrupted:
@@ -139,7 +139,7 @@ def _loaded(app: Callable[[], typer.Typer]) -> typer.Typer:
 
 
 def _here() -> bool:
-    """Whether there is a current folder."""
+    """Return True if the current folder exists."""
     try:
         Path.cwd()
     except OSError:
@@ -148,7 +148,7 @@ def _here() -> bool:
 
 
 def _told(error: OSError) -> str:
-    """What the machine refused, in words."""
+    """Return the message for an operating system error."""
     said = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: {said}"

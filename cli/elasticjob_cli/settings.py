@@ -1,4 +1,4 @@
-"""The only place where the command line reads the environment."""
+"""Environment of the command line, read by this module alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from elasticjob_agent.scratch import ScratchFolder
 from elasticjob_cli.errors import CommandError
 
 LONGEST_RUN_DIR = 60
-"""Sockets live below the run's folder, and a unix socket's path has at most 107 bytes."""
+"""Maximum length of the run's folder: a unix socket's path below it has at most 107 bytes."""
 
 
 def state_root() -> Path:
-    """The folder of all local jobs of this user."""
+    """Return the folder of all local jobs of this user."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    # The specification of these variables says that a relative path is to be ignored.
+    # The XDG specification requires relative paths to be ignored.
     root = Path(base) if base.startswith("/") else _home() / ".local" / "state"
     return root / "elasticjob"
 
 
 def _home() -> Path:
-    """HOME, or the account's own where that is no folder's full path."""
+    """Return HOME, or the account's home folder if HOME is not an absolute path."""
     named = os.environ.get("HOME", "")
     if named.startswith("/"):
         return Path(named)
@@ -32,28 +32,31 @@ def _home() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         raise CommandError(
-            "there is no home folder to keep local jobs in: HOME is not set and this user "
+            "no home folder for the state of local jobs: HOME is not set and this user "
             f"({os.getuid()}) has no account; set XDG_STATE_HOME or HOME to a folder"
         ) from None
 
 
 def run_dir() -> ScratchFolder:
-    """A new folder for one run's sockets and etcd data, which only this user can enter.
+    """Return a new folder for one run's sockets and etcd data, which only this user can enter.
 
-    What runs have left that were killed with all that guarded them is cleared away.
+    Also removes the folders of runs that were killed together with their supervisor.
     """
     try:
         base = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise CommandError(
-            f"there is no room for temporary files: {error.strerror}; set TMPDIR to a folder in "
-            "which this user can write"
+            f"there is no room for temporary files: {error.strerror}; set TMPDIR to a folder that "
+            "this user can write to"
         ) from error
     return ScratchFolder("run", base if len(os.fsencode(base)) <= LONGEST_RUN_DIR else "/tmp")
 
 
 def base_environment() -> dict[str, str]:
-    """What the processes of a local job inherit: all but another server's or job's settings."""
+    """Return the inherited environment of a local job's processes.
+
+    Leaves out settings of other servers and jobs.
+    """
     return {
         name: value
         for name, value in os.environ.items()
@@ -62,10 +65,11 @@ def base_environment() -> dict[str, str]:
 
 
 def container_environment(python: Path | None) -> dict[str, str]:
-    """What the trainer inherits: ours, with the wanted Python first on PATH.
+    """Return the trainer's inherited environment, with the chosen Python first on PATH.
 
-    An active environment is on PATH already. Without one, the interpreter that runs us stands for
-    the image's: `.venv/bin/elasticjob run` then trains with what is installed in `.venv`.
+    An active virtual environment is on PATH already. Without one, the interpreter that runs
+    elasticjob takes the image's place: `.venv/bin/elasticjob run` trains with the packages of
+    `.venv`.
     """
     environment = base_environment()
     active = environment.get("VIRTUAL_ENV") or environment.get("CONDA_PREFIX")

@@ -1,4 +1,4 @@
-"""What `get` and `describe` print of an ElasticJob, in the columns that kubectl shows."""
+"""Tables of `get` and `describe`, with the same columns as kubectl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NONE = "<none>"
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """As kubectl writes ages: 45s, 3m20s, 5h12m, 3d."""
+    """Format an age as kubectl does: 45s, 3m20s, 5h12m, 3d."""
     if since is None:
         return NONE
     seconds = max(0, int((now - since).total_seconds()))
@@ -31,13 +31,13 @@ def age(since: datetime | None, now: datetime) -> str:
 
 
 def created(job: ElasticJob) -> datetime | None:
-    """When the object was made: kept in the part of its metadata that is not declared."""
+    """Return the creation time, which is in an undeclared field of the metadata."""
     stamp = (job.metadata.model_extra or {}).get("creationTimestamp")
     return datetime.fromisoformat(stamp) if isinstance(stamp, str) else job.status.start_time
 
 
 def row(job: ElasticJob, wide: bool, now: datetime) -> tuple[str, ...]:
-    """The cells of one job."""
+    """Return the cells of one job."""
     status, rendezvous = job.status, job.status.rendezvous
     cells = [
         job.metadata.name,
@@ -66,7 +66,7 @@ def header(wide: bool) -> tuple[str, ...]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, each column as wide as its widest cell."""
+    """Format rows as lines, each column as wide as its widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "   ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
@@ -75,7 +75,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def job_list(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Several objects as kubectl prints them in JSON and YAML."""
+    """Return several objects as the List that kubectl prints in JSON and YAML."""
     return {"apiVersion": "v1", "kind": "List", "items": list(items)}
 
 
@@ -92,7 +92,7 @@ ROUND_COLUMNS = ("ROUND", "CAUSE", "NODES", *TIMES.values(), "COLD")
 
 
 def round_lines(rounds: Sequence[RoundStatus]) -> list[str]:
-    """The status' rounds: cause and milliseconds."""
+    """Format the status' rounds with causes and milliseconds."""
     rows: list[tuple[str, ...]] = [ROUND_COLUMNS]
     for item in rounds:
         times = item.model_dump(by_alias=True)
@@ -105,12 +105,12 @@ def _cell(value: int | None) -> str:
 
 
 def _start(member: MemberStatus) -> str:
-    """`warm`, or `cold: the command changed`."""
+    """Format a member's start as `warm` or `cold: the command changed`."""
     return ": ".join(part for part in (member.start, member.cold_reason) if part) or NONE
 
 
 def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every round of a run with its whole cause, and when it began."""
+    """Format every round of a run with its cause and its time since the start."""
     rows: list[tuple[str, ...]] = [("AFTER", *ROUND_COLUMNS)]
     for item in rounds:
         after = f"{item['finalSeconds']:.1f} s"
@@ -119,18 +119,18 @@ def history_lines(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _cause(item: Mapping[str, Any]) -> str:
-    """`leave: digits-1`."""
+    """Format a cause as `leave: digits-1`."""
     return ": ".join([item["cause"], *([", ".join(item["members"])] if item["members"] else [])])
 
 
 def _times(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """With the number of nodes that started cold. Files of an older release lack some."""
+    """Return the times and the number of cold nodes; files of older releases lack some."""
     keys = (*TIMES, "coldNodes")
     return tuple("-" if item.get(key) is None else str(item[key]) for key in keys)
 
 
 def failure_lines(failure: FirstFailure) -> list[str]:
-    """Who failed, how, and the traceback."""
+    """Format a failure: rank and pod, exit code or signal, message and traceback."""
     how = f"exit code {failure.exit_code}, " if failure.exit_code is not None else ""
     how = f"signal {failure.signal}, " if failure.signal else how
     rank = "" if failure.rank is None else f"rank {failure.rank} on "
@@ -140,7 +140,7 @@ def failure_lines(failure: FirstFailure) -> list[str]:
 
 
 def interruption_line(counts: Interruptions) -> str:
-    """What ended rounds and is not charged as a restart: `2 losses, 1 preemption`."""
+    """Format the interruptions not charged as restarts: `2 losses, 1 preemption`."""
     named = [
         (counts.losses, "loss", "losses"),
         (counts.leaves, "leave", "leaves"),
@@ -153,13 +153,13 @@ def interruption_line(counts: Interruptions) -> str:
 
 
 def restarts_text(job: ElasticJob) -> str:
-    """Return the charged failures, as `status.restarts` has them: `1 of 3`."""
+    """Format the charged failures of `status.restarts`: `1 of 3`."""
     most, charged = job.spec.max_restarts, job.status.restarts
     return f"{charged} of {most}" if charged <= most else f"{charged}, maxRestarts is {most}"
 
 
 def description(job: ElasticJob, logs: str, running: bool, explanation: Sequence[str]) -> list[str]:
-    """Everything about a job, for people."""
+    """Return the lines of `describe` for a job."""
     spec, status = job.spec, job.status
     now = datetime.now(UTC)
     lines = [

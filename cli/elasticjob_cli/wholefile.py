@@ -1,4 +1,4 @@
-"""Writing a file for a user: it is there whole, or what was there before is."""
+"""Atomic file writes: either the complete new content or the old file remains."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from io import FileIO
 from pathlib import Path
 
 _NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
-"""A folder that takes no new file, or a file that is mounted alone, as in a container."""
+"""Errors of a folder without write permission, or of a file that is itself a mount point."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Raises OSError. A symbolic link stays one; a device or pipe is given the content."""
+    """Replace a file's content; follow a symbolic link, write to a device or pipe.
+
+    Raises OSError.
+    """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(content)
@@ -27,14 +30,14 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def swap(target: Path, content: bytes) -> None:
-    """At one moment: who reads it sees the old file or the new one. Raises OSError."""
+    """Replace a file atomically: a reader sees the old or the new one. Raises OSError."""
     draft = target.with_name(f".elasticjob-{os.urandom(8).hex()}")
     try:
         with draft.open("xb") as file:
             if target.exists():
                 before = target.stat()
                 os.fchmod(file.fileno(), before.st_mode & 0o7777)
-                with contextlib.suppress(OSError):  # of another user: then it is ours from now on
+                with contextlib.suppress(OSError):  # another user's file: it becomes ours
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
             file.write(content)
         draft.replace(target)
@@ -45,7 +48,7 @@ def swap(target: Path, content: bytes) -> None:
 
 
 def overwrite(target: Path, content: bytes) -> None:
-    """In its place and room, none of which is let go of before. Raises OSError."""
+    """Overwrite a file in place without freeing its space first. Raises OSError."""
     with target.open("r+b", buffering=0) as file:
         before = file.read()
         try:

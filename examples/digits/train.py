@@ -1,12 +1,12 @@
 """Elastic training of a small network on scikit-learn's handwritten digits.
 
 Plain PyTorch: it runs under `elasticjob`, under `torchrun`, and alone with RANK=0 WORLD_SIZE=1.
-The number of workers may change at any restart. What makes that safe is marked `elastic` below:
+The number of workers may change at any restart. The code that makes this safe is marked `elastic`:
 
-* the position in the data is one number, the step, and it is in the checkpoint;
+* the position in the data is one number, the step, which is in the checkpoint;
 * the global batch is constant, so a step means the same at every world size;
-* every node replaces its checkpoint atomically, and all ranks start from the newest one there is;
-* where ElasticJob started it, it saves before a planned change, and loses no step.
+* every node replaces its checkpoint atomically, and all ranks start from the newest one;
+* under ElasticJob it saves before a planned change and loses no step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 try:
-    from elasticjob import train as job  # comes with ElasticJob's agent; the script runs without
+    from elasticjob import train as job  # optional; provided by ElasticJob's agent
 except ImportError:
     job = None  # type: ignore[assignment]
 
@@ -38,14 +38,14 @@ SEED = 20
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
-    """All 1,797 images (64 pixels in 0..1) and their labels, in one fixed shuffled order.
+    """Return all 1,797 images (64 pixels in 0..1) and their labels in a fixed shuffled order.
 
-    The bundled file is sorted by writer: unshuffled, the last images are by people that training
-    never saw. It is read directly: `import sklearn` takes a second, which each restart would pay.
+    The bundled file is sorted by writer: unshuffled, the last images are by writers missing from
+    the training set. It is read directly: `import sklearn` would add a second to each restart.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
-        raise SystemExit("scikit-learn is not installed: its digits are the data (pip install it)")
+        raise SystemExit("scikit-learn is not installed; it has the data: pip install scikit-learn")
     table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     table = np.random.default_rng(SEED).permutation(table)
     pixels = torch.tensor(table[:, :64] / 16, dtype=torch.float32)
@@ -58,9 +58,9 @@ def network() -> nn.Module:
 
 # ------------------------------------------------------------------------------- elastic: begin
 def write_atomically(path: Path, content: bytes) -> None:
-    """A reader, or a restart after a kill, sees the old content or the new one, never a part."""
+    """Replace a file so that readers, also after a kill, see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # On storage that nodes share, two of them may have the same pid.
+    # The host name, because processes on different nodes may have the same pid.
     draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     with draft.open("wb") as file:
         file.write(content)
@@ -70,7 +70,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Everything the next step depends on. Called by one rank of each node."""
+    """Save all state the next step depends on. Called by one rank of each node."""
     buffer = io.BytesIO()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save({**state, "step": step, "rng": torch.get_rng_state()}, buffer)
@@ -78,10 +78,10 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
 
 
 def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the newest checkpoint that any rank can see; return the first step still to be done.
+    """Load the newest checkpoint of any rank; return the first step still to be done.
 
-    One rank sends its copy and the others receive, so that all agree on the step by construction.
-    A node that is new, or came back with an old disk, learns it from one that trained on.
+    One rank sends its copy to the others, so that all agree on the step. A node that is new, or
+    returned with an old disk, gets the checkpoint from a node that continued.
     """
     mine = torch.load(path, weights_only=True) if path.exists() else None
     steps = [0] * dist.get_world_size()
@@ -98,10 +98,10 @@ def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
 
 
 def shard(step: int, samples: int, global_batch: int, rank: int, world: int) -> Tensor:
-    """The samples that a rank takes of the global batch of a step.
+    """Return a rank's samples of the global batch of a step.
 
-    The order is a function of the epoch, and the epoch of the step. So at any world size the steps
-    of an epoch see no sample twice, and a resize repeats only what came after the checkpoint.
+    The order depends on the epoch, and the epoch on the step. So at any world size the steps of an
+    epoch use no sample twice, and a resize repeats only the steps after the checkpoint.
     """
     epoch, batch = divmod(step, samples // global_batch)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(SEED + epoch))
@@ -121,7 +121,7 @@ def accuracy(model: nn.Module, pixels: Tensor, labels: Tensor) -> float:
 
 
 def report(step: int, loss: float, right: float) -> None:
-    """One line for people."""
+    """Print a progress line."""
     print(
         f"step {step} loss {loss:.3f} accuracy {right:.3f} world {dist.get_world_size()}"
         f" restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
@@ -131,7 +131,7 @@ def report(step: int, loss: float, right: float) -> None:
 
 def train(options: argparse.Namespace) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
-    saves = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank of each node: any may be lost
+    saves = os.environ.get("LOCAL_RANK", "0") == "0"  # on each node, since any may be lost
     pixels, labels = load_digits()
     train_x, train_y = pixels[:-TEST_SAMPLES], labels[:-TEST_SAMPLES]
     test_x, test_y = pixels[-TEST_SAMPLES:], labels[-TEST_SAMPLES:]
@@ -142,8 +142,8 @@ def train(options: argparse.Namespace) -> None:
     checkpoint = options.checkpoint_dir / "checkpoint.pt"
     first = resume(checkpoint, model, optimizer)
     if rank == 0 and first >= options.steps:
-        print(f"all {first} steps are done already: remove {checkpoint} to begin again", flush=True)
-    if rank:  # rank 0 goes on with the saved sequence; the others draw dropout of their own
+        print(f"all {first} steps are done already: remove {checkpoint} to start over", flush=True)
+    if rank:  # rank 0 continues the saved random sequence; the others use their own
         torch.manual_seed(SEED + 1000 * first + rank)
     parallel = DistributedDataParallel(model)
 
@@ -152,7 +152,7 @@ def train(options: argparse.Namespace) -> None:
         began = time.monotonic()
         mine = shard(step, len(train_x), options.global_batch, rank, world)
         # The sum over this rank's samples, scaled so that DDP's mean over ranks is the mean over
-        # the global batch, also where it does not divide evenly by the world size.
+        # the global batch, even if the world size does not divide it.
         loss = cross_entropy(parallel(train_x[mine]), train_y[mine], reduction="sum")
         loss = loss * world / options.global_batch
         optimizer.zero_grad()
@@ -167,12 +167,12 @@ def train(options: argparse.Namespace) -> None:
             report(done, measured["loss"], measured["accuracy"])
         if job:
             job.progress(done, **measured)
-        # Asked in every step by every rank: so all are told yes in the same step.
+        # Called in every step by every rank, so that all get True in the same step.
         stops = job is not None and job.should_checkpoint()
         if stops or done % options.checkpoint_every == 0 or done == options.steps:
             if saves:
                 save(checkpoint, done, model, optimizer)
-            dist.barrier()  # every node has it: whichever goes now, none is missed
+            dist.barrier()  # every node has the checkpoint, so that any of them may leave now
             if job and rank == 0:
                 job.checkpointed(done)
         time.sleep(max(0.0, began + options.step_seconds - time.monotonic()))
@@ -181,16 +181,16 @@ def train(options: argparse.Namespace) -> None:
         right = accuracy(model, test_x, test_y)
         result = {"accuracy": round(right, 4), "steps": options.steps, "world_size": world}
         write_atomically(options.checkpoint_dir / "result.json", json.dumps(result).encode())
-    dist.barrier()  # nobody reports success before the result is on disk
+    dist.barrier()  # no rank reports success before the result is on disk
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on handwritten digits, elastically.")
     where = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints"))
-    parser.add_argument("--steps", type=int, default=300, help="steps in all, over every restart")
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="shortest time of a step")
-    parser.add_argument("--global-batch", type=int, default=96, help="samples of a step, all ranks")
-    parser.add_argument("--checkpoint-dir", type=Path, default=where, help="a node's own or shared")
+    parser.add_argument("--steps", type=int, default=300, help="total steps over all restarts")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="minimum time per step")
+    parser.add_argument("--global-batch", type=int, default=96, help="samples per step, all ranks")
+    parser.add_argument("--checkpoint-dir", type=Path, default=where, help="per node or shared")
     parser.add_argument("--checkpoint-every", type=int, default=5, metavar="STEPS")
     parser.add_argument("--report-seconds", type=float, default=1.0)
     return parser.parse_args(arguments)
@@ -198,7 +198,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    torch.set_num_threads(1)  # the network is small: more threads would only wait for each other
+    torch.set_num_threads(1)  # the network is too small for more threads
     dist.init_process_group("gloo")  # RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of this round
     try:
         train(options)

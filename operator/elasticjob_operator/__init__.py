@@ -1,1 +1,1 @@
-"""The ElasticJob controller: the API object, the plan, and the edges that carry it out."""
+"""ElasticJob controller: the API object, the planner, and the I/O that applies its plans."""

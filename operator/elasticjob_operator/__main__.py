@@ -1,7 +1,7 @@
-"""`python -m elasticjob_operator` serves jobs; with `certs …` it makes etcd's certificates.
+"""Entry point: `python -m elasticjob_operator` serves jobs, `… certs` issues etcd's certificates.
 
-Imports little: the first process of a container ignores SIGTERM for as long as nothing handles it,
-and would go on until its pod's grace is over, with the lease of the one that is to follow it.
+Heavy imports happen after the SIGTERM handler is installed: PID 1 of a container ignores SIGTERM
+until a handler exists, and would hold the Lease its successor needs for the whole grace period.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ CERTS = "certs"
 
 
 def main() -> int:
-    """The exit code: 0 when told to end, 1 after a failure, 2 when called wrongly."""
+    """Run the command; return the exit code: 0 after a signal, 1 on failure, 2 on wrong usage."""
     match sys.argv[1:]:
         case []:
-            # Nothing has begun yet that would have to be ended.
+            # Nothing is running yet that needs a graceful shutdown.
             signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
             from elasticjob_operator.process import serve
 

@@ -1,7 +1,7 @@
-"""Asks the agents of jobs whose rendezvous is kept where the operator cannot look.
+"""Poller of the agents' status, for jobs whose rendezvous the operator cannot read itself.
 
-About once a second, at once when a job is looked at, and only while it has pods that could answer.
-What the agents say is remembered as long as they go on saying it.
+Polls about once a second, and at once when a job is reconciled, but only while it has pods that can
+answer. A report expires when its agent stops answering.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 LEAST_PERIOD_SECONDS = 0.2
-"""However often a job is looked at."""
+"""Minimum time between two polls of a job, however often it is reconciled."""
 PODS_A_SECOND = 100
-"""Of one job: a large one is asked more seldom."""
+"""Maximum request rate per job; a large job is polled less often."""
 ASK_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
-"""An agent that has said nothing for so long is not believed any more."""
+"""Lifetime of an agent's report in seconds."""
 SAMPLE = 4
-"""Agents of a job that are asked at once where etcd has its records."""
+"""Number of agents polled together for a job whose records are in etcd."""
 SAMPLE_SECONDS = 2.0
 MOST_AT_ONCE = 64
 MOST_BYTES = 4 * 1024 * 1024
@@ -41,15 +41,15 @@ NO_ANSWER = (
     asyncio.IncompleteReadError,
     asyncio.LimitOverrunError,
 )
-"""What `ask` and what is done with an answer may raise."""
+"""Errors of `ask` and of parsing its answer."""
 
 Changed = Callable[[str, str], None]
-"""Called with namespace and uid of a job of which the agents say something new."""
+"""Callback with namespace and uid of a job whose agents report something new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One to ask: its pod's uid and address."""
+    """An agent to poll: its pod's uid and address."""
 
     member: str
     address: str
@@ -57,9 +57,10 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Agents to ask about one incarnation of a job, and the job's key, which signs the request.
+    """Agents to poll for one incarnation of a job, and the job's key, which signs the requests.
 
-    `sampled`: etcd has the records; a few agents at a time are asked whether they can use it.
+    `sampled` is set when the records are in etcd: a few agents at a time are polled for the health
+    of their own connection to it.
     """
 
     prefix: str
@@ -85,7 +86,7 @@ class _Followed:
 
 
 class AgentStatus:
-    """What the agents of all such jobs say. `clock` is monotonic."""
+    """Latest reports of the agents of all followed jobs. `clock` is monotonic."""
 
     def __init__(self, changed: Changed, clock: Callable[[], float] = time.monotonic) -> None:
         self._changed = changed
@@ -95,7 +96,7 @@ class AgentStatus:
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
 
     def follow(self, namespace: str, uid: str, asked: Asked) -> None:
-        """Ask these from now on, and soon; nobody where there is none."""
+        """Poll these agents from now on, starting soon; an empty set of agents pauses polling."""
         now = self._clock()
         job = self._jobs.get(uid)
         if job is None or job.asked.prefix != asked.prefix:
@@ -105,11 +106,11 @@ class AgentStatus:
         self._news.set()
 
     def forget(self, uid: str) -> None:
-        """The job is gone."""
+        """Drop a deleted job."""
         self._jobs.pop(uid, None)
 
     def records(self, uid: str, pods: Collection[str]) -> Records | None:
-        """What the agents say, of members whose pods (uids) exist; None while none says a word."""
+        """Return the reported records of members whose pods (uids) exist; None without a report."""
         job = self._jobs.get(uid)
         if job is None:
             return None
@@ -117,7 +118,7 @@ class AgentStatus:
         return self._merged(job, pods)
 
     def trouble(self, uid: str) -> SeenTrouble | None:
-        """Return the store trouble that the job's agents report; None where they report none."""
+        """Return the store trouble that the job's agents report; None if they report none."""
         job = self._jobs.get(uid)
         there = set() if job is None else {agent.member for agent in job.asked.agents}
         said = [] if job is None else [one for one in self._believed(job) if one.member in there]
@@ -127,9 +128,9 @@ class AgentStatus:
         return SeenTrouble(trouble, tuple(sorted(one.member for one in said if one.store)))
 
     def is_settling(self, uid: str) -> bool:
-        """Whether its agents have not all been heard yet, but were not asked for long either.
+        """Return True while the first poll of the job's agents is incomplete and still recent.
 
-        What some of them say is not the whole: a member that has not answered yet is no loss.
+        Partial answers are not conclusive: a member that has not answered yet is not lost.
         """
         job = self._jobs.get(uid)
         if job is None or not job.asked.agents or (job.asked_all and self._believed(job)):
@@ -137,7 +138,7 @@ class AgentStatus:
         return self._clock() - job.since < SILENCE_SECONDS
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -149,7 +150,7 @@ class AgentStatus:
                 await self._pause()
 
     async def _pause(self) -> None:
-        """Until somebody is due, or there is somebody new to ask."""
+        """Wait until a job is due or `follow` is called."""
         waiting = [job.due for job in self._jobs.values() if job.asked.agents and not job.busy]
         seconds = max(min(waiting) - self._clock(), 0.0) if waiting else None
         try:
@@ -166,7 +167,7 @@ class AgentStatus:
             job.asked_all = True
             if self._jobs.get(job.uid) is job:
                 self._tell(job)
-        except Exception as error:  # the top loop of a job: what one says must not end the others
+        except Exception as error:  # a job's top-level task: its failure must not end the others
             self._complain(job, error)
         finally:
             job.busy = False
@@ -178,9 +179,9 @@ class AgentStatus:
                 body = await ask(agent.address, HEALTH_PORT, job_key)
                 said = read(body)
             except NO_ANSWER as error:
-                log.debug("agent %s of job %s says nothing: %s", agent.member, job.uid, error)
+                log.debug("agent %s of job %s does not answer: %s", agent.member, job.uid, error)
                 return
-        if said.member == agent.member:  # else the address is another pod's already
+        if said.member == agent.member:  # else another pod has the address by now
             job.reports[agent.member] = self._clock(), said
 
     def _complain(self, job: _Followed, error: Exception) -> None:
@@ -188,12 +189,12 @@ class AgentStatus:
         if complaint != job.complaint:
             job.complaint = complaint
             log.error(
-                "job %s/%s: what its agents say cannot be read", job.namespace, job.uid,
+                "job %s/%s: cannot read its agents' reports", job.namespace, job.uid,
                 exc_info=error,
             )  # fmt: skip
 
     def _tell(self, job: _Followed) -> None:
-        """Wake whoever looks at the job if it would see something else."""
+        """Wake the job's reconcile if it would see a difference."""
         present = {agent.member for agent in job.asked.agents}
         found = None if job.asked.sampled else self._merged(job, present)
         view = None if found is None else rendezvous_view(found)
@@ -208,7 +209,7 @@ class AgentStatus:
         return records_of_agents(job.asked.prefix, present, pods) if present else None
 
     def _believed(self, job: _Followed) -> list[Served]:
-        """What was said lately; the last word of an agent that ended with its job stays."""
+        """Return the unexpired reports; the last report of a closed rendezvous never expires."""
         now, believed = self._clock(), SILENCE_SECONDS
         if job.asked.sampled:
             believed += self._period_seconds(job)
@@ -227,8 +228,9 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """The rendezvous of one job as its agents tell it: what `Etcd` is for one that the operator
-    takes part in. The Secret of such a job holds what its author gave, and the agents' key."""
+    """Rendezvous of one job as reported by its agents; the counterpart of `Etcd` for backends that
+    the operator cannot read. The job's Secret holds its author's credentials and the agents' key.
+    """
 
     status: AgentStatus
     namespace: str
@@ -251,7 +253,7 @@ class Agents:
 
 
 async def ask(address: str, port: int, job_key: bytes) -> bytes:
-    """One agent's answer. Raises one of `NO_ANSWER` when there is none, or another one."""
+    """Return one agent's answer. Raises one of `NO_ANSWER` without a usable one."""
     async with asyncio.timeout(ASK_SECONDS):
         reader, writer = await asyncio.open_connection(address, port)
         try:
@@ -277,7 +279,7 @@ def _question(address: str, port: int, job_key: bytes) -> bytes:
 
 
 async def _body(reader: asyncio.StreamReader) -> bytes:
-    """All until the agent closes the connection."""
+    """Read until the agent closes the connection."""
     parts, room = [], MOST_BYTES
     while part := await reader.read(65536):
         room -= len(part)
@@ -288,7 +290,7 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
 
 
 def _sample(job: _Followed) -> tuple[Agent, ...]:
-    """Return the agents to ask now: all, or the next few and those that reported trouble."""
+    """Return the agents to poll now: all, or the next few and those that reported trouble."""
     agents = job.asked.agents
     if not job.asked.sampled or len(agents) <= SAMPLE:
         return agents

@@ -1,7 +1,7 @@
-"""Carries out a plan: its actions in order, up to the first that fails.
+"""Applier of plans: performs the actions in order, up to the first failure.
 
-What is refused for pods is no failure of the pass: it is remembered as the job's refusal, and what
-else is to be done is done.
+A refused pod creation does not fail the pass: it is stored as the job's refusal, and the remaining
+actions follow.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from elasticjob_operator.wakeups import Retry
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 SEEN_SECONDS = 2.0
-"""How long a write may take to show in the mirror before the status is computed without it."""
+"""Maximum wait for a write to reach the informer cache before the status is computed."""
 EXPECTED = (KubeError, EtcdError, Contended, NameTaken, Retry)
-"""What may go wrong with a pass without being a fault of this program."""
+"""Errors of a pass that are not bugs in this program."""
 
 
 class Applier:
-    """Applies plans."""
+    """Applier of plans to the API server and etcd."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Applier:
         self._now = now
 
     async def apply(self, task: Task, planned: Plan) -> Applied:
-        """Do what is planned. What is expected to go wrong is in the result, never raised."""
+        """Apply the plan. Return `EXPECTED` errors in the result instead of raising them."""
         applied = Applied()
         creates = any(isinstance(action, CreatePod) for action in planned.actions)
         if not creates and task.etcd is not None:
-            task.memory.refusal = None  # nothing is refused that nobody asks for
+            task.memory.refusal = None  # it concerned pods that are no longer wanted
         try:
             for kind, group in groupby(planned.actions, key=type):
                 await self._apply_alike(task, planned, kind, list(group), applied)
@@ -82,7 +82,7 @@ class Applier:
     async def _apply_alike(
         self, task: Task, planned: Plan, kind: type, actions: list[Action], applied: Applied
     ) -> None:
-        """Actions of one kind that follow each other: those on pods go several at once."""
+        """Apply consecutive actions of one kind; those on pods run several at a time."""
         if kind is CreatePod:
             creations = [one for one in actions if isinstance(one, CreatePod)]
             try:
@@ -104,7 +104,7 @@ class Applier:
                 applied.actions.append(action)
 
     async def _prepare(self, task: Task, planned: Plan, needed: bool) -> None:
-        """What pods need before they are made, and while they run. Raises `NameTaken`."""
+        """Ensure the objects pods need before creation and while running. Raises `NameTaken`."""
         if planned.bounds is None or task.etcd is None:
             return
         await self._dependents.ensure(
@@ -129,7 +129,7 @@ class Applier:
             case RemoveMembers(incarnation, members):
                 etcd = task.usable_etcd()
                 revision = await remove_members(etcd.client, task.prefix(incarnation), members)
-                # Else a look in between would remove, and tell of, them once more.
+                # Else a reconcile in between would remove and report them again.
                 await etcd.mirror.reached(revision, SEEN_SECONDS)
             case DeleteJob():
                 metadata = task.job.metadata

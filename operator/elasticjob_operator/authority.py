@@ -1,6 +1,6 @@
-"""Certificates and keys as PEM: made, signed and read. What is due is decided in core.
+"""Certificates and keys in PEM: issue, sign and read. `core.certificates` decides what is due.
 
-Source of the forms: RFC 5280; keys are on P-256, which every etcd and gRPC takes.
+Formats follow RFC 5280; keys are on P-256, which every etcd and gRPC accepts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elasticjob_operator.core.certificates import (
 )
 
 _USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-"""Members of etcd both call and are called."""
+"""Extended key usages: etcd members act as both server and client."""
 
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
@@ -33,14 +33,14 @@ _UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate and its private key, PEM."""
+    """A certificate and its private key in PEM."""
 
     cert: bytes
     key: bytes
 
 
 def new_authority(now: datetime) -> Pair:
-    """An authority of its own name: two that are trusted at once must be told apart by it."""
+    """Return a new authority with a unique name, which tells two trusted authorities apart."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"elasticjob etcd authority {_id(key.public_key())[:16]}")
     usage = x509.KeyUsage(
@@ -64,7 +64,7 @@ def new_authority(now: datetime) -> Pair:
 
 
 def sign(authority: Pair, names: Iterable[str], now: datetime) -> Pair:
-    """A certificate for these DNS names and IP addresses; it never outlives its authority."""
+    """Return a certificate for these DNS names and IP addresses; it never outlives its issuer."""
     issuer = x509.load_pem_x509_certificate(authority.cert)
     issuer_key = _load_key(authority.key)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -83,12 +83,12 @@ def sign(authority: Pair, names: Iterable[str], now: datetime) -> Pair:
 
 
 def blocks(bundle: bytes) -> list[bytes]:
-    """The certificates of a bundle, one PEM each, as far as they can be read."""
+    """Return the readable certificates of a bundle, one PEM each."""
     return [block for block in _BLOCK.findall(bundle) if read(block) is not None]
 
 
 def read(pem: bytes) -> Certificate | None:
-    """The first certificate in a PEM; None when it can't be read."""
+    """Return the first certificate in a PEM; None if unreadable."""
     try:
         found = x509.load_pem_x509_certificate(pem)
         names: frozenset[str] = frozenset()
@@ -108,7 +108,7 @@ def read(pem: bytes) -> Certificate | None:
 
 
 def key_of(pem: bytes) -> str | None:
-    """The hash of a private key's public half; None when it can't be read."""
+    """Return the key identifier of a private key's public half; None if unreadable."""
     try:
         return _id(_load_key(pem).public_key())
     except _UNREADABLE:
@@ -116,7 +116,7 @@ def key_of(pem: bytes) -> str | None:
 
 
 def _id(key: object) -> str:
-    """As `AuthorityKeyIdentifier` has it."""
+    """Return the key identifier in the form `AuthorityKeyIdentifier` uses."""
     return x509.SubjectKeyIdentifier.from_public_key(key).digest.hex()  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
-"""The data of the Secret of etcd's certificates: read as values, and changed as decided.
+"""Data of the Secret with etcd's certificates: parsing, and the changes `core` decided on.
 
-The names of its keys are spelled here alone.
+The only module that spells the names of its keys.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from elasticjob_operator.core.certificates import Change, Held, Wanted, Work
 from elasticjob_rendezvous.etcd.users import ROOT
 
 BUNDLE = "ca.crt"
-"""All authorities to be trusted, side by side."""
+"""Key of the bundle of all trusted authorities."""
 SIGNING_KEY = "ca.key"
 FOLLOWING_KEY = "ca-next.key"
-"""There only while the next authority is trusted and does not sign yet."""
+"""Key of the next authority's private key; present only while that authority is trusted but does
+not sign yet."""
 CERT, KEY = "tls.crt", "tls.key"
 USER, PASSWORD = "user", "password"
-"""Of etcd's root, as the operator reads them."""
+"""Keys of the credentials of etcd's root user, which the operator reads."""
 
 PASSWORD_BYTES = 32
 
@@ -30,8 +31,7 @@ Data = dict[str, bytes]
 
 
 def held(data: Mapping[str, bytes]) -> Held:
-    """What a Secret's data holds, as values."""
-
+    """Parse a Secret's data."""
     leaf = authority.read(data.get(CERT, b""))
     if leaf is not None and leaf.key != authority.key_of(data.get(KEY, b"")):
         leaf = None
@@ -48,7 +48,7 @@ def held(data: Mapping[str, bytes]) -> Held:
 def applied(
     data: Mapping[str, bytes], due: Sequence[Change], wanted: Wanted, now: datetime
 ) -> Data:
-    """The data after what is due was done."""
+    """Return a copy of the data with the due changes applied."""
     after = dict(data)
     for change in due:
         _apply(after, change.work, wanted, now)

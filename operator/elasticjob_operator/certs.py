@@ -1,8 +1,8 @@
-"""`python -m elasticjob_operator certs`: makes and renews the certificates of a bundled etcd.
+"""Command `python -m elasticjob_operator certs`: issues and renews a bundled etcd's certificates.
 
 Owns one Secret: etcd's certificates, the authority that signs them, and the password of etcd's
-root. It may run at any time, and several times at once: it writes only what is due, and only over
-what it has read.
+root. Safe to run at any time and concurrently: it writes only what is due, and only if the Secret
+is unchanged since it was read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from elasticjob_operator.model.job import GROUP
 STATEFULSETS = Kind("apps", "v1", "statefulsets")
 MANAGED_BY = {"app.kubernetes.io/managed-by": "elasticjob"}
 BUNDLE_ANNOTATION = f"{GROUP}/ca-bundle"
-"""On etcd's pods: the bundle they were started with. As members they do not read it again."""
+"""Annotation on etcd's pods: fingerprint of the bundle at their start. etcd does not reload the
+bundle for peer connections."""
 
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 ATTEMPTS = 5
@@ -44,7 +45,7 @@ Clock = Callable[[], datetime]
 
 
 class Exit(IntEnum):
-    """How the command ends; argparse ends it with 2 when it was called wrongly."""
+    """Exit codes of the command; argparse exits with 2 on wrong usage."""
 
     DONE = 0
     TRY_AGAIN = 1
@@ -52,16 +53,16 @@ class Exit(IntEnum):
 
 
 class NotOurs(Exception):
-    """The Secret was not made by this command."""
+    """The Secret was not created by this command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for.
+    """Arguments of the command.
 
     Args:
         names: DNS names and IP addresses that etcd is reached by.
-        members: etcd's StatefulSet, restarted when there is a new authority; None: not by us.
+        members: etcd's StatefulSet, restarted for a new authority; None leaves restarts to others.
     """
 
     namespace: str
@@ -71,17 +72,17 @@ class Request:
 
 
 async def renew(kube: Kube, request: Request, clock: Clock) -> list[str]:
-    """Do what is due; return what was done and why, one line each.
+    """Apply the due changes; return one line with the reason for each.
 
     Raises:
-        NotOurs: there is a Secret of this name that we did not make.
-        KubeError: the API server refused, or others wrote at every attempt.
+        NotOurs: a Secret of this name exists that this command did not create.
+        KubeError: the API server refused, or every attempt met a concurrent write.
     """
     for _ in range(ATTEMPTS - 1):
         try:
             return await _attempt(kube, request, clock())
         except (AlreadyExists, Conflict):
-            await asyncio.sleep(PAUSE_SECONDS)  # what is there now decides
+            await asyncio.sleep(PAUSE_SECONDS)  # decide again from the current state
     return await _attempt(kube, request, clock())
 
 
@@ -110,7 +111,7 @@ async def _attempt(kube: Kube, request: Request, now: datetime) -> list[str]:
 
 
 def _must_learn(before: Held, due: Sequence[Change]) -> bool:
-    """Whether there is an authority that members which were started earlier do not know."""
+    """Return True if a new authority exists that running members do not trust yet."""
     works = {change.work for change in due}
     return bool(works & {Work.MAKE_AUTHORITY, Work.ANNOUNCE_AUTHORITY}) or (
         before.following is not None and Work.PROMOTE_AUTHORITY not in works
@@ -118,9 +119,9 @@ def _must_learn(before: Held, due: Sequence[Change]) -> bool:
 
 
 def _trust(members: Json | None, data: Data) -> bool:
-    """Whether etcd's members trust each other's certificates of every authority in the bundle."""
+    """Return True if all of etcd's members run with every authority of the bundle."""
     if members is None or members["spec"].get("replicas", 1) < 2:
-        return True  # whoever comes, starts with the bundle
+        return True  # a member that joins later starts with the current bundle
     annotations = members["spec"]["template"]["metadata"].get("annotations") or {}
     status = members.get("status") or {}
     rolled_out = status.get("currentRevision") == status.get("updateRevision")
@@ -182,7 +183,7 @@ async def _write(kube: Kube, request: Request, secret: Json | None, after: Data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit code."""
     request = _parsed(arguments)
     try:
         lines = asyncio.run(_connected(request))
@@ -209,21 +210,20 @@ def _failed(problem: str, status: Exit) -> int:
 def _parsed(arguments: Sequence[str] | None) -> Request:
     parser = argparse.ArgumentParser(
         prog="python -m elasticjob_operator certs",
-        description="Make, or renew where due, the certificates of etcd in a Secret.",
-        epilog="Ends with 0 when all is as it should be, 1 when trying again may help, 2 when "
-        "called wrongly, 3 when it was refused.",
+        description="Issue etcd's certificates into a Secret, or renew those that are due.",
+        epilog="Exit codes: 0 success, 1 temporary failure (retry), 2 wrong usage, 3 refused.",
     )
-    parser.add_argument("--namespace", required=True, help="where etcd runs")
-    parser.add_argument("--secret", required=True, help="the Secret to keep")
+    parser.add_argument("--namespace", required=True, help="namespace of etcd and of the Secret")
+    parser.add_argument("--secret", required=True, help="name of the Secret to create and renew")
     parser.add_argument(
         "--dns-name",
         action="append",
         required=True,
-        help="a name (or *.domain, or IP address) that etcd is reached by; may be repeated",
+        help="DNS name (or *.domain, or IP address) that etcd is reached by; may be repeated",
     )
     parser.add_argument(
         "--statefulset",
-        help="etcd's StatefulSet, whose pods are restarted, one by one, to learn of an authority",
+        help="etcd's StatefulSet; its pods are restarted one by one to trust a new authority",
     )
     given = parser.parse_args(arguments)
     return Request(given.namespace, given.secret, tuple(given.dns_name), given.statefulset)

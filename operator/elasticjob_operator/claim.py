@@ -1,7 +1,7 @@
-"""Which Kubernetes cluster an etcd belongs to: one alone, and it stays so.
+"""Exclusive, permanent claim of an etcd by one Kubernetes cluster.
 
-The sweep takes jobs that its own API server does not know for gone. Two clusters on one etcd would
-clear each other's.
+The resync treats jobs unknown to its API server as deleted: two clusters on one etcd would delete
+each other's records.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from elasticjob_rendezvous.etcd.errors import Ambiguous
 log = logging.getLogger(__name__)
 
 OLDEST_NAMESPACE = "kube-system"
-"""It is there as long as its cluster, so its uid is the cluster's identity."""
+"""Namespace whose uid identifies the cluster: it lives as long as the cluster."""
 
 
 class Claims:
-    """Claims etcds for the cluster that `kube` reaches."""
+    """Claims on etcds for the cluster that `kube` connects to."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._identity: str | None = None
 
     async def stranger(self, client: Client) -> str:
-        """The cluster that this etcd belongs to if that is another one; else it is ours now.
+        """Claim this etcd; return the identity of another cluster that owns it, or "".
 
-        Where our own identity may not be read nothing is claimed.
+        Without permission to read this cluster's identity nothing is claimed.
 
         Raises:
-            EtcdError, KubeError: it is not known.
+            EtcdError, KubeError: the owner could not be determined.
         """
         identity = await self._own_identity()
         if not identity:
@@ -48,7 +48,7 @@ class Claims:
                 raw = await self._kube.get(NAMESPACES, None, OLDEST_NAMESPACE)
             except (Forbidden, NotFound) as error:
                 log.warning(
-                    "etcd is not claimed: another cluster could use it unnoticed: %s", error
+                    "cannot claim etcd, its use by another cluster would go unnoticed: %s", error
                 )
                 self._identity = ""
             else:
@@ -57,12 +57,12 @@ class Claims:
 
 
 async def claimed(client: Client, identity: str) -> str:
-    """Claim an etcd that nobody has; who has it then. Raises `EtcdError`."""
+    """Claim an unclaimed etcd; return its owner afterwards. Raises `EtcdError`."""
     key = cluster_key()
     found = await client.range(Range(key))
     if not found.kvs:
         nobodys = Compare(key, Target.MOD, 0)
-        with suppress(Ambiguous):  # the next look decides
+        with suppress(Ambiguous):  # the read below decides
             await client.txn(Txn((nobodys,), (Put(key, identity.encode()),)))
         found = await client.range(Range(key))
     return found.kvs[0].value.decode(errors="replace") if found.kvs else identity

@@ -1,7 +1,7 @@
-"""Which version of which object the watches have delivered, compared with what a LIST shows.
+"""Dead-watch detection: compares the object versions the watches delivered with those of a LIST.
 
-A watch can die without a word. What two LISTs in a row show and the watch did not bring in all the
-time between is the proof.
+A watch can die silently. The proof is a version that one LIST shows and the watch has still not
+delivered by the next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from elasticjob_operator.kube import Json, Kind
 
 
 class Delivered:
-    """What came, by kind and uid. `take` is told by the watches, `compare` by the sweep."""
+    """Delivered versions by kind and uid. The watches call `take`, the resync calls `compare`."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
@@ -21,7 +21,7 @@ class Delivered:
 
     @property
     def dead(self) -> tuple[str, ...]:
-        """The kinds whose watch is dead."""
+        """Kinds whose watch is dead."""
         return tuple(sorted(self._dead))
 
     def take(self, kind: Kind, metadata: Json, deleted: bool) -> None:
@@ -32,12 +32,12 @@ class Delivered:
             seen[metadata["uid"]] = _version(metadata)
 
     def compare(self, kind: Kind, listed: Iterable[Json]) -> set[str]:
-        """The uids of objects of which the LIST shows more than the watch, or no longer shows."""
+        """Return the uids of objects that the LIST shows in a newer version or no longer shows."""
         seen = self._seen.setdefault(kind.plural, {})
         shown = {raw["metadata"]["uid"]: _version(raw["metadata"]) for raw in listed}
         missing = {uid: version for uid, version in shown.items() if seen.get(uid, -1) < version}
         before = self._missing.get(kind.plural, {})
-        # What was missing at the last comparison has not come since.
+        # Missing at the last comparison and still not delivered.
         if any(uid in shown and seen.get(uid, -1) < version for uid, version in before.items()):
             self._dead.add(kind.plural)
         else:
@@ -50,6 +50,6 @@ class Delivered:
 
 
 def _version(metadata: Json) -> int:
-    """resourceVersions are compared as numbers, which API servers on etcd let one do."""
+    """Return the resourceVersion as a number; API servers on etcd allow comparing them."""
     text = str(metadata.get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdigit() else 0

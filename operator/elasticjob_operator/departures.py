@@ -1,7 +1,7 @@
-"""Jobs that are gone: their rendezvous is closed at once, their keys are cleared later.
+"""Cleanup of deleted jobs: closes their rendezvous at once and deletes their keys later.
 
-There is no finalizer, so nothing waits for this; the sweep finds what was missed. An etcd that
-cannot be read at present is passed over: it must not hold up what is to be done elsewhere.
+There is no finalizer, so deletion does not wait for this; the resync finds missed jobs. An
+unreadable etcd is skipped, so it does not delay work on the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elasticjob_rendezvous.core.keys import job_prefix
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 TROUBLE = (EtcdError, Contended)
-"""What closing and clearing may raise."""
+"""Errors that closing and clearing may raise."""
 
 
 async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) -> bool:
-    """Close what a deleted job has: its agents start no further round.
+    """Close a deleted job's rendezvous, so that its agents start no further round.
 
-    Returns whether all is closed; the sweep comes back to what is not. Raises `TROUBLE`.
+    Return True if everything is closed; the resync retries the rest. Raises `TROUBLE`.
     """
     etcds.agents.forget(uid)
     outcome = CloseRendezvous(0, OutcomeKind.STOPPED, StopReason.DELETED).outcome
@@ -41,7 +41,7 @@ async def close_departed(etcds: Etcds, namespace: str, uid: str, now: datetime) 
 
 
 async def forget_departed(etcds: Etcds, namespace: str, uid: str) -> None:
-    """Remove all that etcd holds of a job that is closed and has no pod left. Raises `TROUBLE`."""
+    """Delete all etcd data of a closed job without pods. Raises `TROUBLE`."""
     for etcd in etcds.all():
         if etcd.users is not None or etcd.newest(namespace, uid) is not None:
             await forget_job(etcd.client, etcd.users, namespace, uid)

@@ -1,7 +1,7 @@
-"""A job's Service, Secret and PodDisruptionBudget: made when absent, never adopted.
+"""A job's Service, Secret and PodDisruptionBudget: created when absent, never adopted.
 
-They are read by name alone, so the operator needs no right to list anybody's Secrets. What was
-read is remembered with the job and read again now and then.
+They are read by name only, so the operator needs no permission to list Secrets. The results are
+cached with the job and refreshed periodically.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from elasticjob_operator.model import ElasticJob
 from elasticjob_operator.wakeups import Retry
 
 PREDECESSOR_SECONDS = 60.0
-"""For so long the children of a deleted job of the same name are waited for without a word."""
+"""Maximum wait for the objects of a deleted job of the same name before `NameTaken` is raised."""
 
 NEEDED_RECHECK_SECONDS = 10.0
-"""How long it is believed where pods are to be made, which would wait for what is not there."""
+"""Cache lifetime when pods are about to be created, which would wait for missing objects."""
 
 
 class NameTaken(Exception):
-    """An object of this name exists and is not the job's."""
+    """An object of this name exists and does not belong to the job."""
 
     def __init__(self, kind: Kind, name: str) -> None:
         singular = kind.plural.removesuffix("s")
@@ -48,7 +48,7 @@ class NameTaken(Exception):
 
 
 class Dependents:
-    """The objects of all jobs. `clock` is monotonic."""
+    """Manager of the owned objects of all jobs. `clock` is monotonic."""
 
     def __init__(self, kube: Kube, clock: Callable[[], float]) -> None:
         self._kube = kube
@@ -57,19 +57,19 @@ class Dependents:
     async def ensure(
         self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents, *, needed: bool, renew: bool
     ) -> None:
-        """Make Service and Secret what pods need, if they are `needed` or it is time to look.
+        """Ensure Service and Secret exist and are current, if `needed` or due for a recheck.
 
-        With `renew` the job's user in etcd is made anew as well.
+        `renew` also recreates the job's user in etcd.
 
         Raises:
-            NameTaken: a stranger has the name.
+            NameTaken: an object that is not the job's has the name.
         """
         access, age = memory.access, self._clock() - memory.checked_at
         if access is None:
-            due = needed or isinstance(etcd, Agents)  # which answer whoever knows their key
+            due = needed or isinstance(etcd, Agents)  # polling agents requires the job's key
         else:
             due = _is_stale(access, etcd)
-            # Only whether they are there: what else is to be checked costs etcd more.
+            # Check existence only: a full check costs etcd more.
             if needed and age > NEEDED_RECHECK_SECONDS:
                 due = due or await self._is_gone(job)
         if due or renew or age > RECHECK_SECONDS:
@@ -78,7 +78,7 @@ class Dependents:
             memory.checked_at = self._clock()
 
     async def _is_gone(self, job: ElasticJob) -> bool:
-        """Whether somebody has deleted one of the two."""
+        """Return True if the Secret or the Service was deleted."""
         namespace = job.metadata.namespace
         for kind, name in ((SECRETS, secret_name(job)), (SERVICES, service_name(job))):
             if await self._get(kind, namespace, name) is None:
@@ -86,7 +86,7 @@ class Dependents:
         return False
 
     async def ensure_budget(self, job: ElasticJob, memory: JobMemory, ready: int) -> None:
-        """Make the budget what it should be, if the job wants one. Raises `NameTaken`."""
+        """Create or update the budget, or drop it if the job wants none. Raises `NameTaken`."""
         least = min_available(job, ready)
         if least is None:
             await self.drop_budget(job, memory)
@@ -105,7 +105,7 @@ class Dependents:
         memory.min_available, memory.budget_checked_at = least, self._clock()
 
     async def drop_budget(self, job: ElasticJob, memory: JobMemory) -> None:
-        """Delete the job's budget, if it has one: its pods may all be evicted."""
+        """Delete the job's budget, if any: all of its pods may be evicted."""
         if memory.min_available is None and not self._is_old(memory):
             return
         name, namespace = budget_name(job), job.metadata.namespace
@@ -125,7 +125,7 @@ class Dependents:
         if raw is not None:
             self._check_owner(job, memory, SECRETS, raw)
         before = access_of(raw) if raw else None
-        # Agents that run have what a Secret held that is gone: those of new pods must fit to them.
+        # After loss of the Secret, new agents must share the key that running agents still hold.
         known = before or memory.access
         access = await access_for(etcd.users, namespace, job.metadata.uid, known, etcd.ca)
         if not etcd.own and (given := job.spec.rendezvous.secret_name):
@@ -170,18 +170,18 @@ class Dependents:
 
 
 def _is_stale(access: Access, etcd: Etcd | Agents) -> bool:
-    """Whether the Secret would hold something else by now."""
+    """Return True if the Secret's content is out of date."""
     if etcd.own:
         return access.ca != etcd.ca
     if not isinstance(etcd, Etcd) or not etcd.held:
         return False
-    # What its author's own Secret held when it was read for the operator's client.
+    # The author's own Secret as read for the operator's client.
     data = {name: b64encode(value).decode() for name, value in etcd.held.items()}
     return given_access({"data": data}, access.job_key) != access
 
 
 def _is_new(job: ElasticJob) -> bool:
-    """Whether nothing was made of the job yet, so that its objects need not be looked for."""
+    """Return True if no objects were created for the job yet, so lookups can be skipped."""
     return job.status.phase is None
 
 

@@ -1,6 +1,6 @@
-"""Who may do what in etcd for one job: its user, the role that holds its keys, and their end.
+"""Access control of one job in etcd: its user, its role over its keys, and their removal.
 
-The job's Secret is the truth about its password: etcd is made to accept what the Secret holds.
+The job's Secret is authoritative for the password: etcd is updated to match it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ _ATTEMPTS = 5
 
 
 def user_name(uid: str) -> str:
-    """The etcd user of a job, and the role of that user."""
+    """Return the name of a job's etcd user, which is also the name of its role."""
     return _USER_PREFIX + uid
 
 
 def uid_of_user(name: str) -> str | None:
-    """The job whose user or role this is; None for one that is no job's."""
+    """Return the uid of the job that owns this user or role; None if it is not a job's."""
     return name.removeprefix(_USER_PREFIX) if name.startswith(_USER_PREFIX) else None
 
 
 async def access_for(
     users: Users | None, namespace: str, uid: str, existing: Access | None, ca: bytes | None
 ) -> Access:
-    """What the job's Secret shall hold; etcd has its user and role when this returns.
+    """Create the job's user and role in etcd; return the content for its Secret.
 
-    Keys and passwords are made once and kept as long as `existing`, what the Secret holds now, has
-    them. May be called again at any time: what was lost in etcd is put right. An etcd that has no
-    role for the job is new, perhaps, or lost its data: it is then made to let nobody in without a
-    user.
+    Keys and passwords are generated once and kept while `existing`, the Secret's present content,
+    has them. Idempotent: data lost in etcd is restored. An etcd without the job's role may be new
+    or have lost its data, so authentication is enabled there first.
 
     Args:
-        users: of an etcd where each job has a user of its own; None where none is managed.
-        ca: the authorities that etcd's certificate is signed by, as they are now.
+        users: users of an etcd with one user per job; None if users are not managed.
+        ca: the current authorities of etcd's certificate.
 
     Raises:
-        EtcdError: etcd is not as the result says; call again.
+        EtcdError: etcd may not match the result; call again.
     """
     access = existing or Access(_random().encode(), None, None, None)
     access = replace(access, ca=ca)
@@ -64,7 +63,7 @@ async def access_for(
 
 
 async def forget_job(client: Client, users: Users | None, namespace: str, uid: str) -> None:
-    """Remove what etcd holds of a job that is gone: its user first, so that nobody writes again."""
+    """Remove a deleted job's data from etcd: its user first, so that no further write succeeds."""
     if users is not None:
         await forget_user(users, uid)
     removal = Txn((), (Delete(job_folder(namespace, uid), prefix=True),))
@@ -72,27 +71,27 @@ async def forget_job(client: Client, users: Users | None, namespace: str, uid: s
         try:
             await client.txn(removal)
         except Ambiguous:
-            continue  # to remove once more does no harm
+            continue  # the removal is idempotent
         return
     await client.txn(removal)
 
 
 async def forget_user(users: Users, uid: str) -> None:
-    """Remove the user of a job that is gone, and its role."""
+    """Remove a deleted job's user and role."""
     await users.delete_user(user_name(uid))
     await users.delete_role(user_name(uid))
 
 
 async def uids_with_users(users: Users) -> frozenset[str]:
-    """The jobs that have a user or a role here.
+    """Return the uids of jobs that have a user or a role here.
 
-    To find those that are gone, ask this first and for the jobs afterwards: a job of which the
-    answer does not know yet then keeps what it has just been given.
+    To find deleted jobs, call this before listing the jobs: a user created after this call then
+    never counts as left over.
     """
     names = (*await users.users(), *await users.roles())
     return frozenset(uid for name in names if (uid := uid_of_user(name)))
 
 
 def _random() -> str:
-    """At least 128 bits, as text that survives every file and environment."""
+    """Return at least 128 random bits as text that is safe in files and environment variables."""
     return secrets.token_urlsafe(SECRET_BYTES)

@@ -1,7 +1,7 @@
-"""The etcds that jobs use: the operator's own, and those that jobs name and the chart allows.
+"""Registry of the etcds in use: the operator's own, and those that jobs name and the chart allows.
 
-One client and one mirror for each. What changes there wakes the job that it is about. A job of
-another backend is read through its own agents.
+Each has one client and one informer cache. A change there wakes the job it concerns. A job of
+another backend is read through its agents.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
 SETTLING_SECONDS = 5.0
-"""For so long an etcd that cannot be read changes no status."""
+"""Time in seconds for which an unreadable etcd changes no status."""
 FIRST_READ_SECONDS = 5.0
 
 Changed = Callable[[str, str], None]
-"""Called with namespace and uid of a job whose records changed."""
+"""Callback with namespace and uid of a job whose records changed."""
 
 
 class Refused(Exception):
-    """A job's etcd may not or cannot be used; the text says why and what to do."""
+    """A job's etcd may not or cannot be used; the text gives the reason and the remedy."""
 
     def __init__(self, obstacle: Obstacle, message: str) -> None:
         super().__init__(message)
@@ -52,8 +52,11 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Etcd:
-    """One etcd. `users` is set where each job gets a user of its own there; `held` is what the
-    Secret held that a job named for it; `tasks` keep its mirror."""
+    """One etcd.
+
+    `users` is set if each job gets its own user there. `held` is the content of the Secret that a
+    job named for it. `tasks` run its informer cache and its monitor.
+    """
 
     client: Client
     mirror: Mirror
@@ -62,9 +65,9 @@ class Etcd:
     own: bool = True
     lost_at: float | None = None
     mirror_dead_since: float | None = None
-    """Since when it answers though its mirror does not know it, as the sweep has seen it."""
+    """Time since which etcd has answered the resync while the informer cache was not in sync."""
     stranger: str = ""
-    """The identity of another cluster, when it is that one's."""
+    """Identity of the other cluster that owns it; empty if none does."""
     held: dict[str, bytes] = field(default_factory=dict)
     agents: AgentStatus | None = None
     monitor: StoreMonitor | None = None
@@ -77,12 +80,12 @@ class Etcd:
         return None if self.agents is None else self.agents.trouble(uid)
 
     def follow(self, namespace: str, uid: str, asked: Asked) -> None:
-        """Ask some of these agents now and then whether they can use it."""
+        """Poll a sample of these agents for the health of their connection to it."""
         if self.agents is not None:
             self.agents.follow(namespace, uid, replace(asked, sampled=True))
 
     def is_settling(self, now: float) -> bool:
-        """Whether it cannot be read, but only for so short a time that it is not worth telling."""
+        """Return True if it has been unreadable for too short a time to report."""
         if self.monitor is not None and self.monitor.trouble is not None:
             return False
         if self.mirror.known:
@@ -93,17 +96,17 @@ class Etcd:
         return now - self.lost_at < SETTLING_SECONDS
 
     async def guard(self) -> None:
-        """Let nobody in without a user from now on, where jobs have users. Raises `EtcdError`."""
+        """Enable authentication if jobs have users here. Raises `EtcdError`."""
         if self.users is not None:
             await self.users.enable_auth()
 
     @property
     def ca(self) -> bytes | None:
-        """The authorities that pods are to trust, as the file holds them now."""
+        """Authorities that pods are to trust, as currently in the file."""
         return Path(self.ca_file).read_bytes() if self.ca_file else None
 
     def newest(self, namespace: str, uid: str) -> int | None:
-        """The newest incarnation of a job that has records here."""
+        """Return the newest incarnation of a job that has records here."""
         return self.mirror.newest(namespace, uid)
 
     def records(self, namespace: str, uid: str, incarnation: int) -> Records | None:
@@ -111,7 +114,7 @@ class Etcd:
 
 
 class Etcds:
-    """All etcds in use. Its tasks run in `tasks`."""
+    """Registry of all etcds in use; background tasks run in the task group `tasks`."""
 
     def __init__(
         self, settings: EtcdSettings, kube: Kube, tasks: asyncio.TaskGroup, changed: Changed
@@ -130,7 +133,7 @@ class Etcds:
         self.own: Etcd = self._own()
 
     async def aclose(self) -> None:
-        """End all mirrors and close all connections."""
+        """Stop all informer caches and close all connections."""
         for task in self._running:
             task.cancel()
         await self._stack.aclose()
@@ -139,9 +142,9 @@ class Etcds:
         return [self.own, *self._named.values()]
 
     async def of(self, job: ElasticJob) -> Etcd | Agents:
-        """Where the rendezvous of this job is read: its etcd, or its agents.
+        """Return the source of this job's rendezvous: its etcd, or its agents.
 
-        Raises `Refused`, or `KubeError` when its Secret is unreadable.
+        Raises `Refused`, or `KubeError` if its Secret is unreadable.
         """
         wanted = job.spec.rendezvous
         if not wanted.endpoints and wanted.backend is Backend.ETCD:
@@ -157,7 +160,7 @@ class Etcds:
             return Agents(self.agents, namespace, job.metadata.uid)
         found = self._named.get(place)
         if found is None or (secret and not found.mirror.known):
-            # A password that was mistyped, or changed since, is read anew.
+            # Read the Secret again: its password may have been mistyped, or changed since.
             held = await self._secret(namespace, secret) if secret else {}
             found = self._named.get(place)
             if found is None or found.held != held:
@@ -166,13 +169,13 @@ class Etcds:
         return found
 
     async def guard(self) -> None:
-        """See that the operator's own etcd serves our cluster alone, and nobody without a user.
+        """Claim the operator's own etcd for this cluster and enable authentication there.
 
         Raises `EtcdError` or `KubeError`.
         """
         stranger = await self._claims.stranger(self.own.client)
         if stranger and not self.own.stranger:
-            log.error("etcd belongs to another cluster, %s: no job of ours can use it", stranger)
+            log.error("etcd belongs to another cluster, %s: this cluster cannot use it", stranger)
         self.own.stranger = stranger
         if not stranger:
             await self.own.guard()
@@ -227,8 +230,8 @@ class Etcds:
         return self._start(Etcd(client, Mirror(client), users, ca_file))
 
     def _begun_anew(self, place: tuple[str, ...], etcd: Etcd) -> Etcd:
-        """Follow this etcd instead of what was followed here. That one's client stays open until
-        the end: a look may be under way with it."""
+        """Replace the etcd followed for this place. The old client stays open until `aclose`: a
+        reconcile may still use it."""
         before = self._named.get(place)
         for task in () if before is None else before.tasks:
             task.cancel()
@@ -237,7 +240,7 @@ class Etcds:
         return etcd
 
     def _foreign(self, endpoints: list[str], held: dict[str, bytes]) -> Etcd:
-        """A client with what a user's Secret holds; the files live as long as the process."""
+        """Return an etcd with credentials from a user's Secret; its files live until `aclose`."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         files: dict[str, Path | None] = {"ca.crt": None, "tls.crt": None, "tls.key": None}
         for name in files:
@@ -273,7 +276,7 @@ class Etcds:
         return etcd
 
     def _wake_all(self, etcd: Etcd) -> None:
-        """Have all jobs that have records there looked at."""
+        """Wake all jobs that have records there."""
         for namespace, uid in etcd.mirror.jobs():
             self._changed(namespace, uid)
 

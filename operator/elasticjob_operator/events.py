@@ -1,7 +1,7 @@
-"""Tells what happened as Kubernetes events on the job. Nothing depends on their being posted.
+"""Recorder of Kubernetes events on jobs. Best effort: nothing depends on their being posted.
 
-What is said again is counted instead of posted again, but what has an occasion of its own, which
-has a name of its own too; a job that has too much to say is cut short.
+A repeated event increments the count of its series. An event with an `occasion` (deduplication
+key) is posted once, under a name derived from it. Each job's event rate is limited.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 CONTROLLER = "elasticjob.dev/operator"
 LONGEST_NOTE = 1024
-"""The API server refuses more."""
+"""Maximum note size in bytes that the API server accepts."""
 SERIES_SECONDS = 600.0
 REMEMBERED = 10_000
 BURST = 25
 REFILL_SECONDS = 10.0
-"""A job may tell BURST events at once, and one more each time this has passed."""
+"""Token interval of the per-job rate limit; BURST is the bucket's size."""
 QUEUED = 2_000
 
 
@@ -88,13 +88,13 @@ class _Told:
 
     @property
     def same(self) -> tuple[str, ...]:
-        """What an event must share with another to be counted with it."""
+        """Key shared by the events of one series."""
         said = self.happening
         return self.subject.uid, said.type, said.reason, said.message
 
     @property
     def tail(self) -> str:
-        """The end of its name: the same one for the same occasion, whoever tells it."""
+        """Suffix of the event's name: equal for equal occasions, whichever process posts it."""
         said = self.happening
         if not said.occasion:
             return uuid4().hex[:16]
@@ -103,7 +103,7 @@ class _Told:
 
 
 class Events:
-    """Posts events in the background while `run` runs. `clock` is monotonic, `now` is UTC."""
+    """Background event recorder, active while `run` runs. `clock` is monotonic, `now` is UTC."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Events:
         self._allowances: OrderedDict[str, _Allowance] = OrderedDict()
 
     def tell(self, subject: Subject, found: Iterable[Happening]) -> None:
-        """Have these posted; what is too much is dropped."""
+        """Queue events for posting; drop those over the rate limit."""
         for said in found:
             log.info(
                 "job %s/%s: %s: %s", subject.namespace, subject.name, said.reason, said.message
@@ -130,24 +130,24 @@ class Events:
                 self._queue.put_nowait(_Told(subject, said, self._now()))
 
     async def finish(self) -> None:
-        """Wait until all that was told is posted."""
+        """Wait until all queued events are posted."""
         await self._queue.join()
 
     async def run(self) -> None:
-        """Post what is told until cancelled."""
+        """Post queued events until cancelled."""
         while True:
             told = await self._queue.get()
             try:
                 await self._post(told)
             except KubeError as error:
-                log.debug("an event could not be posted: %s", error)
+                log.debug("cannot post an event: %s", error)
             finally:
                 self._queue.task_done()
 
     async def _post(self, told: _Told) -> None:
         namespace, known = told.subject.namespace, self._series.get(told.same)
         if told.happening.occasion:
-            with contextlib.suppress(AlreadyExists):  # somebody before us has told it
+            with contextlib.suppress(AlreadyExists):  # already posted by another process
                 await self._kube.create(EVENTS, namespace, self._event(told))
             return
         if known is not None and self._clock() - known.last < SERIES_SECONDS:
@@ -157,7 +157,7 @@ class Events:
             try:
                 await self._kube.patch(EVENTS, namespace, known.name, {"series": series})
             except NotFound:
-                pass  # the server has dropped it by its age: it is told as a new one
+                pass  # it has expired on the server: post a new one
             else:
                 return
         event = self._event(told)
@@ -205,7 +205,7 @@ def _micro_time(moment: datetime) -> str:
 
 
 def _cut(message: str) -> str:
-    raw = message.encode(errors="replace")  # a record's text may hold what is no character
+    raw = message.encode(errors="replace")  # a record's text may hold lone surrogates
     if len(raw) <= LONGEST_NOTE:
         return raw.decode()
     return raw[: LONGEST_NOTE - 3].decode(errors="ignore") + "…"

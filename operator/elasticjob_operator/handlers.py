@@ -1,6 +1,6 @@
-"""kopf: watches, and wakes. Nothing is decided here, and nothing is written through it.
+"""kopf handlers: turn watch events into wake-ups of the work queue. No decisions, no writes.
 
-kopf is used for its watches alone: no finalizers, annotations, events, timers or peering.
+Only kopf's watches are used: no finalizers, annotations, events, timers or peering.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from elasticjob_operator.nodes import Nodes
 from elasticjob_operator.wakeups import Wakeups
 
 COALESCE_SECONDS = 0.02
-"""What comes together, such as the pods of a drained node, is looked at together."""
+"""Delay that merges simultaneous events, such as those of a drained node's pods."""
 PATIENT_SECONDS = 0.25
-"""Pods that start do so one after the other, and nothing is to be done about it."""
+"""Delay for events of starting pods, which arrive one by one and require no action."""
 WATCH_SECONDS = 300
-"""A watch is opened anew after this time, from where it was."""
+"""Server-side timeout of a watch, after which it resumes at its last version."""
 SILENCE_SECONDS = 90.0
-"""The API server sends a bookmark every minute: one that is silent for longer is dead."""
+"""Inactivity timeout of a watch; the API server sends a bookmark every minute."""
 
 
 class Handlers:
-    """What the watches tell, and whom it wakes."""
+    """Event handlers of the watches."""
 
     def __init__(self, jobs: Jobs, nodes: Nodes, delivered: Delivered, wakeups: Wakeups) -> None:
         self._jobs = jobs
@@ -57,7 +57,7 @@ class Handlers:
                 self._wakeups.wake(memory.key, COALESCE_SECONDS)
 
     def _job_of(self, pod: Json) -> JobKey | None:
-        """Whose a pod is, by its metadata: one of the two labels may have been taken off."""
+        """Return the key of a pod's job; one of its two labels may have been removed."""
         labels = pod["labels"]
         known, name = self._jobs.find_uid(labels.get(UID_LABEL, "")), labels.get(JOB_LABEL)
         if known is not None:
@@ -71,13 +71,13 @@ class Handlers:
 
 
 def _says_nothing(pod: Json) -> bool:
-    """Whether a pod is as it was when it was made: whoever made it knows of it."""
+    """Return True if a pod is unchanged since its creation, which its creator already knows of."""
     bound = (pod.get("spec") or {}).get("nodeName")
     return not bound and not (pod.get("status") or {}).get("conditions")
 
 
 def _starts(pod: Json) -> bool:
-    """Whether a pod is on its way, or runs, and nothing of it has ended."""
+    """Return True if a pod is pending or running and none of its containers has terminated."""
     status = pod.get("status") or {}
     found = status.get("containerStatuses") or ()
     ended = any("terminated" in (container.get("state") or {}) for container in found)
@@ -86,7 +86,7 @@ def _starts(pod: Json) -> bool:
 
 
 def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:
-    """What kopf is to watch."""
+    """Return kopf's registry with a handler for each watched kind."""
     found = kopf.OperatorRegistry()
     kopf.on.login(registry=found)(_login)
     for kind, handler in ((ELASTICJOBS, handlers.job), (PODS, handlers.pod)):
@@ -97,7 +97,7 @@ def registry(handlers: Handlers, watch_nodes: bool) -> kopf.OperatorRegistry:
 
 
 def settings() -> kopf.OperatorSettings:
-    """kopf without all that it does besides watching."""
+    """Return kopf settings that disable everything except watching."""
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.scanning.disabled = True
@@ -110,7 +110,7 @@ def settings() -> kopf.OperatorSettings:
     found.watching.label_selectors[PODS.group, PODS.version, PODS.plural] = UID_LABEL
     found.networking.request_timeout = 60
     found.networking.connect_timeout = 10
-    # A worker for each object lives this long after its last event: with many objects, briefly.
+    # Lifetime of an object's worker after its last event; short, because there are many objects.
     found.queueing.idle_timeout = 0.1
     found.persistence.diffbase_storage = _NoDiffs()
     found.persistence.progress_storage = _NoProgress()
@@ -118,12 +118,12 @@ def settings() -> kopf.OperatorSettings:
 
 
 def _login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """As `Kube.connect` does: the pod's service account, else the kubeconfig."""
+    """Log in with the pod's service account, else the kubeconfig, as `Kube.connect` does."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Nothing is kept of objects, not even compared: that costs more than all else here."""
+    """Diff storage that stores nothing: computing diffs would cost more than all other work."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -136,7 +136,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Handlers that only wake have no progress."""
+    """Progress storage that stores nothing: handlers that only wake have no progress."""
 
     def fetch(self, **_: Any) -> Any:
         return None

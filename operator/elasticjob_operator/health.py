@@ -1,7 +1,7 @@
-"""What a replica answers to probes and to Prometheus: a little HTTP, no library.
+"""HTTP server for probes and Prometheus, without an HTTP library.
 
-`/healthz`: whether it should go on, or be started again. `/readyz`: whether it works or stands by.
-`/metrics`, on a port of its own.
+`/healthz` fails when the replica should be restarted. `/readyz` succeeds once it is active or
+stands by. `/metrics` has its own port.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ REQUEST_SECONDS = 5.0
 _MAX_HEAD_BYTES = 8192
 
 Check = Callable[[], str]
-"""Returns what is wrong, or nothing."""
+"""Health check: returns a description of the problem, or an empty string."""
 
 
 @dataclass(slots=True)
 class Health:
-    """What is looked at when a probe asks."""
+    """State that the probes report."""
 
     checks: list[Check] = field(default_factory=list)
     ready: bool = False
@@ -48,7 +48,7 @@ class Health:
 async def answering(
     health: Health, metrics: Callable[[], bytes], health_port: int, metrics_port: int
 ) -> AsyncIterator[None]:
-    """Answer at both ports. Raises OSError."""
+    """Serve on both ports. Raises OSError."""
     probes = {
         "/healthz": lambda: _text(*health.answer_health()),
         "/readyz": lambda: _text(*health.answer_ready()),
@@ -62,7 +62,7 @@ async def answering(
 
 
 class _Answers:
-    """Answers one request a connection."""
+    """Connection handler; answers one request per connection."""
 
     def __init__(self, pages: dict[str, Callable[[], bytes]]) -> None:
         self._pages = pages
@@ -79,7 +79,7 @@ class _Answers:
         method, _, rest = head.decode("latin-1").partition(" ")
         page = self._pages.get(rest.partition(" ")[0].partition("?")[0])
         if page is None or method != "GET":
-            return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}\n")
+            return _text(HTTPStatus.NOT_FOUND, f"no such page; pages: {', '.join(self._pages)}\n")
         return page()
 
 

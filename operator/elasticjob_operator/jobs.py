@@ -1,7 +1,6 @@
-"""What the operator remembers of each job between two looks at it.
+"""In-memory state of each job between two reconciles.
 
-Nothing here is a datum: all of it can be lost with the process and is found again, or costs one
-more request.
+Only a cache: after a restart it is rebuilt, or costs one more request.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from elasticjob_operator.model import Phase, Status
 from elasticjob_rendezvous.core.bounds import Bounds
 
 RECHECK_SECONDS = 600.0
-"""How long what was read of a job's Service, Secret and budget is believed."""
+"""Cache lifetime of a job's Service, Secret and budget in seconds."""
 
 
 class JobKey(NamedTuple):
-    """What a job is called; two jobs after another may share it."""
+    """Namespace and name of a job; successive jobs may share them."""
 
     namespace: str
     name: str
@@ -34,32 +33,33 @@ class JobKey(NamedTuple):
 
 @dataclass(slots=True)
 class JobMemory:
-    """One job, by its uid.
+    """State of one job, identified by its uid.
 
     Args:
-        incarnation: the newest one known from any source; None before it was learnt.
-        goes_on: whether that one was there and not suspended when its rendezvous was last read.
-        bounds: what was written last, which the mirror may not show yet.
-        refusal: why pods cannot be created, and since when.
-        foreign: indices of pods of the right name that are not this job's.
-        unlisted: names of pods of this job that a LIST does not show, for want of their label.
-        unlabelled: uids of pods whose lost labels were told of.
-        access: what its Secret holds, once that was read or made.
-        seen_at: monotonic time when it was seen first.
-        checked_at: monotonic time when Service and Secret were read last.
-        min_available: of its budget as it was read or written last; None for no budget.
-        budget_checked_at: monotonic time when that was.
-        pods: the uids of its pods as they were seen last.
-        nodes: the machines they are on.
-        ends: since when each of them that has ended is known to have; UTC.
-        changed_at: monotonic time of the oldest change in etcd that no status shows yet.
-        written: resourceVersion of the last status written here, so as not to wake for it.
-        phase: the one in that status.
-        untold: the status before one that was sent and may have been written: what it says of
-            events is not told yet.
-        told: whether this process has told what a status says; another one may have died over it.
-        invalid: resourceVersion at which it could not be understood.
-        attendance: who takes part, where the rendezvous is read through its agents.
+        incarnation: newest known incarnation from any source; None while unknown.
+        goes_on: whether that incarnation existed, not suspended, when its rendezvous was last read.
+        bounds: bounds written last, which the informer cache may lack.
+        refusal: reason and start time of a refusal to create pods.
+        foreign: indices whose pod name is taken by a pod of another owner.
+        unlisted: names of this job's pods that a LIST does not show because their label is missing.
+        unlabelled: uids of pods whose lost labels were reported.
+        access: content of its Secret, once read or created.
+        seen_at: monotonic time of the first reconcile.
+        checked_at: monotonic time of the last read of Service and Secret.
+        min_available: minimum in its budget as last read or written; None for no budget.
+        budget_checked_at: monotonic time of that read or write.
+        pods: uids of its pods at the last reconcile.
+        nodes: machines those pods run on.
+        ends: UTC time at which the end of each ended pod was first seen, by pod uid.
+        changed_at: monotonic time of the oldest etcd change that no status shows yet.
+        written: resourceVersion of the last status written here; its watch event wakes nobody.
+        phase: phase in that status.
+        untold: status before a status write without an answer; events since then are not posted
+            yet.
+        told: whether this process has posted events for the job; a predecessor may have died
+            before posting its own.
+        invalid: resourceVersion at which the job could not be parsed.
+        attendance: participants, if the rendezvous is read through its agents.
     """
 
     key: JobKey
@@ -88,15 +88,15 @@ class JobMemory:
     attendance: Attendance = field(default_factory=Attendance)
 
     def refuse(self, obstacle: Obstacle, message: str, now: datetime) -> None:
-        """Remember why pods cannot be created; the time is that of the first refusal in a row."""
+        """Record a refusal to create pods; its time is that of the first refusal in a row."""
         since = self.refusal.since if self.refusal else now
         self.refusal = Refusal(obstacle, message, since)
 
 
 class Jobs:
-    """All jobs that were seen. `clock` is monotonic.
+    """Registry of all known jobs. `clock` is monotonic.
 
-    `random` spreads out when the children of those that a start finds are read first.
+    `random` spreads the first read of owned objects after a start over the recheck period.
     """
 
     def __init__(self, clock: Callable[[], float], random: Callable[[], float]) -> None:
@@ -105,7 +105,7 @@ class Jobs:
         self._by_key: dict[JobKey, JobMemory] = {}
         self._by_uid: dict[str, JobMemory] = {}
         self.departed: set[tuple[str, str]] = set()
-        """Namespace and uid of jobs that were there and are gone, until etcd is cleared of them."""
+        """Namespace and uid of deleted jobs whose etcd data is not cleared yet."""
 
     def __iter__(self) -> Iterator[JobMemory]:
         return iter(tuple(self._by_key.values()))
@@ -114,7 +114,7 @@ class Jobs:
         return len(self._by_key)
 
     def recall(self, key: JobKey, uid: str) -> JobMemory:
-        """What is remembered of this job; of one of the same name that came before, nothing."""
+        """Return the state of this job; drop that of a predecessor of the same name."""
         found = self._by_key.get(key)
         if found is not None and found.uid == uid:
             return found
@@ -132,7 +132,7 @@ class Jobs:
         return self._by_uid.get(uid)
 
     def on_node(self, node: str) -> list[JobMemory]:
-        """The jobs with a pod on this machine."""
+        """Return the jobs with a pod on this machine."""
         return [memory for memory in self._by_key.values() if node in memory.nodes]
 
     def forget(self, key: JobKey) -> None:

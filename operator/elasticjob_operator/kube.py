@@ -1,7 +1,7 @@
-"""The API server, as raw JSON: the only code that talks to it besides kopf's watches.
+"""Kubernetes API client on raw JSON: the only code besides kopf's watches that calls the server.
 
-Nothing is parsed into models: reading pods into them costs most of an operator's time. Every call
-ends within its time: `kube_calls`.
+Objects are not parsed into models, which would take most of an operator's CPU time. `kube_calls`
+enforces the timeout of every call.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ __all__ = [
 Objects = list[Json]  # as `Kube.list` hides the builtin where its own methods are annotated
 
 CALL_SECONDS = 10.0
-"""Time for one request, its repetitions included; for a list, of each page."""
+"""Timeout of one request including retries; of each page for a list."""
 PAGE_SIZE = 500
 RESTARTS = 3
-"""How often a list starts over because its pages have expired."""
+"""Maximum number of restarts of a list whose pages have expired."""
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 
 class Kube:
-    """A client of one API server, as `connect` makes it; `close` it otherwise."""
+    """Client of one API server. `connect` closes it at exit; otherwise call `close`."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Kube:
         call_seconds: float = CALL_SECONDS,
         wall_clock: Callable[[], float] = time.time,
     ) -> AsyncIterator[Kube]:
-        """Connect as the pod's service account; outside a pod, or when one is named, by kubeconfig.
+        """Connect with the pod's service account, or with a kubeconfig if named or outside a pod.
 
         Raises:
             KubeError: there is no usable configuration.
@@ -116,11 +116,11 @@ class Kube:
             await kube.close()
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._calls.close()
 
     def now(self) -> datetime:
-        """The time, UTC, by the API server's clock, as its answers tell it."""
+        """Return the UTC time of the API server's clock, estimated from its responses."""
         return self._calls.now()
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
@@ -134,9 +134,9 @@ class Kube:
         selector: str = "",
         metadata_only: bool = False,
     ) -> Objects:
-        """All objects of a kind, of one namespace or of all, that the label selector matches.
+        """Return all objects of a kind that match the label selector, in one or all namespaces.
 
-        `metadata_only` fetches only their metadata. Objects in a list say no kind or apiVersion.
+        `metadata_only` fetches only their metadata. Items of a list lack kind and apiVersion.
         """
         query = {"limit": str(PAGE_SIZE)}
         if selector:
@@ -144,7 +144,7 @@ class Kube:
         accept = _METADATA_ONLY if metadata_only else "application/json"
         request = Request("list", kind, namespace, query=query, accept=accept)
         for _ in range(RESTARTS):
-            with suppress(Gone):  # the pages came too slowly: they are of one moment
+            with suppress(Gone):  # the pages' snapshot expired before the last one was read
                 return await self._pages(request)
         return await self._pages(request)
 
@@ -157,10 +157,10 @@ class Kube:
         dry_run: bool = False,
         strict: bool = False,
     ) -> Json:
-        """Create an object; return it with what the server filled in.
+        """Create an object; return it with the fields the server filled in.
 
         Args:
-            dry_run: only check: admission runs, nothing is kept.
+            dry_run: run admission and validation without storing the object.
             strict: refuse unknown and duplicate fields instead of dropping them.
 
         Raises:
@@ -179,10 +179,10 @@ class Kube:
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Json, *, subresource: str = ""
     ) -> Json:
-        """Merge `body` into the object, None deleting a field; return the object.
+        """Merge `body` into the object (None deletes a field); return the object.
 
-        `metadata.uid` and `metadata.resourceVersion` in the body are preconditions, but servers
-        pass over the uid at subresources: there it needs the version beside it.
+        `metadata.uid` and `metadata.resourceVersion` in the body are preconditions. Servers ignore
+        the uid for subresources: there it must come with the version.
 
         Raises:
             NotFound, Conflict (a precondition), Invalid, Forbidden.
@@ -198,7 +198,7 @@ class Kube:
         except Invalid as error:
             if all(cause.field != "metadata.uid" for cause in error.causes):
                 raise
-            # Elsewhere another uid is an attempt to change it.
+            # Here the server reports a uid mismatch as an attempt to change the uid.
             raise Conflict(
                 error.operation, error.message, error.status, error.reason, error.causes
             ) from error
@@ -212,10 +212,10 @@ class Kube:
         uid: str,
         resource_version: str | None = None,
     ) -> bool:
-        """Delete this very object, its children in the background, with its own grace.
+        """Delete the object with this uid, with background propagation and its own grace period.
 
         Returns:
-            False when it was already gone, or when another object has its name.
+            False if it was already gone, or if another object has its name.
 
         Raises:
             Conflict: it is no longer at `resource_version`.
@@ -234,7 +234,7 @@ class Kube:
         except NotFound:
             return False
         except Conflict:
-            # No field of the answer says which of the two preconditions failed.
+            # The response does not tell which of the two preconditions failed.
             if resource_version is None or not await self._is(kind, namespace, name, uid):
                 return False
             raise

@@ -1,7 +1,7 @@
-"""Requests to the API server and their answers: each ends within its time.
+"""Requests to the API server with a timeout and safe retries.
 
-What is safe to send again is sent again within that time, nothing else. The answers tell the
-server's time too.
+Only requests that are safe to repeat are retried, within the timeout. The responses also give the
+server's time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 UNANSWERED_PAUSE_SECONDS = 0.2
 FIELD_MANAGER = "elasticjob-operator"
-_UNTIMED = aiohttp.ClientTimeout(total=None)  # the whole call has its time, see `call`
+_UNTIMED = aiohttp.ClientTimeout(total=None)  # `call` has the timeout
 
 
 class Calls:
-    """Makes requests of one API server. `wall_clock` is this machine's, in seconds."""
+    """Sender of requests to one API server. `wall_clock` is this machine's, in seconds."""
 
     def __init__(
         self,
@@ -53,15 +53,15 @@ class Calls:
         self._ahead_seconds = 0.0
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._rest.close()
 
     def now(self) -> datetime:
-        """The time, UTC, by the API server's clock, as its answers tell it."""
+        """Return the UTC time of the API server's clock, estimated from its responses."""
         return datetime.fromtimestamp(self._wall_clock() + self._ahead_seconds, UTC)
 
     async def call(self, request: Request) -> Json:
-        """The answer to a request, sent again while that is safe and its time lasts."""
+        """Return the response to a request, retried while that is safe and time is left."""
         clock = asyncio.get_running_loop()
         deadline = clock.time() + self._call_seconds
         while True:
@@ -75,20 +75,20 @@ class Calls:
                 failure: KubeError = error
                 pause = error.retry_after_seconds
             except Unreachable as error:
-                # A write that got no answer may have happened; an answer is for the caller.
+                # An unanswered write may have happened; an error response is the caller's.
                 if error.status or not request.read_only:
                     raise
                 failure, pause = error, UNANSWERED_PAUSE_SECONDS
             if clock.time() + pause >= deadline:
                 raise failure
-            log.debug("%s is sent again in %.1f s: %s", request, pause, failure.message)
+            log.debug("%s: retry in %.1f s: %s", request, pause, failure.message)
             await asyncio.sleep(pause)
 
     async def _send(self, request: Request) -> Json:
         headers = {"Accept": request.accept, "User-Agent": FIELD_MANAGER}
         if request.verb == "patch":
             headers["Content-Type"] = "application/merge-patch+json"
-        # The token of a service account is read again here when it is a minute old.
+        # This reads a service account's token again when it is a minute old.
         for setting in (await self._configuration.auth_settings()).values():
             headers[setting["key"]] = setting["value"]
         sent = self._wall_clock()
@@ -110,12 +110,12 @@ class Calls:
         return _object(request, answer.status, body)
 
     def _compare_clocks(self, headers: Mapping[str, str], sent: float, received: float) -> None:
-        """Only answers of the server itself count: what stands before it sends errors."""
+        """Update the clock offset from a successful response; a proxy may have sent an error."""
         before = self._ahead_seconds
         ahead = self._ahead_seconds = ahead_seconds(before, headers, sent, received)
         if max(abs(ahead), abs(before)) >= TELLING_SECONDS and abs(ahead - before) >= 1.0:
             log.warning(
-                "the clock of this machine is %.0f s %s the API server's, which is gone by",
+                "this machine's clock is %.0f s %s the API server's; using the API server's time",
                 abs(ahead),
                 "behind" if ahead > 0 else "ahead of",
             )
@@ -127,12 +127,12 @@ def _object(request: Request, status: int, body: bytes) -> Json:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Unreachable(str(request), "the answer is no object in JSON", status)
+        raise Unreachable(str(request), "the response is not a JSON object", status)
     return found
 
 
 async def configuration(kubeconfig: Path | None, context: str | None) -> Configuration:
-    # With it each request would read proxies and ~/.netrc anew, in a thread.
+    # With trust_env each request would read proxy settings and ~/.netrc again, in a thread.
     configuration = Configuration(client_session_kwargs={"trust_env": False})
     try:
         if kubeconfig is None and context is None:

@@ -1,19 +1,19 @@
-"""The errors of the Kubernetes client: what the API server refused, why, and what would help.
+"""Errors of the Kubernetes client and their meaning for the caller.
 
 Tree:
 
     KubeError
-        Unreachable             no answer, or the server's own trouble; a write may have happened
-        TooManyRequests         nothing happened; come back after `retry_after_seconds`
-        Gone                    the history or page asked for is no longer kept: start over
+        Unreachable             no response, or a server error; a write may have happened
+        TooManyRequests         no effect; retry after `retry_after_seconds`
+        Gone                    the requested history or page has expired: start over
         NotFound                no such object (or, for a create, no such namespace)
-        NoSuchKind              the server does not serve this kind at all: its CRD is missing
+        NoSuchKind              the server does not serve this kind: its CRD is missing
         AlreadyExists           the name is taken
-        Conflict                the object is not the one, or not the version, that was named
-        Invalid                 the object breaks a rule; `causes` name the fields
+        Conflict                another uid or resourceVersion than the precondition's
+        Invalid                 validation failed; `causes` name the fields
         Unauthorized            the credentials were not accepted
         Forbidden               refused by RBAC, an admission plugin or a policy
-            QuotaExceeded       refused by a ResourceQuota: may pass when others have ended
+            QuotaExceeded       refused by a ResourceQuota; may succeed after other objects end
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One of several reasons: `field` is a path such as `spec.maxNodes`, empty when none is."""
+    """One of an error's causes; `field` is a path such as `spec.maxNodes`, or empty."""
 
     field: str
     reason: str
@@ -34,14 +34,14 @@ class Cause:
 
 
 class KubeError(Exception):
-    """A request to the API server that failed.
+    """Failed request to the API server.
 
     Args:
-        operation: what was asked for, e.g. `create pods ns/x`.
-        message: the server's own words, or what went wrong on the way.
-        status: HTTP status, 0 when there was no answer.
+        operation: the request, e.g. `create pods ns/x`.
+        message: the server's message, or the transport error.
+        status: HTTP status; 0 without a response.
         reason: the server's reason in one word, e.g. `Invalid`, or "".
-        causes: the fields that were wrong, as far as the server says.
+        causes: the invalid fields, if the server names them.
     """
 
     retryable: ClassVar[bool] = False
@@ -63,20 +63,20 @@ class KubeError(Exception):
 
 
 class Unreachable(KubeError):
-    """Nobody answered in time, or the server could not serve. A write may have happened."""
+    """No response in time, or a server error. A write may have happened."""
 
     retryable = True
 
 
 class TooManyRequests(KubeError):
-    """The server sheds load; nothing happened."""
+    """The server sheds load; the request had no effect."""
 
     retryable = True
     retry_after_seconds: float = 1.0
 
 
 class Gone(KubeError):
-    """What was asked for is no longer kept: start over."""
+    """The requested history or page has expired: start over."""
 
     retryable = True
 
@@ -86,7 +86,7 @@ class NotFound(KubeError):
 
 
 class NoSuchKind(KubeError):
-    """The server does not know the kind: never to be taken for an absent object."""
+    """The server does not know the kind; this says nothing about the object."""
 
 
 class AlreadyExists(KubeError):
@@ -94,11 +94,11 @@ class AlreadyExists(KubeError):
 
 
 class Conflict(KubeError):
-    """The object is another one, or has changed since it was read."""
+    """The object was replaced, or has changed since it was read."""
 
 
 class Invalid(KubeError):
-    """The object breaks a rule, or cannot be read at all."""
+    """The object failed validation or could not be parsed."""
 
 
 class Unauthorized(KubeError):
@@ -138,11 +138,11 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     429: TooManyRequests,
 }
 _QUOTA = ("exceeded quota:", "status unknown for quota:")
-_LONGEST = 2000  # of an answer that is no Status, e.g. a proxy's page
+_LONGEST = 2000  # bytes kept of a body that is not a Status, e.g. a proxy's page
 
 
 def error_of(operation: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
-    """The error that an answer with an HTTP status of 400 or more stands for."""
+    """Return the error for a response with an HTTP status of 400 or more."""
     said = _status_of(body)
     reason = str(said.get("reason") or "")
     message = said.get("message") or body[:_LONGEST].decode(errors="replace").strip()
@@ -159,7 +159,7 @@ def error_of(operation: str, status: int, body: bytes, headers: Mapping[str, str
 def _kind_of(status: int, reason: str, message: str, details: Mapping[str, Any]) -> type[KubeError]:
     kind = _BY_REASON.get(reason) or _BY_STATUS.get(status)
     if kind is NotFound and not details.get("name"):
-        return NoSuchKind  # "404 page not found": nothing serves this path
+        return NoSuchKind  # "404 page not found": the path is not served
     if kind is Forbidden and any(words in message for words in _QUOTA):
         return QuotaExceeded
     if kind is None:
@@ -186,5 +186,5 @@ def _retry_after_seconds(details: Mapping[str, Any], headers: Mapping[str, str])
     said = headers.get("Retry-After") or details.get("retryAfterSeconds") or ""
     try:
         return max(float(said), 0.0)
-    except ValueError:  # a date: nobody sends one
+    except ValueError:  # an HTTP date, which API servers do not send
         return TooManyRequests.retry_after_seconds

@@ -1,4 +1,4 @@
-"""What can be asked of an API server: the kinds of object we know, and one request."""
+"""Value types of API requests: the known kinds of object, and one request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "de
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and where the API server keeps it. `group` is empty for the core."""
+    """A kind of object and its API path. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -22,7 +22,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Path of an object, or of the collection; None is all namespaces, or none of them."""
+        """Return the path of an object or collection; None stands for all namespaces, or none."""
         root = f"/apis/{self.group}" if self.group else "/api"
         steps = [root, self.version]
         if namespace is not None and self.namespaced:
@@ -44,7 +44,7 @@ EVENTS = Kind("events.k8s.io", "v1", "events")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. `about` names an object that the path does not: one to be created."""
+    """One request. `about` names an object missing from the path, as in a create."""
 
     verb: str
     kind: Kind

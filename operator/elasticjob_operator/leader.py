@@ -1,7 +1,7 @@
-"""One active replica: whoever holds the Lease. The others stand by and take it when it is let go.
+"""Leader election: the replica that holds the Lease is active, the others stand by.
 
 async with hold_lease(kube, settings):
-    ...  # active; cancelled in time when the Lease cannot be kept
+    ...  # active; cancelled in time if the Lease cannot be renewed
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHANGED = (Conflict, AlreadyExists)
 
 
 class LeaseLost(Exception):
-    """The Lease is another's, or could not be renewed in time: this replica is active no more."""
+    """The Lease has another holder or was not renewed in time; this replica is no longer active."""
 
 
 def _abort() -> None:
@@ -55,15 +55,15 @@ async def hold_lease(
     clock: Callable[[], float] = time.monotonic,
     abort: Callable[[], None] = _abort,
 ) -> AsyncIterator[None]:
-    """Wait for the Lease, keep it while the body runs, and let go of it after the body.
+    """Acquire the Lease, renew it while the body runs, and release it afterwards.
 
-    When it cannot be kept the body is cancelled while nobody else can have it yet. If the body
-    does not end in what is left of that time, `abort` ends the process.
+    If it cannot be renewed, the body is cancelled before another replica can acquire it. If the
+    body does not end within the remaining validity, `abort` ends the process.
 
     Raises:
-        LeaseLost: after the body that was cancelled for it has ended.
+        LeaseLost: after the cancelled body has ended.
     """
-    # A process that runs beside its successor, or twice on one host, must not pass for the other.
+    # A unique suffix tells a process from its successor, or from a second one on the same host.
     own = replace(settings, identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}")
     held = _Held(kube, own, clock, abort)
     failure: BaseException | None = None
@@ -86,7 +86,7 @@ async def hold_lease(
 
 
 class _Held:
-    """This replica's hold on the Lease."""
+    """Lease as acquired, renewed and released by this replica."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class _Held:
         self._settings = settings
         self._clock = clock
         self._abort = abort
-        self._sent_at = 0.0  # of the last claim that was confirmed
-        self._lease: Lease | None = None  # as last written or read; None: it is not there
-        self._in_doubt = True  # whether it has to be read before it is written
+        self._sent_at = 0.0  # send time of the last confirmed claim
+        self._lease: Lease | None = None  # as last written or read; None if absent
+        self._in_doubt = True  # read it before the next write
         self._overdue: asyncio.TimerHandle | None = None
         self._trouble = ""
 
     async def acquire(self) -> None:
-        """Wait until the Lease is ours."""
+        """Wait until this replica holds the Lease."""
         seen: Sighting | None = None
         while True:
             pause = self._settings.renew_seconds
@@ -115,24 +115,24 @@ class _Held:
                     await self._read()
                     now = self._clock()
                     seen = sighting(seen, self._lease, now) if self._lease else None
-                    # Ours already: by a claim whose answer was lost.
+                    # Already held, by a claim whose response was lost.
                     ours = seen is not None and seen.lease.holder == self._settings.identity
                     if seen is None or ours or seen.free_at <= now:
                         await self._claim()
-                        log.info("%s: the Lease is ours, this replica is active", self)
+                        log.info("%s: acquired the Lease, this replica is active", self)
                         return
                 pause = min(pause, seen.free_at - now)
                 if self._trouble != seen.lease.holder:
                     self._trouble = seen.lease.holder
                     log.info("%s: %s is active, this replica stands by", self, self._trouble)
             except _CHANGED:
-                pause = 0.0  # somebody was faster
+                pause = 0.0  # another replica was faster
             except (KubeError, TimeoutError) as error:
-                self._warn("cannot be had", error)
+                self._warn("acquire", error)
             await asyncio.sleep(pause)
 
     async def keep(self) -> None:
-        """Renew for ever. Raises LeaseLost."""
+        """Renew until cancelled. Raises LeaseLost."""
         pause = self._settings.renew_seconds
         while True:
             await asyncio.sleep(min(pause, self._left()))
@@ -150,12 +150,12 @@ class _Held:
                 pause = 0.0
             except (KubeError, TimeoutError) as error:
                 pause = self._settings.renew_seconds / 4
-                self._warn("is not renewed", error)
+                self._warn("renew", error)
             if self._left() <= 0:
                 self._lose("it could not be renewed in time")
 
     async def release(self) -> None:
-        """Let go of the Lease, if it is ours, so that another need not wait."""
+        """Release the Lease if held, so that another replica need not wait for its expiry."""
         try:
             async with asyncio.timeout(self._settings.renew_seconds):
                 if self._in_doubt:
@@ -164,12 +164,12 @@ class _Held:
                     return
                 body = release(self._lease)
                 await self._kube.patch(LEASES, self._settings.namespace, self._settings.name, body)
-                log.info("%s: let go of the Lease", self)
+                log.info("%s: released the Lease", self)
         except (KubeError, TimeoutError) as error:
-            log.info("%s: the Lease runs out by itself: %r", self, error)
+            log.info("%s: cannot release the Lease, it will expire: %r", self, error)
 
     def body_has_ended(self) -> None:
-        """There is nothing left to abort."""
+        """Cancel the pending abort."""
         if self._overdue is not None:
             self._overdue.cancel()
 
@@ -185,7 +185,7 @@ class _Held:
         """Take or renew the Lease as it was last read or written."""
         namespace, name = self._settings.namespace, self._settings.name
         body = claim(self._settings, self._lease, datetime.now(UTC))
-        sent_at, self._in_doubt = self._clock(), True  # whatever comes instead of an answer
+        sent_at, self._in_doubt = self._clock(), True  # until a response confirms it
         if self._lease is None:
             raw = await self._kube.create(LEASES, namespace, body)
         else:
@@ -193,24 +193,24 @@ class _Held:
         self._lease, self._in_doubt, self._sent_at = lease_of(raw), False, sent_at
 
     def _left(self) -> float:
-        """Seconds until the body has to be cancelled."""
+        """Return the seconds until the body has to be cancelled."""
         return max(self._settings.cancels_at(self._sent_at) - self._clock(), 0.0)
 
     def _lose(self, why: str) -> None:
-        log.error("%s: the Lease is lost: %s; this replica ends its activity", self, why)
+        log.error("%s: lost the Lease, stopping: %s", self, why)
         rest = max(self._settings.ends_at(self._sent_at) - self._clock(), 0.0)
         self._overdue = asyncio.get_running_loop().call_later(rest, self._too_late)
         raise LeaseLost(f"Lease {self}: {why}")
 
     def _too_late(self) -> None:
-        log.critical("%s: the activity has not ended in time; this process ends", self)
+        log.critical("%s: work did not stop before the Lease expired, exiting", self)
         self._abort()
 
     def _warn(self, what: str, error: Exception) -> None:
-        said = f"{what}: {str(error) or 'no answer in time'}"
+        said = f"{what} the Lease: {str(error) or 'no answer in time'}"
         if said != self._trouble:
             self._trouble = said
-            log.warning("%s: the Lease %s", self, said)
+            log.warning("%s: cannot %s", self, said)
 
     def __str__(self) -> str:
         return f"{self._settings.namespace}/{self._settings.name}"

@@ -1,6 +1,6 @@
-"""How the operator writes its log: one line a message, as text or JSON, the job first.
+"""Log formats of the operator: one line per message, as text or JSON.
 
-Messages about a job begin with `job <namespace>/<name>: `; the JSON form has that as a field.
+Messages about a job begin with `job <namespace>/<name>: `; JSON has the job as a field.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from typing import Any
 
 _JOB = re.compile(r"job ([^\s/]+/[^\s:]+): ")
-# Their words are of the framework's own inner life, or repeat what is said here.
+# Their lower levels describe the framework's internals, or repeat the operator's own messages.
 _QUIET = {"kopf": logging.WARNING, "asyncio": logging.WARNING, "kubernetes": logging.WARNING}
 
 
 def configure(log_format: str, level: str) -> None:
-    """Set up the process's log on stderr."""
+    """Set up logging to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -28,7 +28,7 @@ def configure(log_format: str, level: str) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z WARNING reconcile job ns/name: text`."""
+    """Text format: `2026-01-31T12:00:00.123Z WARNING reconcile job ns/name: text`."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{_moment(record)} {record.levelname:7} {_source(record)} {record.getMessage()}"
@@ -36,7 +36,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object a line; `job` is its first field where there is one."""
+    """JSON format: one object per line, with `job` as the first field of messages about a job."""
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()

@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics, in a registry of their own."""
+"""Prometheus metrics of the operator, in their own registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30)
 
 
 class Metrics:
-    """All of them. `phases` yields the phase of each job there is, for the gauge."""
+    """All metrics of one process and the methods that update them."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -33,39 +33,39 @@ class Metrics:
         )
         self.interruptions = Counter(
             "elasticjob_interruptions",
-            "Rounds that ended for what costs no restart: losses, leaves, preemptions, joins.",
+            "Rounds that ended without a charged restart: losses, leaves, preemptions, joins.",
             ["kind"],
             registry=self.registry,
         )
         self.recovery = Histogram(
             "elasticjob_recovery_seconds",
-            "What a round cost, by part: detect, stop, backoff, join, confirm, start; their total, "
-            "as in the status, of a join and a scaleDown without detect, for training went on; "
-            "first_step comes after it, where workers report their steps.",
+            "Cost of a round by part: detect, stop, backoff, join, confirm, start; total is their "
+            "sum, as in the status (without detect for join and scaleDown, when training went "
+            "on); first_step follows the total, if workers report their steps.",
             ["part", "cause"],
             buckets=_RECOVERY_BUCKETS,
             registry=self.registry,
         )
         self.starts = Counter(
             "elasticjob_node_starts",
-            "Nodes whose workers were started for a round, warm or cold, where warm start is on.",
+            "Nodes whose workers were started for a round, warm or cold, with warm start enabled.",
             ["start"],
             registry=self.registry,
         )
         self.reconcile = Histogram(
             "elasticjob_reconcile_seconds",
-            "Time of one look at a job, with what was done about it.",
+            "Duration of one reconcile of a job, including its actions.",
             buckets=_PASS_BUCKETS,
             registry=self.registry,
         )
         self.status_lag = Histogram(
             "elasticjob_status_lag_seconds",
-            "From a change in etcd to the status that shows it.",
+            "Delay from a change in etcd to the status that shows it.",
             buckets=_LAG_BUCKETS,
             registry=self.registry,
         )
         self.errors = Counter(
-            "elasticjob_errors", "Looks that failed.", ["kind"], registry=self.registry
+            "elasticjob_errors", "Failed reconciles.", ["kind"], registry=self.registry
         )
         self.status_writes = Counter(
             "elasticjob_status_writes", "Statuses written.", registry=self.registry
@@ -77,22 +77,22 @@ class Metrics:
             "elasticjob_pods_deleted", "Pods deleted.", ["reason"], registry=self.registry
         )
         self.queue_depth = Gauge(
-            "elasticjob_queue_depth", "Jobs that wait to be looked at.", registry=self.registry
+            "elasticjob_queue_depth", "Jobs waiting to be reconciled.", registry=self.registry
         )
         self.leader = Gauge("elasticjob_leader", "1 on the active replica.", registry=self.registry)
         self.registry.register(_JobsByPhase(lambda: self._phases()))
 
     def count_jobs(self, phases: Callable[[], Iterable[str]]) -> None:
-        """Where the phase of every job is read when the metrics are."""
+        """Set the callback that yields the phase of every job when the gauge is collected."""
         self._phases = phases
 
     def count_error(self, error: Exception) -> None:
-        """Count a failed look under the kind it says, or that of its cause."""
+        """Count a failed reconcile by the error's `kind`, else by the type of its cause."""
         said = error.kind if isinstance(error, Retry) else ""
         self.errors.labels(said or type(error.__cause__ or error).__name__).inc()
 
     def observe_round(self, found: RoundStatus) -> None:
-        """Count a round whose cost is known as far as it will be."""
+        """Count a round whose cost will not change any more, except for its first step."""
         self.rounds.labels(found.cause).inc()
         known = {part: ms for part, ms in parts_ms(found).items() if part in RECOVERY}
         for part, ms in known.items():
@@ -104,12 +104,12 @@ class Metrics:
             self.starts.labels("warm").inc(max(0, found.nodes - found.cold_nodes))
 
     def observe_first_step(self, found: RoundStatus) -> None:
-        """Count the first step of a round: it comes when the rest of its cost is known."""
+        """Count the first step of a round, known only after the rest of its cost."""
         if found.first_step_ms is not None:
             self.recovery.labels("first_step", found.cause).observe(found.first_step_ms / 1000)
 
     def observe_counts(self, before: Status, after: Status) -> None:
-        """Count what a job's status counts more than it did; a resumed job begins at 0 again."""
+        """Count the increases of a status's counters; those of a resumed job restart at 0."""
         self.restarts.inc(max(0, after.restarts - before.restarts))
         old, new = before.interruptions or Interruptions(), after.interruptions or Interruptions()
         for kind in Interruptions.model_fields:
@@ -118,7 +118,7 @@ class Metrics:
                 self.interruptions.labels(kind).inc(more)
 
     def text(self) -> bytes:
-        """All of them as Prometheus reads them."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 

@@ -1,8 +1,8 @@
-"""The operator's copy of every job's rendezvous: one watch for all jobs of an etcd.
+"""Informer cache of the rendezvous records of all jobs of one etcd, kept by a single watch.
 
-Range, then watch; on any doubt (the watch broke, history was compacted, another cluster answers,
-the revision went back) all is forgotten and read again. What cannot be read is unknown: `records`
-then returns None, never what was true before.
+Range, then watch. On any doubt (broken watch, compacted history, another cluster, an older
+revision) the cache is discarded and read again. While etcd is unreadable, `records` returns None,
+never stale records.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ LEAST_BACKOFF_SECONDS = 0.1
 MOST_BACKOFF_SECONDS = 5.0
 ATTEMPTS = 5
 PROGRESS_SECONDS = 30.0
-"""How often the mere progress of a job's training is told as a change."""
+"""Minimum interval between two changes of a job that are training progress only."""
 OPERATIONS_A_TXN = 100
-"""etcd takes 128."""
+"""Maximum operations per transaction; etcd's own limit is 128."""
 
 
 class Mirror:
-    """The rendezvous of all jobs below `root`, kept while `run` runs.
+    """Informer cache of the records of all jobs below `root`, current while `run` runs.
 
-    `changes` yields the prefix of each job that changed; many changes of one job before it is
-    taken are one. It is woken also when a job becomes unknown, or known again.
+    `changes` yields the prefix of each changed job and merges the changes of one job until it is
+    taken. Losing and regaining etcd counts as a change of every job.
     """
 
     def __init__(self, client: Client, root: str = ROOT) -> None:
@@ -77,39 +77,39 @@ class Mirror:
 
     @property
     def known(self) -> bool:
-        """Whether etcd can be read at present."""
+        """True if etcd is currently readable."""
         return self._known
 
     @property
     def cluster_id(self) -> int:
-        """The etcd cluster that was read last; a change means that its data was lost."""
+        """ID of the etcd cluster read last; a change means that its data was lost."""
         return self._cluster_id
 
     @property
     def revision(self) -> int:
-        """The revision of etcd up to which changes were seen; lower than before after a loss."""
+        """Revision of etcd up to which changes were seen; goes back after a loss of data."""
         return self._revision
 
     def prefixes(self) -> tuple[str, ...]:
-        """The prefixes of all jobs that have a record."""
+        """Return the prefixes of all jobs that have a record."""
         return tuple(self._jobs)
 
     def jobs(self) -> tuple[tuple[str, str], ...]:
-        """Namespace and uid of every job that has a record."""
+        """Return namespace and uid of every job that has a record."""
         return tuple(self._incarnations)
 
     def newest(self, namespace: str, uid: str) -> int | None:
-        """The newest incarnation of a job that has a record; None where it has none."""
+        """Return the newest incarnation of a job that has a record; None if none has."""
         return max(self._incarnations.get((namespace, uid), ()), default=None)
 
     def records(self, prefix: str) -> Records | None:
-        """The records of a job, empty ones where it has none; None while etcd can't be read."""
+        """Return the records of a job, possibly empty; None while etcd is unreadable."""
         if not self._known:
             return None
         return records(prefix, self._jobs.get(prefix, {}).values())
 
     async def reached(self, revision: int, timeout_seconds: float) -> bool:
-        """Wait until what this revision wrote can be read here; false after the time."""
+        """Wait until the cache has this revision; return False on timeout."""
         try:
             async with asyncio.timeout(timeout_seconds), self._advanced:
                 await self._advanced.wait_for(lambda: self._known and self._revision >= revision)
@@ -118,11 +118,11 @@ class Mirror:
         return True
 
     async def try_to_read(self) -> None:
-        """Ask etcd for a little of what is mirrored. Raises `EtcdError` where it can't be had."""
+        """Read one of the watched keys from etcd as a probe. Raises `EtcdError`."""
         await self._client.range(replace(self._target, limit=1))
 
     async def changes(self) -> AsyncIterator[str]:
-        """The prefixes of jobs whose records changed. For one consumer."""
+        """Yield the prefixes of jobs whose records changed. Supports a single consumer."""
         while True:
             await self._wake.wait()
             while self._changed:
@@ -132,7 +132,7 @@ class Mirror:
             self._wake.clear()
 
     async def run(self) -> None:
-        """Mirror until cancelled."""
+        """Keep the cache current until cancelled."""
         delay_seconds = LEAST_BACKOFF_SECONDS
         while True:
             try:
@@ -140,13 +140,13 @@ class Mirror:
             except EtcdError as error:
                 if self._known:
                     delay_seconds = LEAST_BACKOFF_SECONDS
-                    log.warning("mirror %s: lost, reading again: %s", self._target.key, error)
+                    log.warning("mirror %s: watch lost, reading again: %s", self._target.key, error)
                 self._lose()
             await asyncio.sleep(delay_seconds)
             delay_seconds = min(2 * delay_seconds, MOST_BACKOFF_SECONDS)
 
     async def _follow(self) -> None:
-        """One watch's life. It is opened before the range, so nothing falls between them."""
+        """Run one watch until it fails; opened before the range, so no change is missed."""
         async with aclosing(self._client.watch((self._target,))) as batches:
             await anext(batches)
             self._rebuild(await self._client.range(self._target))
@@ -176,7 +176,7 @@ class Mirror:
     def _apply(self, batch: WatchBatch) -> None:
         for event in batch.events:
             if event.mod_revision <= self._revision or not (prefix := prefix_of(event.key)):
-                continue  # the range has seen it already
+                continue  # already in the range's result
             job = self._job(prefix)
             if isinstance(event, Deleted):
                 job.pop(event.key, None)
@@ -188,12 +188,12 @@ class Mirror:
                 if is_mere_progress(before, event) and not self._progress_is_due(prefix):
                     continue
             self._tell(prefix)
-        # Events of one revision may come in several batches of several watched ranges; here there
-        # is one range, so a revision is complete.
+        # With several watched ranges a revision's events may span batches; with this single range
+        # each batch holds complete revisions.
         self._revision = max(self._revision, batch.revision)
 
     def _progress_is_due(self, prefix: str) -> bool:
-        """Whether a job's progress was not told for a while: each look at a job costs requests."""
+        """Return True if a job's progress may be reported again: each reconcile costs requests."""
         now = asyncio.get_running_loop().time()
         due = now >= self._progress_told.get(prefix, now - PROGRESS_SECONDS) + PROGRESS_SECONDS
         if due:
@@ -201,7 +201,7 @@ class Mirror:
         return due
 
     def _job(self, prefix: str) -> dict[str, KeyValue]:
-        """The records of a job, which is remembered from now on."""
+        """Return the records of a job; add the job if it is new."""
         if prefix not in self._jobs:
             self._jobs[prefix] = {}
             if found := job_of(prefix):
@@ -234,21 +234,19 @@ class Mirror:
 
 
 async def write_bounds(client: Client, prefix: str, bounds: Bounds) -> int:
-    """Write a job's bounds, of which the operator is the only writer: putting again is safe.
+    """Write a job's bounds; return the revision of the write.
 
-    Returns the revision of the write.
+    The operator is their only writer, so repeating the put is safe.
     """
     put = Put(Keys(prefix).bounds, encode(bounds))
     return await _settled(lambda: client.put(put))
 
 
 async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> int | None:
-    """Close a job's rendezvous from outside; None when it was closed already.
+    """Close a job's rendezvous from outside; return the write's revision, None if already closed.
 
-    Returns the revision of the write.
-
-    The round belongs to its coordinator, so the write compares what was read; when the coordinator
-    was faster, its word is read and closed in turn.
+    The coordinator writes the same record, so the write is conditional on the version read; after
+    a concurrent write by the coordinator, the new version is read and closed.
     """
     key = Keys(prefix).round
     for _ in range(ATTEMPTS):
@@ -264,15 +262,14 @@ async def close(client: Client, prefix: str, outcome: Outcome, utc_ms: int) -> i
             if written.succeeded:
                 return written.revision
         except Ambiguous:
-            continue  # read again: the next look decides
+            continue  # the next read decides
     raise Contended(prefix)
 
 
 async def remove_members(client: Client, prefix: str, members: Sequence[str]) -> int:
-    """Delete every session of members whose pods are gone. A pod's uid never comes back, so there
-    is nothing to compare and deleting again is safe.
+    """Delete every session of members whose pods are gone; return the revision afterwards.
 
-    Returns the revision after it.
+    Pod uids are never reused, so the deletes need no comparison and are safe to repeat.
     """
     keys, revision = Keys(prefix), 0
     for first in range(0, len(members), OPERATIONS_A_TXN):
@@ -283,7 +280,7 @@ async def remove_members(client: Client, prefix: str, members: Sequence[str]) ->
 
 
 async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
-    """Make a write again while it is not known to have happened: one that is safe to repeat."""
+    """Repeat an idempotent write while its outcome is ambiguous."""
     for _ in range(ATTEMPTS - 1):
         with suppress(Ambiguous):
             return await write()
@@ -291,7 +288,7 @@ async def _settled(write: Callable[[], Awaitable[Written]]) -> Written:
 
 
 class Contended(Exception):
-    """The round changed under every attempt to close it; try again."""
+    """Every attempt to close the round met a concurrent change; try again."""
 
     def __init__(self, prefix: str) -> None:
-        super().__init__(f"the round below {prefix} changed under {ATTEMPTS} attempts to close it")
+        super().__init__(f"cannot close the round below {prefix}: changed in {ATTEMPTS} attempts")

@@ -1,4 +1,4 @@
-"""The cluster's nodes as the watch tells of them: what the pods on them can count on."""
+"""Informer cache of the cluster's Node objects: the state of the machines under pods."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ log = logging.getLogger(__name__)
 
 
 class Nodes:
-    """Every node by name. `known` is None where the operator may not read them."""
+    """Informer cache of Nodes by name. `known` is None if the operator may not read them."""
 
     def __init__(self) -> None:
         self.known: dict[str, Node] | None = None
 
     async def load(self, kube: Kube) -> None:
-        """Read them all once, so that the first look at a job finds them."""
+        """List all Nodes once, before the first reconcile of a job."""
         try:
             found = await kube.list(NODES)
         except Forbidden as error:
-            log.warning("nodes cannot be read, all of them are taken for ready: %s", error)
+            log.warning("cannot list nodes, assuming all are Ready: %s", error)
             return
         self.known = {raw["metadata"]["name"]: node_of(raw) for raw in found}
 
     def take(self, raw: Json, deleted: bool) -> bool:
-        """Take in what the watch says of a node; true when that is news for the pods on it."""
+        """Apply a watch event of a Node; return True if it changes anything for its pods."""
         if self.known is None:
             return False
         name: str = raw["metadata"]["name"]
@@ -37,7 +37,7 @@ class Nodes:
         return before != now
 
     async def drop_ghosts(self, kube: Kube) -> list[str]:
-        """Forget nodes whose deletion the watch missed; returns them."""
+        """Drop Nodes whose deletion the watch missed; return their names."""
         if self.known is None:
             return []
         listed = await kube.list(NODES, metadata_only=True)

@@ -1,4 +1,4 @@
-"""One look at a job: its rendezvous, then its pods, live."""
+"""Observation of a job: its rendezvous first, then its pods, read live from the API server."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from elasticjob_rendezvous.core.roster import natural_order
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What was seen. `incarnation_known` is false while it is only guessed to be the first."""
+    """Observation of a job. `incarnation_known` is False while the incarnation is only assumed."""
 
     observed: Observed
     incarnation_known: bool = True
 
 
 class Observer:
-    """Looks at jobs."""
+    """Reader of the observed state of jobs."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Observer:
         self._now = now
 
     async def look(self, job: ElasticJob, memory: JobMemory, etcd: Etcd | Agents | None) -> Sight:
-        """See a job. The rendezvous comes first: a member of it without a pod is really gone."""
+        """Observe a job, the rendezvous first: a member without a pod is then really gone."""
         if isinstance(etcd, Agents):
             return await self._look_through_agents(job, memory, etcd)
         namespace, uid = job.metadata.namespace, job.metadata.uid
@@ -65,16 +65,16 @@ class Observer:
         own = await self._own_pods(job, memory)
         labelled = max((incarnation_of(raw) for raw in own), default=0)
         if labelled > newest or newest == 0:
-            # Etcd has lost the job's records, or never had any: the pods know better.
+            # etcd has lost the job's records or never had any: the pods' labels decide.
             newest = max(labelled, 1)
             found = etcd.records(namespace, uid, newest) if etcd else None
         readable = etcd is not None and etcd.mirror.known
-        # One that was suspended is over: unreadable, nobody knows whether the next has begun.
+        # Suspension ended the last incarnation: while unreadable, the next may have begun.
         known = readable or _has_pods(own, newest) or memory.goes_on
         if known:
             memory.incarnation = newest
         if found is not None:
-            # Of a member that no LIST shows the pod may still be there.
+            # The pod of a member missing from the LIST may still exist.
             more = await self._unlisted(job, own, _without_pods(job, found, own))
             memory.unlisted |= {raw["metadata"]["name"] for raw in more}
             own += more
@@ -91,13 +91,16 @@ class Observer:
     async def _look_through_agents(
         self, job: ElasticJob, memory: JobMemory, agents: Agents
     ) -> Sight:
-        """No record tells the incarnation: it is that of the pods. Where there is none it is the
-        job's generation, which grows with every suspension and resumption."""
+        """Observe a job through its agents.
+
+        No record holds the incarnation: it is that of the pods, or without pods the job's
+        generation, which grows with every suspension and resumption.
+        """
         own = await self._own_pods(job, memory)
         labelled = max((incarnation_of(raw) for raw in own), default=0)
         newest = max(labelled or job.metadata.generation, 1)
         if memory.incarnation not in (None, newest):
-            memory.attendance = Attendance()  # of another gang
+            memory.attendance = Attendance()  # the old one is of another incarnation
         memory.incarnation = newest
         pods = await self._pods(job, memory, own)
         if own and (job_key := await self._job_key(job, memory)):
@@ -107,7 +110,7 @@ class Observer:
         return Sight(observed_through_agents(job, memory, agents, pods, self._now()))
 
     async def _job_key(self, job: ElasticJob, memory: JobMemory) -> bytes | None:
-        """What the job's agents know their askers by; None until its Secret is made."""
+        """Return the key that signs requests to the job's agents; None before its Secret exists."""
         if memory.access is not None:
             return memory.access.job_key
         try:
@@ -126,7 +129,7 @@ class Observer:
         return own + more
 
     async def _unlisted(self, job: ElasticJob, own: list[Json], names: Set[str]) -> list[Json]:
-        """Those of these names that are the job's all the same: their label was taken off."""
+        """Return the job's pods among these names that a LIST missed because of a lost label."""
         found: list[Json] = []
         there = {raw["metadata"]["name"] for raw in own}
         for name in sorted(names - there, key=natural_order):
@@ -148,11 +151,11 @@ class Observer:
         return pods
 
     def pod(self, job: ElasticJob, raw: Json) -> Pod | None:
-        """A Pod object as the plan sees it."""
+        """Convert a Pod object to the planner's form."""
         return pod_of(job, raw, self._nodes.known)
 
     async def _check_foreign(self, job: ElasticJob, memory: JobMemory) -> None:
-        """A stranger's pod that has gone gives its name free again."""
+        """Drop indices whose pod name is no longer taken by another owner's pod."""
         for index in tuple(memory.foreign):
             name = pod_name(job.metadata.name, index)
             try:
@@ -171,7 +174,7 @@ def observed(
     pods: tuple[Pod, ...],
     store: SeenTrouble | None = None,
 ) -> Observed:
-    """What was seen and what is remembered, as the plan takes it."""
+    """Combine the observation and the job's memory into the planner's input."""
     return Observed(
         pods=pods,
         rendezvous=UNREADABLE if found is None else rendezvous_view(found),
@@ -191,7 +194,7 @@ def store_of(etcd: Etcd | Agents | None, uid: str) -> SeenTrouble | None:
 def observed_through_agents(
     job: ElasticJob, memory: JobMemory, agents: Agents, pods: tuple[Pod, ...], now: datetime
 ) -> Observed:
-    """The same of a job whose agents are asked; they hold no bounds that could be written."""
+    """Return the planner's input for a job read through its agents, which hold no bounds."""
     view = agent_view(job, pods, agents.records({pod.uid for pod in pods}), now)
     memory.attendance = memory.attendance.seen(pods, view)
     return Observed(
@@ -205,7 +208,7 @@ def observed_through_agents(
 
 
 def agents_of(pods: Iterable[Json]) -> tuple[Agent, ...]:
-    """The agents among pods that could answer."""
+    """Return the agents of running pods with an address."""
     return tuple(
         Agent(raw["metadata"]["uid"], status["podIP"])
         for raw in pods
@@ -222,7 +225,7 @@ def seen_again(
     deleted: frozenset[str],
     now: datetime,
 ) -> Observed:
-    """The same after a plan was applied: the rendezvous anew, the pods as the answers told."""
+    """Return the observation after a plan: the rendezvous read again, the pods from responses."""
     kept = (replace(pod, terminating=True) if pod.uid in deleted else pod for pod in before.pods)
     pods = (*kept, *created)
     memory.pods = frozenset(pod.uid for pod in pods)
@@ -236,19 +239,21 @@ def seen_again(
 
 
 def due_seconds(wake_at: datetime | None, now: datetime) -> float | None:
-    """How long from now until a plan changes by itself."""
+    """Return the seconds until the plan's wake-up time; None without one."""
     return None if wake_at is None else max((wake_at - now).total_seconds(), 0.0)
 
 
 def _has_pods(own: list[Json], incarnation: int) -> bool:
-    """Whether pods of this incarnation are there to stay."""
+    """Return True if this incarnation has pods that are not being deleted."""
     there = (raw for raw in own if "deletionTimestamp" not in raw["metadata"])
     return any(incarnation_of(raw) == incarnation for raw in there)
 
 
 def _without_pods(job: ElasticJob, found: Records, own: list[Json]) -> frozenset[str]:
-    """The names of members that take part and are none of these pods. Anybody may have written
-    what etcd holds: only what could be the name of a pod of the job is asked for."""
+    """Return the names of participating members that match none of these pods.
+
+    The records are untrusted: only possible names of the job's pods are returned.
+    """
     uids = {raw["metadata"]["uid"] for raw in own}
     return frozenset(
         member.name

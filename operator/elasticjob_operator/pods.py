@@ -1,6 +1,6 @@
-"""Creates and deletes a job's pods, several at once.
+"""Creation and deletion of a job's pods, several at a time.
 
-A pod that the API server refuses is no failure of the pass: it is remembered as the job's refusal.
+A creation refused by the API server does not fail the pass: it is stored as the job's refusal.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from elasticjob_operator.task import Applied, Task
 from elasticjob_operator.wakeups import Retry
 
 MOST_AT_ONCE = 16
-"""Pods of one job created or deleted at the same time. The first creation goes alone."""
+"""Maximum concurrent creations or deletions per job. The first creation goes alone."""
 
 
 class Pods:
-    """The pods of all jobs, as `apply.Applier` changes them. `now` is UTC."""
+    """Writer of pods for `apply.Applier`. `now` is UTC."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Pods:
         self._now = now
 
     async def create(self, task: Task, creations: list[CreatePod], applied: Applied) -> None:
-        """One first, then many at once: what is refused is mostly refused for all."""
+        """Create one pod, then many at a time: a refusal usually applies to all of them."""
         if task.etcd is None:
             applied.refused = True
-            return  # the refusal says why
+            return  # the refusal already has the reason
         if not task.sight.incarnation_known:
-            raise Retry("etcd cannot be read, so it is not known which pods to make")
+            raise Retry("cannot create pods: etcd is unreadable and the incarnation unknown")
         at_once = 1
         while creations:
             batch, creations = creations[:at_once], creations[at_once:]
@@ -65,7 +65,7 @@ class Pods:
         task.memory.refusal = None
 
     async def _create_one(self, task: Task, action: CreatePod, applied: Applied) -> None:
-        """Create a pod; a refusal is remembered."""
+        """Create a pod; store a refusal."""
         namespace, memory = task.job.metadata.namespace, task.memory
         assert memory.access is not None
         try:
@@ -73,7 +73,7 @@ class Pods:
             body = pod(
                 task.job, action.index, action.incarnation, self._settings, memory.access, avoid
             )
-            # Strict: the API server would drop a misspelt field of the template without a word.
+            # Strict: otherwise the API server silently drops a misspelt field of the template.
             raw = await self._kube.create(PODS, namespace, body, strict=True)
         except AlreadyExists:
             await self._find_holder(task, action)
@@ -91,20 +91,20 @@ class Pods:
             self._metrics.pods_created.inc()
 
     async def _find_holder(self, task: Task, action: CreatePod) -> None:
-        """Whose pod has the name? A stranger's is passed by at the next look."""
+        """Find the owner of the pod with this name; the next pass skips a foreign pod's index."""
         try:
             raw = await self._kube.get(PODS, task.job.metadata.namespace, action.name)
         except NotFound as error:
-            # One without our label wakes nobody when it goes.
-            raise Retry(f"pod {action.name} was there a moment ago") from error
+            # Retry: without the label, its deletion caused no wake-up.
+            raise Retry(f"pod {action.name} existed and was deleted since") from error
         if is_owned(task.job, raw):
-            # Made by a request of ours that got no answer, or its label was taken off.
+            # Created by an earlier request without a response, or its label was removed.
             task.memory.unlisted.add(action.name)
-            raise Retry(f"pod {action.name} is there, but was not listed")
+            raise Retry(f"pod {action.name} exists but was not listed")
         task.memory.foreign.add(action.index)
 
     async def delete(self, task: Task, deletions: list[DeletePod], applied: Applied) -> None:
-        """Several at once. They were listed in this pass; the uid keeps a successor safe."""
+        """Delete pods, several at a time; the uid protects a successor of the same name."""
         for first in range(0, len(deletions), MOST_AT_ONCE):
             batch = deletions[first : first + MOST_AT_ONCE]
             await _all([self._delete_one(task, one, applied) for one in batch])
@@ -124,7 +124,7 @@ class Pods:
 
 
 async def _all(calls: list[Coroutine[None, None, None]]) -> None:
-    """Run them at once, all to their end; raises what went wrong first."""
+    """Run all calls concurrently to their end, then raise the first error."""
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

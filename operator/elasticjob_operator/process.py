@@ -1,4 +1,4 @@
-"""The operator's process while it serves: its log, its signals and its exit code."""
+"""Operator process: logging, signals and exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("elasticjob_operator.main")
 
 
 def serve() -> int:
-    """The exit code: 0 when told to end, 1 after a failure, 2 with bad settings."""
+    """Run the operator; return the exit code: 0 after a signal, 1 on failure, 2 on bad settings."""
     try:
         found = settings.from_environment()
     except SettingsError as error:
@@ -29,21 +29,21 @@ def serve() -> int:
     try:
         asyncio.run(_serve(found))
     except asyncio.CancelledError:
-        log.info("ended")
+        log.info("stopped by a signal")
     except NoSuchKind as error:
-        log.critical("the ElasticJob CRD must be installed (helm, or kubectl apply): %s", error)
+        log.critical("the ElasticJob CRD is not installed (use helm or kubectl apply): %s", error)
         return 1
     except (KubeError, LeaseLost, OSError) as error:
-        log.critical("cannot go on: %s", error)
+        log.critical("stopping after an error: %s", error)
         return 1
     except Exception:
-        log.exception("a part of the operator failed: it ends, to be started again")
+        log.exception("an internal task failed, exiting so that Kubernetes restarts this container")
         return 1
     return 0
 
 
 async def _serve(found: Settings) -> None:
-    """Stand by and serve until a signal comes; raises what made it impossible."""
+    """Stand by, then serve until a signal; raise the error that prevents it."""
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

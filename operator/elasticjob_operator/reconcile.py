@@ -1,4 +1,4 @@
-"""One look at one job: observe, plan, apply, write the status once, then tell what happened."""
+"""Reconcile of one job: observe, plan, apply, write the status once, then post events."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 
 AT_ONCE_SECONDS = 0.0
 UNTOLD_TIME = timedelta(minutes=2)
-"""Longer than it takes until another process looks at the jobs of one that was killed."""
+"""Age up to which events may be missing after a crash; exceeds the time of a failover."""
 UNLISTED_SECONDS = 10.0
-"""How often a job is looked at of which a pod has lost the label that it is watched by."""
+"""Reconcile interval of a job with a pod that lost the label it is watched by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What looks are made with. `clock` is monotonic, `now` is UTC."""
+    """Dependencies of the reconciler. `clock` is monotonic, `now` is UTC."""
 
     kube: Kube
     jobs: Jobs
@@ -71,16 +71,16 @@ class Parts:
 
 
 class Reconciler:
-    """Looks at jobs; `look` is what wake-ups lead to."""
+    """Reconciler of jobs; the work queue calls `look`."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     async def look(self, key: JobKey) -> float | None:
-        """Look at a job and do what is due; the seconds until it is to be looked at again.
+        """Reconcile a job; return the seconds until the next reconcile is due.
 
         Raises:
-            Retry: it could not be finished; trying again may help.
+            Retry: the pass could not be completed; trying again may help.
         """
         began = self._parts.clock()
         try:
@@ -107,7 +107,7 @@ class Reconciler:
         planned = plan(job, sight.observed, self._parts.now())
         first = planned.actions[:1]
         if first and isinstance(first[0], WriteNodes):
-            # It changes the object: what else is due is due to the changed one.
+            # It changes the object: the remaining actions must follow from the changed one.
             planned = replace(planned, actions=first)
         task = Task(job, memory, etcd, sight)
         applied = await self._parts.applier.apply(task, planned)
@@ -146,7 +146,7 @@ class Reconciler:
         planned: Plan,
     ) -> float | None:
         if frozenset(memory.foreign) != seen.foreign:
-            return AT_ONCE_SECONDS  # with the next free name
+            return AT_ONCE_SECONDS  # the next plan uses the next free name
         if applied.refused and memory.refusal is not None:
             message = f"pods cannot be created: {memory.refusal.message}"
             raise Retry(message, kind=memory.refusal.obstacle.value)
@@ -156,15 +156,17 @@ class Reconciler:
         return _soonest(due_seconds(planned.wake_at, self._parts.now()), again)
 
     def _due_by(self, job: ElasticJob, status: Status) -> float | None:
-        """When the status that was just written has something due that the plan did not know of:
-        its deadline counts from the start in it, and all that follows the end from its end."""
+        """Return the seconds until a deadline that only the new status defines.
+
+        The job's deadline counts from its start time, and the actions after the end from its end.
+        """
         if status.phase in FINISHED:
             return None if job.status.phase in FINISHED else AT_ONCE_SECONDS
         after = job.model_copy(update={"status": status})
         return due_seconds(deadline(after), self._parts.now())
 
     async def _read(self, key: JobKey) -> Json | None:
-        """The job, live. One that had its name and is gone is let go."""
+        """Read the job live; drop a deleted predecessor of the same name."""
         try:
             raw = await self._parts.kube.get(ELASTICJOBS, key.namespace, key.name)
         except NotFound:
@@ -173,14 +175,14 @@ class Reconciler:
         if known is not None and (raw is None or raw["metadata"]["uid"] != known.uid):
             try:
                 await close_departed(self._parts.etcds, key.namespace, known.uid, self._parts.now())
-            except TROUBLE as error:  # another job may have its name, and is not to wait
-                log.warning("job %s: gone, and closed by the next sweep: %s", key, error)
+            except TROUBLE as error:  # must not delay another job of the same name
+                log.warning("job %s: deleted, the next resync closes it: %s", key, error)
             self._parts.jobs.forget(key)
-            log.info("job %s: gone", key)
+            log.info("job %s: deleted", key)
         return raw
 
     def _parse(self, memory: JobMemory, raw: Json) -> ElasticJob | None:
-        """The job; None for one that only another version of this program understands."""
+        """Parse the job; None if only another version of this program understands it."""
         try:
             return parse_manifest(raw)
         except InvalidManifest as error:
@@ -205,7 +207,7 @@ class Reconciler:
         applied: Applied,
         changed_at: float | None,
     ) -> Status | None:
-        """Write the status if it is another one; None when the job has changed meanwhile."""
+        """Write the status if it differs; return it, or None if the job has changed meanwhile."""
         status = next_status(job, observed, observed.rendezvous, self._parts.now())
         memory.phase = status.phase
         patch = _status_patch(job.status if raw.get("status") else None, status)
@@ -224,7 +226,7 @@ class Reconciler:
                 )
             except KubeError as error:
                 memory.changed_at = changed_at
-                self._tell(job, job.status, job.status, applied)  # what was done, was done
+                self._tell(job, job.status, job.status, applied)  # post the applied actions
                 if isinstance(error, Conflict | NotFound):
                     return None
                 if isinstance(error, Unreachable) and memory.untold is None:
@@ -234,7 +236,7 @@ class Reconciler:
             self._parts.metrics.status_writes.inc()
             if changed_at is not None:
                 self._parts.metrics.status_lag.observe(self._parts.clock() - changed_at)
-        # What an answer that never came would have told is told now, whether it was written or not.
+        # Post the events of an earlier status write without an answer, written or not.
         before, memory.untold = memory.untold or job.status, None
         self._tell(job, self._told_before(memory, before), status, applied)
         for found in settled_rounds(before, status):
@@ -245,9 +247,10 @@ class Reconciler:
         return status
 
     def _told_before(self, memory: JobMemory, before: Status) -> Status:
-        """What was told for sure. Of a status that a process before this one wrote, not its newest.
+        """Return the status whose events were certainly posted.
 
-        Only of a job to which something has just happened is anything posted once more.
+        For a status written by a previous process this leaves out its newest changes, so only jobs
+        that changed recently get an event posted twice.
         """
         if memory.told:
             return before
@@ -255,7 +258,7 @@ class Reconciler:
         return perhaps_untold(before, self._parts.now() - UNTOLD_TIME)
 
     def _tell_of_labels(self, job: ElasticJob, memory: JobMemory, seen: Observed) -> None:
-        """Once for each pod: where it stays so, the status says it."""
+        """Post one event per pod that lost its labels; the status shows the lasting condition."""
         lost = [pod for pod in seen.pods if pod.lost_labels]
         told = tuple(unlabelled(pod) for pod in lost if pod.uid not in memory.unlabelled)
         memory.unlabelled = frozenset(pod.uid for pod in lost)
@@ -271,7 +274,7 @@ def _soonest(*seconds: float | None) -> float | None:
 
 
 def _status_patch(before: Status | None, after: Status) -> Json:
-    """What to merge into the status; empty when it says so already."""
+    """Return the merge patch between two statuses; empty if they are equal."""
     if before == after:
         return {}
     return merge_patch(_document(before) if before else {}, _document(after))

@@ -1,4 +1,4 @@
-"""What a refusal of the API server's is to the user whose job it holds up."""
+"""Mapping of API server refusals to the obstacles a job's status reports."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from elasticjob_operator.kube import Forbidden, Invalid, KubeError, QuotaExceede
 
 
 def obstacle_of(error: NameTaken | KubeError) -> Obstacle | None:
-    """What it is to the user that this cannot be done; None where trying again is all there is.
+    """Return the obstacle that an error means for the job; None if only retrying helps.
 
-    A status of 500 is what the API server says of an admission webhook that nobody answers.
+    The API server responds with status 500 if an admission webhook does not answer.
     """
     match error:
         case NameTaken():

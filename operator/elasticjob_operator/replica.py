@@ -1,7 +1,7 @@
-"""One replica of the operator: it stands by until it is the active one, then serves all jobs.
+"""Composition root of the active replica, which serves all jobs.
 
-The active one's parts run as tasks of one group: when one of them fails the process ends, and
-Kubernetes starts it again; the jobs train on meanwhile.
+Its components run as tasks of one group: if one fails, the process exits and Kubernetes restarts
+it; running jobs keep training meanwhile.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from elasticjob_rendezvous.etcd.errors import EtcdError
 log = logging.getLogger(__name__)
 
 FIRST_READ_SECONDS = 15.0
-"""How long a start waits for etcd, so that no status says in vain that it cannot be read."""
+"""Wait for etcd at start, which avoids status writes that report it as unreadable."""
 STUCK_SECONDS = 300.0
 FINISH_SECONDS = 3.0
-"""How long an end waits for the looks that are under way, and for their events."""
+"""Maximum wait at shutdown for running reconciles and their events."""
 
 
 class Active:
-    """The active replica: all of its parts, put together."""
+    """Active replica: wires and runs all of its components."""
 
     def __init__(self, settings: Settings, kube: Kube, metrics: Metrics, health: Health) -> None:
         self._settings = settings
@@ -58,9 +58,9 @@ class Active:
         self._delivered = Delivered()
 
     async def run(self) -> None:
-        """Serve until cancelled, or until one of the parts fails."""
+        """Serve until cancelled, or until a component fails."""
         namespaces = served(self._settings.namespaces)
-        for namespace in namespaces:  # a missing CRD or right is to be told at once
+        for namespace in namespaces:  # fail at once on a missing CRD or permission
             await self._kube.list(ELASTICJOBS, namespace, metadata_only=True)
         await self._nodes.load(self._kube)
         async with asyncio.TaskGroup() as tasks:
@@ -69,15 +69,15 @@ class Active:
                 if await etcds.own.mirror.reached(0, FIRST_READ_SECONDS):
                     await self._guard(etcds)
                 else:
-                    log.warning("etcd cannot be read; jobs train on, none can be changed")
+                    log.warning("cannot read etcd; running jobs continue, none can be changed")
                 await self._serve(etcds, namespaces, tasks)
 
     async def _guard(self, etcds: Etcds) -> None:
-        """No job needs etcd to be closed to strangers; but none is given a user before it is."""
+        """Claim etcd and enable authentication; on failure no job gets a user until it succeeds."""
         try:
             await etcds.guard()
         except (EtcdError, KubeError) as error:
-            log.error("etcd lets in whoever comes, and no job can start: %s", error)
+            log.error("cannot enable etcd authentication; not starting jobs: %s", error)
 
     async def _serve(
         self, etcds: Etcds, namespaces: tuple[str | None, ...], tasks: asyncio.TaskGroup
@@ -97,7 +97,7 @@ class Active:
             for part in (events.run(), sweep.run(), self._wakeups.run(reconciler.look))
         ]
         await self._watch()
-        # What a look has written its successor finds written, and does not tell.
+        # Post the events of statuses already written: the successor will not post them.
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_SECONDS):
                 await self._wakeups.finish()
@@ -107,14 +107,14 @@ class Active:
 
     async def _watch(self) -> None:
         handlers = Handlers(self._jobs, self._nodes, self._delivered, self._wakeups)
-        # It takes the signals over: a SIGTERM ends it, and then everything.
+        # kopf takes over signal handling: SIGTERM ends it, and with it this replica.
         await kopf.operator(
             registry=registry(handlers, watch_nodes=self._nodes.known is not None),
             settings=kopf_settings(),
             namespaces=self._settings.namespaces,
             clusterwide=not self._settings.namespaces,
-            # Else kopf asks for the user's name, and a uid of a container has none.
-            identity=cast(Any, self._settings.lease.identity),  # its type is kopf's own
+            # Otherwise kopf looks up the user's name, which a container's uid may not have.
+            identity=cast(Any, self._settings.lease.identity),  # kopf has a type of its own for it
         )
 
     def _parts(self, etcds: Etcds, events: Events) -> Parts:
@@ -151,4 +151,4 @@ class Active:
 
     def _stuck(self) -> str:
         seconds = self._wakeups.longest_seconds
-        return f"a look at a job has taken {seconds:.0f} s" if seconds > STUCK_SECONDS else ""
+        return f"one reconcile has run for {seconds:.0f} s" if seconds > STUCK_SECONDS else ""

@@ -1,24 +1,24 @@
-"""What the operator is told at its start: the only module here that reads the environment.
+"""Settings of the operator, read from the environment by this module alone.
 
 | variable | meaning | default |
 |---|---|---|
 | `ELASTICJOB_SIDECAR_IMAGE` | image of the agent in every pod | required |
 | `ELASTICJOB_SIDECAR_PULL_POLICY` | its pull policy | IfNotPresent |
 | `ELASTICJOB_PULL_SECRETS` | names of pull secrets added to every pod, comma separated | none |
-| `ELASTICJOB_SIDECAR_CPU`, `ELASTICJOB_SIDECAR_MEMORY` | what an agent gets | 500m, 128Mi |
+| `ELASTICJOB_SIDECAR_CPU`, `ELASTICJOB_SIDECAR_MEMORY` | an agent's resources | 500m, 128Mi |
 | `ELASTICJOB_ETCD_ENDPOINTS` | etcd as URLs, comma separated; pods use the same | required |
 | `ELASTICJOB_ETCD_CA_FILE`, `…_CERT_FILE`, `…_KEY_FILE`, `…_SERVER_NAME` | TLS to etcd | none |
 | `ELASTICJOB_ETCD_USER_FILE`, `ELASTICJOB_ETCD_PASSWORD_FILE` | etcd's user | none |
-| `ELASTICJOB_MANAGE_ETCD_USERS` | each job gets a user in etcd; ours is root | false |
-| `ELASTICJOB_ALLOWED_ENDPOINTS` | what spec.rendezvous.endpoints may name | none |
+| `ELASTICJOB_MANAGE_ETCD_USERS` | create an etcd user for each job; needs root | false |
+| `ELASTICJOB_ALLOWED_ENDPOINTS` | permitted values of spec.rendezvous.endpoints | none |
 | `ELASTICJOB_NAMESPACES` | namespaces whose jobs are served | all |
-| `ELASTICJOB_LEASE_NAMESPACE` | where the active replica's Lease is | the pod's own |
+| `ELASTICJOB_LEASE_NAMESPACE` | namespace of the active replica's Lease | the pod's own |
 | `ELASTICJOB_LEASE_NAME` | its name | elasticjob-operator |
-| `ELASTICJOB_POD_NAME` | this replica | the host's name |
+| `ELASTICJOB_POD_NAME` | name of this replica | the host's name |
 | `ELASTICJOB_METRICS_PORT`, `ELASTICJOB_HEALTH_PORT` | TCP ports | 8080, 8081 |
 | `ELASTICJOB_LOG_FORMAT` | text or json | text |
 | `ELASTICJOB_LOG_LEVEL` | debug, info, warning or error | info |
-| `KUBECONFIG` | outside a cluster: how to reach one | ~/.kube/config |
+| `KUBECONFIG` | kubeconfig, used outside a cluster | ~/.kube/config |
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class SettingsError(ValueError):
-    """The operator cannot start as it was called; the text names the setting and the fix."""
+    """A setting is missing or invalid; the text names it and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarSettings:
-    """What is put into every pod."""
+    """Sidecar container of every pod."""
 
     image: str
     pull_policy: str = "IfNotPresent"
@@ -56,7 +56,7 @@ class SidecarSettings:
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """The operator's own etcd, and which others jobs may name."""
+    """Operator's own etcd, and the endpoints that jobs may name (`allowed`)."""
 
     endpoints: tuple[str, ...]
     tls: Tls | None = None
@@ -67,14 +67,14 @@ class EtcdSettings:
 
     @property
     def ca(self) -> bytes | None:
-        """The authorities that pods are to trust, as the file holds them now."""
+        """Authorities that pods are to trust, as currently in the file."""
         ca_file = self.tls.ca_file if self.tls else None
         return Path(ca_file).read_bytes() if ca_file else None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the operator is told. `namespaces` empty means all."""
+    """All settings of one replica. Empty `namespaces` means all."""
 
     sidecar: SidecarSettings
     etcd: EtcdSettings
@@ -87,7 +87,7 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of one replica. Raises `SettingsError`."""
+    """Read the settings of one replica. Raises `SettingsError`."""
     return _read(os.environ if environ is None else environ)
 
 

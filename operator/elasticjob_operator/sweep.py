@@ -1,7 +1,7 @@
-"""Looks at everything once a minute, in case something was missed.
+"""Periodic resync and garbage collection, about once a minute.
 
-Watches that died without a word are found, jobs whose change was missed are woken, and etcd is
-cleared of jobs that are gone.
+Detects watches that died silently, wakes jobs whose changes were missed, and clears etcd of deleted
+jobs.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 60.0
 MOST_OF_THE_TIME = 20
-"""A sweep that takes long waits this many times as long before the next."""
+"""Minimum ratio of the pause after a sweep to the sweep's duration."""
 RESYNC_SWEEPS = 10
-"""In so many sweeps every job is looked at once, whether anything changed or not."""
+"""Number of sweeps over which every job is reconciled once, even if unchanged."""
 MIRROR_DEAD_SECONDS = 60.0
 
 
 class Sweep:
-    """The sweep of the active replica. `namespaces` holds None for all."""
+    """Sweep of the active replica. `namespaces` holds None for all."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class Sweep:
             try:
                 await self.sweep()
             except EXPECTED as error:
-                log.warning("the sweep could not be finished: %s", error)
+                log.warning("the resync is incomplete: %s", error)
             pause = max(SWEEP_SECONDS, MOST_OF_THE_TIME * (self._clock() - began))
 
     def ailment(self) -> str:
-        """What the sweep has found to be dead, for the health probe."""
+        """Return the dead watches and caches for the health probe; empty if there are none."""
         found = [f"the watch of {kind} is dead" for kind in self._delivered.dead]
         now = self._clock()
         for etcd in self._etcds.all():
             since = etcd.mirror_dead_since
             if since is not None and now - since > MIRROR_DEAD_SECONDS:
-                found.append("etcd answers, and its mirror is dead")
+                found.append("etcd answers but its mirror is dead")
         return "; ".join(found)
 
     async def sweep(self) -> None:
-        """Look at everything once."""
+        """Run one sweep."""
         self._count += 1
-        # etcd first: a job that is made between the two is none that is gone.
-        # In an etcd that a user named there may be jobs of others: only those that we saw go.
+        # Read etcd first: a job created between the two reads then does not look deleted.
+        # A user's etcd may hold jobs of others: there, clear only jobs this process saw deleted.
         own = self._etcds.own
         kept = {*self._jobs.departed, *(() if own.stranger else own.mirror.jobs())}
         users = await self._users_in_etcd()
@@ -120,16 +120,16 @@ class Sweep:
                 self._wakeups.wake(owner.key)
         there = {raw["metadata"]["uid"] for raw in pods}
         for memory in self._jobs:
-            # A watch that was interrupted does not tell what was deleted meanwhile.
+            # An interrupted watch does not deliver the deletions it missed.
             if memory.key not in present or not memory.pods <= there:
                 self._wakeups.wake(memory.key)
 
     async def _clear_gone(
         self, kept: set[tuple[str, str]], listed: list[Json], pods: list[Json]
     ) -> None:
-        """Close the rendezvous of jobs that are gone; once no pod is left, clear their keys.
+        """Close the rendezvous of deleted jobs; once no pod is left, delete their keys.
 
-        Only what two sweeps in a row found gone is cleared.
+        Deletes only the keys of jobs that two consecutive sweeps found gone.
         """
         uids = {raw["metadata"]["uid"] for raw in listed}
         with_pods = {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
@@ -143,15 +143,20 @@ class Sweep:
             try:
                 whole = await close_departed(self._etcds, namespace, uid, self._now())
                 if whole and (namespace, uid) in self._gone and uid not in with_pods:
-                    log.info("clearing etcd of a job of %s that is gone: %s", namespace, uid)
+                    log.info("deleting etcd data of a deleted job of %s: %s", namespace, uid)
                     await forget_departed(self._etcds, namespace, uid)
                     self._jobs.departed.discard((namespace, uid))
             except TROUBLE as error:
-                log.warning("etcd is not yet cleared of a job of %s, %s: %s", namespace, uid, error)
+                log.warning(
+                    "cannot yet delete etcd data of a job of %s, %s: %s", namespace, uid, error
+                )
         self._gone = gone
 
     async def _users_in_etcd(self) -> frozenset[str]:
-        """The jobs with a user in our etcd, now and then; asked before the jobs are listed."""
+        """Return the jobs with a user in the operator's etcd, in one of RESYNC_SWEEPS sweeps.
+
+        Must be called before the jobs are listed.
+        """
         users = self._etcds.own.users
         due = self._count % RESYNC_SWEEPS == 1 and None in self._namespaces
         if users is None or not due or self._etcds.own.stranger:
@@ -161,13 +166,13 @@ class Sweep:
     async def _clear_users(
         self, uids: frozenset[str], listed: list[Json], pods: list[Json]
     ) -> None:
-        """Remove users of jobs that were deleted, unseen by us, before they had a record."""
+        """Delete the users of jobs whose deletion was missed and that never had a record."""
         users = self._etcds.own.users
         there = {raw["metadata"]["uid"] for raw in listed}
         there |= {raw["metadata"]["labels"][UID_LABEL] for raw in pods}
         for uid in sorted(uids - there):
             assert users is not None
-            log.info("clearing etcd of the user of a job that is gone: %s", uid)
+            log.info("deleting the etcd user of a deleted job: %s", uid)
             await forget_user(users, uid)
 
     async def _check_mirror(self, etcd: Etcd) -> None:
@@ -177,7 +182,7 @@ class Sweep:
         try:
             await etcd.mirror.try_to_read()
         except EXPECTED:
-            # Etcd is dead, or does not let us see anything: to start again is no help.
+            # etcd is down or denies access: a restart of the operator does not help.
             etcd.mirror_dead_since = None
         else:
             if etcd.mirror_dead_since is None:
@@ -191,5 +196,5 @@ class Sweep:
 
 
 def served(namespaces: Iterable[str]) -> tuple[str | None, ...]:
-    """The namespaces to list: None stands for all of them."""
+    """Return the namespaces to list; None stands for all of them."""
     return tuple(namespaces) or (None,)

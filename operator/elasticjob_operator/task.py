@@ -1,4 +1,4 @@
-"""A plan's task and what came of it: what those who apply plans hand each other."""
+"""Context and result of applying a plan, shared by the modules that apply it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from elasticjob_rendezvous.core.keys import job_prefix
 
 @dataclass(slots=True)
 class Applied:
-    """What came of a plan: what was done, and what went wrong first.
+    """Result of applying a plan: the actions done and the first error.
 
     Args:
-        kept: pods that the API server refuses to delete, and its words.
+        refused: set when a pod could not be created; the job's refusal has the reason.
+        kept: pods that the API server refuses to delete, with its message.
     """
 
     actions: list[Action] = field(default_factory=list)
@@ -33,7 +34,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A plan and whose it is. `etcd` is None while the job's may not be used."""
+    """Context of a plan: its job and observation. `etcd` is None while the job's is not usable."""
 
     job: ElasticJob
     memory: JobMemory
@@ -46,7 +47,7 @@ class Task:
 
     @property
     def lost(self) -> bool:
-        """Whether etcd lost the job's records, and with them its user."""
+        """True if etcd lost the job's records, and with them its user."""
         observed = self.sight.observed
         if not isinstance(self.etcd, Etcd):
             return False
@@ -56,7 +57,7 @@ class Task:
         return job_prefix(self.job.metadata.namespace, self.job.metadata.uid, incarnation)
 
     def usable_etcd(self) -> Etcd:
-        """For actions that a plan holds only while the rendezvous is readable."""
+        """Return the etcd for actions that are planned only while the rendezvous is readable."""
         if not isinstance(self.etcd, Etcd):
             raise Retry("the job's etcd may not be used")
         return self.etcd

@@ -1,8 +1,8 @@
-"""Whom to look at next: a level-triggered queue of jobs.
+"""Level-triggered work queue of job keys, with per-key back-off.
 
-A wake-up carries no news, so many of one job are one. A job is looked at by one worker at a time;
-what wakes it meanwhile has it looked at again. After an error it is tried again, more slowly each
-time; an event does not wait for that.
+A wake-up carries no data, so several for one job merge. One worker at a time reconciles a job; a
+wake-up meanwhile schedules another reconcile. After an error the job is retried with exponential
+back-off; a new wake-up does not wait for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FIRST_BACKOFF_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 60.0
 
 Work = Callable[[JobKey], Awaitable[float | None]]
-"""Looks at one job; returns the seconds until it is to look again, None for never."""
+"""Reconcile of one job; returns the seconds until the next one, None for no further one."""
 
 
 class Retry(Exception):
-    """What a look raises when it could not finish for a reason that is known; it is tried again.
+    """Incomplete reconcile with a known reason; the work queue retries it.
 
-    `kind` is that reason in a word, for the metrics; without one it is the type of its cause.
+    `kind` is the reason as a metric label; if empty, the type of its cause is used.
     """
 
     def __init__(self, message: str, delay_seconds: float = 0.0, kind: str = "") -> None:
@@ -38,7 +38,7 @@ class Retry(Exception):
 
 
 class Agenda:
-    """Which keys are due when, and which are being worked on. Times are the caller's clock."""
+    """Schedule of due keys and keys in progress. No I/O; times are the caller's clock."""
 
     def __init__(self) -> None:
         self._due: dict[JobKey, float] = {}
@@ -48,7 +48,7 @@ class Agenda:
         self._failures: dict[JobKey, int] = {}
 
     def schedule(self, key: JobKey, at: float) -> None:
-        """Have `key` taken at `at`, or earlier if it is so already."""
+        """Schedule `key` for `at`; keep an earlier schedule."""
         if self._due.get(key, at + 1) <= at:
             return
         self._due[key] = at
@@ -56,7 +56,7 @@ class Agenda:
             heapq.heappush(self._heap, (at, next(self._order), key))
 
     def take(self, now: float) -> JobKey | None:
-        """The key that has been due for longest and that nobody works on; it is begun."""
+        """Return the key that has been due longest and is not in progress, and mark it begun."""
         while self._heap and self._heap[0][0] <= now:
             at, _, key = heapq.heappop(self._heap)
             if key not in self._began and self._due.get(key) == at:
@@ -70,7 +70,7 @@ class Agenda:
         self._end(key)
 
     def fail(self, key: JobKey, now: float, least_seconds: float = 0.0) -> float:
-        """End the work and schedule the next attempt; returns the seconds until then."""
+        """End the work and schedule the next attempt; return the seconds until then."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16), MOST_BACKOFF_SECONDS)
         delay = max(delay, least_seconds)
@@ -79,7 +79,7 @@ class Agenda:
         return delay
 
     def next_at(self) -> float | None:
-        """When a key is due next; None when nothing is scheduled."""
+        """Return the next due time; None if nothing is scheduled."""
         while self._heap:
             at, _, key = self._heap[0]
             if key not in self._began and self._due.get(key) == at:
@@ -88,11 +88,11 @@ class Agenda:
         return None
 
     def waiting(self, now: float) -> int:
-        """How many keys are due and not yet taken."""
+        """Return the number of keys that are due and not yet taken."""
         return sum(at <= now for at in self._due.values())
 
     def oldest_began(self) -> float | None:
-        """When the work that takes longest at present began."""
+        """Return the start of the longest-running work; None if there is none."""
         return min(self._began.values(), default=None)
 
     def _end(self, key: JobKey) -> None:
@@ -102,7 +102,7 @@ class Agenda:
 
 
 class Wakeups:
-    """Runs `work` for each key that was woken, at most `workers` at a time."""
+    """Work queue that runs `work` for each woken key, at most `workers` at a time."""
 
     def __init__(
         self,
@@ -119,23 +119,23 @@ class Wakeups:
         self._ending = False
 
     def wake(self, key: JobKey, delay_seconds: float = 0.0) -> None:
-        """Have the job looked at after the delay, or earlier if another wake-up says so."""
+        """Schedule a reconcile after the delay, or earlier if another wake-up demands it."""
         self._agenda.schedule(key, self._clock() + delay_seconds)
         self._news.set()
 
     @property
     def depth(self) -> int:
-        """Jobs that are due and wait for a worker."""
+        """Number of jobs that are due and wait for a worker."""
         return self._agenda.waiting(self._clock())
 
     @property
     def longest_seconds(self) -> float:
-        """For how long the slowest look that is under way has taken."""
+        """Duration of the longest-running reconcile in seconds."""
         began = self._agenda.oldest_began()
         return 0.0 if began is None else self._clock() - began
 
     async def run(self, work: Work) -> None:
-        """Work until cancelled."""
+        """Process the queue until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._slots.acquire()
@@ -143,7 +143,7 @@ class Wakeups:
                 tasks.create_task(self._look(key, work))
 
     async def finish(self) -> None:
-        """Begin no look any more, and wait for those that are under way."""
+        """Stop starting reconciles and wait for the running ones."""
         self._ending = True
         while self._agenda.oldest_began() is not None:
             self._news.clear()
@@ -166,7 +166,7 @@ class Wakeups:
     async def _look(self, key: JobKey, work: Work) -> None:
         try:
             seconds = await work(key)
-        except Exception as error:  # the top loop of a job: whatever it is, it is tried again
+        except Exception as error:  # a job's top-level task: every error is retried
             self._retry(key, error)
         else:
             self._complaints.pop(key, None)
@@ -183,7 +183,7 @@ class Wakeups:
         self._failed(error)
         complaint = f"{type(error).__name__}: {error}"
         if complaint == self._complaints.get(key):
-            return  # said already
+            return  # already logged
         self._complaints[key] = complaint
         trace = None if isinstance(error, Retry) else error
-        log.warning("job %s: tried again in %.0f s: %s", key, delay, error, exc_info=trace)
+        log.warning("job %s: retry in %.0f s: %s", key, delay, error, exc_info=trace)

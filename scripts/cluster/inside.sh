@@ -1,7 +1,7 @@
 #!/bin/sh
-# A command in a Debian tree: `inside.sh TREE SOURCE=TARGET… -- COMMAND…`, to be run as the first
-# process of mount and process namespaces of its own, so that whatever it starts ends with it.
-# The tree becomes the root; each SOURCE of the machine is seen at TARGET.
+# Runs a command in a Debian tree: `inside.sh TREE SOURCE=TARGET… -- COMMAND…`. Must be the first
+# process of its own mount and PID namespaces, so that all processes it starts end with it.
+# The tree becomes the root; each SOURCE of the machine is mounted at TARGET.
 set -eu
 tree=$1
 shift
@@ -25,8 +25,8 @@ while [ "$1" != -- ]; do
 done
 shift
 
-# A chroot would not do: to enter a container is to enter the root of its mount namespace, which
-# would still be the machine's.
+# A chroot is not enough: entering a container enters the root of its mount namespace, which would
+# still be the machine's.
 cd "$tree"
 pivot_root . mnt
 exec chroot . /bin/sh -c 'umount -l /mnt && exec "$@"' sh "$@"

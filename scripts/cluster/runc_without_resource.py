@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Stands before runc on a machine that lacks CAP_SYS_RESOURCE, such as one in a container.
+"""Wrapper of runc for a machine without CAP_SYS_RESOURCE, such as one in a container.
 
-A privileged container asks for every capability, and nobody can give one that they do not have:
-it is struck from what the engine asks for, as are OOM scores below the own.
+A privileged container requests every capability, but a process cannot grant one it does not have:
+the wrapper removes it from the engine's request, and raises negative OOM scores to 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CAPABILITY = "CAP_SYS_RESOURCE"
 
 
 def without_resource(process: dict[str, Any]) -> dict[str, Any]:
-    """The process as the engine describes it, less what this machine cannot give."""
+    """Return the engine's process description without the settings this machine cannot grant."""
     granted = {
         kind: [name for name in names if name != CAPABILITY]
         for kind, names in (process.get("capabilities") or {}).items()
@@ -30,7 +30,7 @@ def without_resource(process: dict[str, Any]) -> dict[str, Any]:
 
 
 def option(words: list[str], *names: str) -> str | None:
-    """The value of the option with one of these names, written in either way."""
+    """Return the value of the option with one of these names, as `--name value` or `=value`."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name in names:
@@ -39,7 +39,7 @@ def option(words: list[str], *names: str) -> str | None:
 
 
 def main(words: list[str]) -> None:
-    """Edit the description that runc is about to read, then become runc."""
+    """Edit the description that runc will read, then exec runc."""
     if "create" in words or "run" in words:
         config = Path(option(words, "--bundle", "-b") or ".", "config.json")
         described = json.loads(config.read_text())

@@ -163,9 +163,9 @@ def test_the_number_of_members_stays(server: ApiServer, kubeconfig: Path) -> Non
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"etcd": {"persistence": {"enabled": False}}}, "etcd keeps its data in its pod"),
-        ({"networkPolicy": {"enabled": False}}, "No NetworkPolicy guards etcd"),
-        ({"etcd": {"auth": {"enabled": False}}}, "etcd asks nobody for a password"),
+        ({"etcd": {"persistence": {"enabled": False}}}, "etcd stores its data in its pod"),
+        ({"networkPolicy": {"enabled": False}}, "No NetworkPolicy protects etcd"),
+        ({"etcd": {"auth": {"enabled": False}}}, "etcd requires no password"),
         ({"crds": {"install": False}}, "not part of this release"),
         (
             {"watchNamespaces": ["team-b", "team-a"]},

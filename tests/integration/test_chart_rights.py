@@ -87,7 +87,7 @@ def test_they_are_enough_for_a_whole_life(server: ApiServer, operator: Operator)
     assert operator.metric("elasticjob_errors_total", kind="Forbidden") == 0
     log = operator.log.read_text()
     assert "orbidden" not in log, log[-3000:]
-    assert "nodes cannot be read" not in log
+    assert "cannot list nodes" not in log
 
 
 def may(server: ApiServer, verb: str, resource: str, namespace: str, name: str = "") -> bool:

@@ -242,7 +242,7 @@ def test_an_answer_of_failure_is_for_the_caller(said: bytes, kind: type[KubeErro
 @pytest.mark.parametrize("said", [answer(200, b"<html>Log in</html>"), answer(200, b"[1]")])
 def test_an_answer_that_is_none_of_an_api_server_is_an_error_of_its_own(said: bytes) -> None:
     async def scenario(kube: Kube) -> None:
-        with pytest.raises(Unreachable, match="no object in JSON"):
+        with pytest.raises(Unreachable, match="not a JSON object"):
             await kube.get(PODS, "ns", "x")
 
     run(Scripted(said), scenario)

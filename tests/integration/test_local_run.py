@@ -306,7 +306,7 @@ def test_nothing_outlives_a_killed_warden(rig: LocalRig) -> None:
 
     output, _ = runner.communicate(timeout=20)
     assert runner.returncode == 1
-    assert "the process that guards this job's processes was killed" in output
+    assert "the supervisor of this job's processes was killed" in output
     rig.nothing_left()
 
 

@@ -1,5 +1,5 @@
 {{/*
-What the schema cannot say, because it is about several values or about what is installed already.
+Checks that the schema cannot express, of several values or of installed objects.
 */}}
 {{- define "elasticjob.checks" -}}
 {{- if .Values.etcd.enabled }}

@@ -1,13 +1,13 @@
-{{/* Where etcd is and what opens it, bundled or external. */}}
+{{/* Endpoints and credentials of etcd, bundled or external. */}}
 
 {{- define "elasticjob.etcd.scheme" -}}
 {{- if .Values.etcd.tls.enabled }}https{{ else }}http{{ end }}
 {{- end }}
 
 {{/*
-The endpoints, with commas between. Behind each stands a Service address that outlives its pod: a
-client need not look a name up again, which takes gRPC half a minute. Of three members each has its
-own, so that clients choose among them and a dead one costs them one attempt.
+Comma-separated endpoints. Each is a Service address that outlives its pod, so that clients need not
+resolve a name again, which takes gRPC half a minute. Each of three members has its own, so that
+clients choose among them and a dead one costs them one attempt.
 */}}
 {{- define "elasticjob.etcd.endpoints" -}}
 {{- if not .Values.etcd.enabled }}
@@ -22,7 +22,7 @@ own, so that clients choose among them and a dead one costs them one attempt.
 {{- end }}
 {{- end }}
 
-{{/* The Services that clients dial, with commas between. */}}
+{{/* Comma-separated Services that clients connect to. */}}
 {{- define "elasticjob.etcd.clientServices" -}}
 {{- $name := include "elasticjob.etcd.name" . }}
 {{- if eq (int .Values.etcd.members) 1 }}
@@ -36,14 +36,14 @@ own, so that clients choose among them and a dead one costs them one attempt.
 {{- end }}
 {{- end }}
 
-{{/* Whether the chart makes certificates and root's password: "true", or nothing. */}}
+{{/* "true" if the chart issues certificates and root's password, else empty. */}}
 {{- define "elasticjob.certificates.made" -}}
 {{- if and .Values.etcd.enabled (not .Values.etcd.certificates.existingSecret) (or .Values.etcd.tls.enabled .Values.etcd.auth.enabled) -}}
 true
 {{- end }}
 {{- end }}
 
-{{/* The Secret with what opens etcd; empty where nothing is needed. */}}
+{{/* Name of the Secret with etcd's credentials; empty if none are needed. */}}
 {{- define "elasticjob.etcd.secretName" -}}
 {{- if not .Values.etcd.enabled }}
 {{- .Values.externalEtcd.secretName }}
@@ -52,7 +52,7 @@ true
 {{- end }}
 {{- end }}
 
-{{/* The keys of that Secret that the operator reads, with commas between. */}}
+{{/* Comma-separated keys of that Secret that the operator reads. */}}
 {{- define "elasticjob.etcd.operatorKeys" -}}
 {{- $keys := list }}
 {{- if not .Values.etcd.enabled }}
@@ -64,14 +64,14 @@ true
 {{- join "," $keys }}
 {{- end }}
 
-{{/* Whether each job gets a user of its own: "true" or "false". */}}
+{{/* "true" if each job gets its own user, else "false". */}}
 {{- define "elasticjob.etcd.manageUsers" -}}
 {{- if .Values.etcd.enabled }}{{ .Values.etcd.auth.enabled }}
 {{- else }}{{ and .Values.externalEtcd.manageUsers (has "user" (include "elasticjob.etcd.operatorKeys" . | splitList ",")) }}
 {{- end }}
 {{- end }}
 
-{{/* The variable that names a key's file: ca.crt is ELASTICJOB_ETCD_CA_FILE. */}}
+{{/* Variable that names a key's file: ELASTICJOB_ETCD_CA_FILE for ca.crt. */}}
 {{- define "elasticjob.etcd.variable" -}}
 {{- get (dict "ca.crt" "CA" "tls.crt" "CERT" "tls.key" "KEY" "user" "USER" "password" "PASSWORD") . }}
 {{- end }}

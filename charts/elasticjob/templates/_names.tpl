@@ -33,7 +33,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* A pod's labels. No version is among them: a newer chart alone must not restart etcd. */}}
+{{/* Labels of a pod, without a version: a new chart version alone must not restart etcd. */}}
 {{- define "elasticjob.podLabels" -}}
 {{ include "elasticjob.selectorLabels" . }}
 app.kubernetes.io/part-of: elasticjob
@@ -50,7 +50,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The reference of an image: (list $ $image), whose tag may be the chart's appVersion. */}}
+{{/* Reference of an image: (list $ $image); its tag defaults to the chart's appVersion. */}}
 {{- define "elasticjob.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 -}}
 {{- if $image.digest -}}

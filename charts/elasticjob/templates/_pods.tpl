@@ -1,6 +1,6 @@
-{{/* What every pod of the chart has in common. */}}
+{{/* Common parts of every pod of the chart. */}}
 
-{{/* A pod's security context: restricted, with the values' own fields merged in; null removes. */}}
+{{/* Security context of a pod: restricted, merged with the values' fields; null removes a field. */}}
 {{- define "elasticjob.podSecurityContext" -}}
 {{- $restricted := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
 {{- $merged := mergeOverwrite $restricted (deepCopy .) }}
@@ -17,7 +17,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Where a component's pods may run: (list $ $values "component"). */}}
+{{/* Scheduling constraints of a component's pods: (list $ $values "component"). */}}
 {{- define "elasticjob.scheduling" -}}
 {{- $root := index . 0 }}{{ $values := index . 1 }}{{ $component := index . 2 }}
 {{- with $values.nodeSelector }}
@@ -41,7 +41,7 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* Pods of a component avoid one another's nodes: (list $ "component" "preferred|required"). */}}
+{{/* Anti-affinity of a component's pods by node: (list $ "component" "preferred|required"). */}}
 {{- define "elasticjob.antiAffinity" -}}
 {{- $root := index . 0 }}{{ $component := index . 1 }}
 {{- $labels := include "elasticjob.selectorLabels" (list $root $component) | fromYaml }}

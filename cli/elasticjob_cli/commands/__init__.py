@@ -1,1 +1,1 @@
-"""The commands of `elasticjob`: each reads its options, asks the local cluster, and prints."""
+"""Commands of `elasticjob`: each parses its options, queries the local cluster, and prints."""

@@ -1,4 +1,4 @@
-"""`elasticjob scale`, `delete` and `fault`: verbs that a running local job is told."""
+"""Commands `elasticjob scale`, `delete` and `fault`, which control a running local job."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from elasticjob_operator.model.base import INT32_MAX
 
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
-"""Beyond the grace of its pods, for a runner to end."""
+"""Time for a runner to exit, in addition to its pods' grace period."""
 
 
 def scale(
     name: Name,
     nodes: Annotated[
         int,
-        typer.Option("--nodes", "--replicas", min=0, max=INT32_MAX, help="Wanted number of nodes."),
+        typer.Option(
+            "--nodes", "--replicas", min=0, max=INT32_MAX, help="Desired number of nodes."
+        ),
     ],
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Change the wanted number of nodes of a running job.
+    """Change the desired number of nodes of a running job.
 
-    The number is clamped to the legal sizes of the job (minNodes, maxNodes, nodeIncrement).
+    The number is clamped to the job's legal sizes (minNodes, maxNodes, nodeIncrement).
 
     \b
     Examples:
@@ -42,7 +44,7 @@ def scale(
 
 
 def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
-    """End a job if it runs, and forget it with its status and logs.
+    """Stop a job if it runs, and delete its status and logs.
 
     \b
     Examples:
@@ -54,7 +56,7 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
         try:
             seconds += call(folder, "delete").get("graceSeconds", 0)
         except CommandError:
-            if folder.running():  # it did not just end by itself
+            if folder.running():  # else it ended by itself meanwhile
                 raise
         _wait_for_end(folder, seconds)
     folder.remove()
@@ -62,21 +64,21 @@ def delete(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
 
 
 def _wait_for_end(folder: JobFolder, seconds: float) -> None:
-    """Its pods are drained first, then the runner needs a moment for itself."""
+    """Wait until the runner exits, which follows the drain of its pods."""
     deadline = time.monotonic() + seconds
     while folder.running():
         if time.monotonic() > deadline:
             run = folder.run()
             process = f" (process {run.pid})" if run else ""
             raise CommandError(
-                f'the runner of "{folder.name}"{process} does not end within {seconds:g} s: '
+                f'the runner of "{folder.name}"{process} did not exit within {seconds:g} s: '
                 "kill it, then delete the job again"
             )
         time.sleep(POLL_SECONDS)
 
 
 class Fault(StrEnum):
-    """What can be done to a pod of a local job."""
+    """Faults that can be injected into a pod of a local job."""
 
     KILL_WORKER = "kill-worker"
     KILL_AGENT = "kill-agent"
@@ -85,15 +87,15 @@ class Fault(StrEnum):
 
 
 def fault(
-    kind: Annotated[Fault, typer.Argument(help="What to do.", show_default=False)],
+    kind: Annotated[Fault, typer.Argument(help="Fault to inject.", show_default=False)],
     name: Name,
     pod: Annotated[str, typer.Argument(help="Name of the pod, as `describe` shows it.")],
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
-    """Inject a fault into a local job, to see how it recovers.
+    """Inject a fault into a local job to test its recovery.
 
     kill-worker sends SIGKILL to the pod's first worker, kill-agent to its agent, kill-node to
-    everything in it; drain ends it as a node drain does: told first, then stopped.
+    all of its processes. drain removes the pod as a node drain does, with its grace period.
 
     \b
     Examples:
@@ -102,6 +104,6 @@ def fault(
     """
     folder = job(namespace, name)
     if not folder.running():
-        raise BadInput(f'job "{name}" is not running: only a running job can be disturbed')
+        raise BadInput(f'job "{name}" is not running: faults need a running job')
     answer = call(folder, "fault", kind=kind, pod=pod)
     typer.echo(answer["done"])

@@ -1,4 +1,4 @@
-"""`elasticjob convert`."""
+"""Command `elasticjob convert`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from elasticjob_operator.model.yaml_nodes import YamlDocument, documents
 
 @dataclass(slots=True)
 class _Found:
-    """What a file became."""
+    """Result of converting a file."""
 
     jobs: list[Json] = field(default_factory=list)
     autoscalers: list[Json] = field(default_factory=list)
@@ -47,21 +47,21 @@ def convert(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write there instead of to standard output."
+            "--output", "-o", metavar="FILE", help="Output file instead of standard output."
         ),
     ] = None,
     autoscaler: Annotated[
         Path | None,
         typer.Option(
-            "--autoscaler", metavar="FILE", help="Write the jobs' HorizontalPodAutoscalers there."
+            "--autoscaler", metavar="FILE", help="Output file for HorizontalPodAutoscalers."
         ),
     ] = None,
 ) -> None:
-    """Turn kubeflow's PyTorchJobs into ElasticJobs.
+    """Convert kubeflow's PyTorchJobs to ElasticJobs.
 
-    What was changed or has no counterpart is listed on standard error with line and field, and what
-    to do about it. Other objects in the file are left out. The exit code is 2 when something cannot
-    be converted; then nothing is written.
+    Standard error lists each field that changed or has no counterpart, with its line and the
+    remedy. Other objects in the file are left out. If something cannot be converted, the exit code
+    is 2 and nothing is written.
 
     \b
     Examples:
@@ -72,12 +72,12 @@ def convert(
         if file == STANDARD_INPUT or path is None:
             continue
         if path.resolve() == Path(file).resolve():
-            raise BadInput(f"{path} is the file that is converted: keep it for the way back")
+            raise BadInput(f"{path} is the input file: choose another output, to be able to revert")
     if autoscaler is not None and output is not None and _same_file(output, autoscaler):
         raise BadInput(f"-o and --autoscaler must be two files: both are {output}")
     found = _converted(shown(file), _read(file), autoscaler)
     if not found.problems and not found.jobs:
-        raise BadInput(f"{shown(file)} holds no PyTorchJob of kubeflow.org/v1")
+        raise BadInput(f"{shown(file)} contains no PyTorchJob of kubeflow.org/v1")
     for line in found.problems or found.remarks:
         typer.echo(str(line), err=True)
     if found.problems:
@@ -90,12 +90,12 @@ def convert(
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    """Where one would replace the other; a pipe or a terminal takes both."""
+    """Return True if both paths are the same regular file; a pipe or terminal may get both."""
     return one.resolve() == other.resolve() and (one.is_file() or not one.exists())
 
 
 def _write(path: Path | None, objects: list[Json]) -> None:
-    """To the file, or else to standard output."""
+    """Write the objects to the file, or to standard output without one."""
     text = "---\n".join(as_yaml(one) + "\n" for one in objects)
     if path is None:
         typer.echo(text, nl=False)
@@ -114,7 +114,7 @@ def _read(file: str) -> str:
 
 
 def _converted(file: str, text: str, autoscaler: Path | None) -> _Found:
-    """`file` is what messages call it."""
+    """Convert all documents of a file; `file` is its name in messages."""
     found = _Found()
     for document in documents(text):
         for fault in document.faults:
@@ -135,7 +135,7 @@ def _converted(file: str, text: str, autoscaler: Path | None) -> _Found:
 
 
 def _placed(file: str, document: YamlDocument, remarks: Iterable[Remark]) -> list[FileProblem]:
-    """Remarks with their line and column, in the order of the lines."""
+    """Return the remarks with line and column, ordered by line."""
     lines = []
     for remark in remarks:
         place = document.place_of(remark.location)

@@ -1,4 +1,4 @@
-"""`elasticjob explain`: where a job stands and why, in plain words, here or on a cluster."""
+"""Command `elasticjob explain`: the state of a job and its reasons, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTERRUPTED = (
     "Stopped before its end, by Ctrl-C or a signal to its runner: `elasticjob run` starts it "
     "again, and a script that keeps checkpoints goes on from the last."
 )
-JUST_BEGUN = "It has only just begun: nothing is known of it yet."
+JUST_BEGUN = "The job has just started: it has no status yet."
 
 
 def explain(
@@ -43,17 +43,17 @@ def explain(
         bool | None,
         typer.Option(
             "--cluster/--local",
-            help="Where the job is. Without either: here, if this machine has one of that name.",
+            help="Location of the job. Default: this machine if it has a job of that name.",
             show_default=False,
         ),
     ] = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say where a job stands and why, and what to do about it.
+    """Explain the state of a job, its reasons, and the remedy.
 
-    Who is missing and what holds them up, what the last interruption was and what it cost, and
-    what failed. A job on a cluster is read with kubectl.
+    Shows missing nodes and their obstacles, the last interruption and its cost, and the failure.
+    A job on a cluster is read with kubectl.
 
     \b
     Examples:
@@ -67,7 +67,7 @@ def explain(
         _print(_on_cluster(there, name, alone=cluster or asks_there))
     else:
         folder = job(folder.namespace, name)
-        running = folder.running()  # asked first: what a runner writes before it ends is then there
+        running = folder.running()  # before the read, so that a runner's last write is not missed
         _print(Told(local_explanation(ElasticJob.model_validate(folder.object()), running)))
 
 
@@ -77,7 +77,7 @@ def explain_on_cluster(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say where a job stands and why, and what to do about it.
+    """Explain the state of a job, its reasons, and the remedy.
 
     \b
     Examples:
@@ -87,12 +87,12 @@ def explain_on_cluster(
 
 
 def abandoned(found: ElasticJob, running: bool) -> bool:
-    """Return whether the runner of a local job ended before the job did."""
+    """Return True if the runner of a local job ended before the job did."""
     return found.status.phase is Phase.INTERRUPTED or (not running and found.status.phase is None)
 
 
 def local_explanation(found: ElasticJob, running: bool) -> tuple[str, ...]:
-    """Explain a local job: what its runner wrote, or that the runner is gone."""
+    """Explain a local job from its runner's last status, or that the runner is gone."""
     if found.status.phase is Phase.SUSPENDED:
         return (INTERRUPTED,)
     if found.status.phase is None:

@@ -1,4 +1,4 @@
-"""`elasticjob get` and `describe`: what local jobs are, also after their end."""
+"""Commands `elasticjob get` and `describe`: local jobs, also after their end."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ POLL_SECONDS = 0.2
 
 def get(
     name: Annotated[
-        str | None, typer.Argument(help="Name of a job; all of them without it.", metavar="NAME")
+        str | None, typer.Argument(help="Name of a job. Default: all jobs.", metavar="NAME")
     ] = None,
-    output: Annotated[
-        Output | None, typer.Option("--output", "-o", help="Form of the output.")
-    ] = None,
+    output: Annotated[Output | None, typer.Option("--output", "-o", help="Output format.")] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Go on printing each change until the job ends.")
+        bool, typer.Option("--watch", "-w", help="Print each change until the job ends.")
     ] = False,
     namespace: Namespace = DEFAULT_NAMESPACE,
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")
     ] = False,
 ) -> None:
-    """Show jobs of this machine, running or ended.
+    """List jobs of this machine, running or ended.
 
     \b
     Examples:
@@ -51,7 +49,7 @@ def get(
       elasticjob get digits -w
     """
     folders = [job(namespace, name)] if name else jobs(None if all_namespaces else namespace)
-    running = {folder: folder.running() for folder in folders}  # before what they wrote last
+    running = {folder: folder.running() for folder in folders}  # before the read, see `explain`
     found, unreadable = _read(folders)
     if name and unreadable:
         raise unreadable[0]
@@ -77,7 +75,7 @@ def get(
 
 
 def _read(folders: list[JobFolder]) -> tuple[dict[JobFolder, dict[str, Any]], list[CommandError]]:
-    """The objects by their folders, and what is to be said of the others."""
+    """Return the readable objects by folder, and the errors of the others."""
     found: dict[JobFolder, dict[str, Any]] = {}
     unreadable = []
     for folder in folders:
@@ -92,7 +90,7 @@ def _watch(found: dict[JobFolder, dict[str, Any]], output: Output | None) -> Non
     shown, folders = dict(found), list(found)
     while folders:
         time.sleep(POLL_SECONDS)
-        # Asked before the read: what a runner writes before it ends is then never missed.
+        # Checked before the read, so that a runner's last write is not missed.
         running = [folder for folder in folders if folder.running()]
         for folder in folders:
             if folder.exists() and (now := folder.object()) != shown[folder]:
@@ -135,16 +133,16 @@ def _cells(document: dict[str, Any], wide: bool) -> tuple[str, ...]:
 
 
 def describe(name: Name, namespace: Namespace = DEFAULT_NAMESPACE) -> None:
-    """Show everything about one job.
+    """Show all details of one job.
 
-    Its members, its rounds with their causes and times, the first failure, and its conditions.
+    Members, rounds with their causes and times, the first failure, and conditions.
 
     \b
     Examples:
       elasticjob describe digits
     """
     folder = job(namespace, name)
-    running = folder.running()  # asked first: what a runner writes before it ends is then there
+    running = folder.running()  # before the read, so that a runner's last write is not missed
     found = ElasticJob.model_validate(folder.object())
     told = local_explanation(found, running)
     typer.echo("\n".join(description(found, str(folder.logs), running, told)))

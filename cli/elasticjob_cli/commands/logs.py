@@ -1,4 +1,4 @@
-"""`elasticjob logs`: what the nodes or one worker of a local job wrote."""
+"""Command `elasticjob logs`: output of the nodes or of one worker of a local job."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def logs(
     ] = None,
     round_number: Annotated[
         int | None,
-        typer.Option("--round", min=1, help="Of this round; the last one the rank was in."),
+        typer.Option("--round", min=1, help="Round of the rank. Default: its last round."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends, over all rounds.")
+        bool, typer.Option("--follow", "-f", help="Follow all rounds until the job ends.")
     ] = False,
     namespace: Namespace = DEFAULT_NAMESPACE,
 ) -> None:
@@ -51,11 +51,11 @@ def logs(
 
 
 def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:
-    """Every container's lines, each with its pod."""
+    """Yield every container's lines, prefixed with the pod's name."""
     tails: dict[str, Tail] = {}
     running = True
     while running:
-        running = follow and folder.running()  # before the read: the last lines are not missed
+        running = follow and folder.running()  # before the read, so the last lines are not missed
         for pod in pods(folder.logs):
             tail = tails.setdefault(pod, Tail(folder.logs / pod / TRAINER))
             yield from (f"{pod} {line}" for line in tail.lines())
@@ -66,7 +66,7 @@ def _of_nodes(folder: JobFolder, follow: bool) -> Iterator[str]:
 
 
 def _of_rank(folder: JobFolder, rank: int, number: int | None, follow: bool) -> Iterator[str]:
-    """One worker's lines; when following, of each later round that has the rank as well."""
+    """Yield one worker's lines; when following, also those of the rank in later rounds."""
     tails: dict[Path, Tail] = {}
     running = True
     while running:

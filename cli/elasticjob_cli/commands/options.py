@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how objects become text."""
+"""Shared command-line arguments and output formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C ends a command that only looks on, without a word."""
+    """Let Ctrl-C end a read-only command without a message."""
     try:
         yield
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def until_interrupted() -> Iterator[None]:
 
 
 class Output(StrEnum):
-    """Forms in which objects are printed."""
+    """Output formats of objects."""
 
     WIDE = "wide"
     JSON = "json"

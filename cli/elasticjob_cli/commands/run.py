@@ -1,4 +1,4 @@
-"""`elasticjob run`: a job from a manifest, on this machine, to its end."""
+"""Command `elasticjob run`: runs a manifest's job on this machine to its end."""
 
 from __future__ import annotations
 
@@ -35,32 +35,35 @@ def run(
         ),
     ],
     name: Annotated[
-        str | None, typer.Option("--name", help="Run it under this name instead of its own.")
+        str | None, typer.Option("--name", help="Name of the job instead of the manifest's.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", min=0, max=INT32_MAX, help="Begin with this many nodes."),
+        typer.Option("--nodes", min=0, max=INT32_MAX, help="Initial number of nodes."),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live table.")
+    ] = False,
     console_logs: Annotated[
-        bool, typer.Option("--logs", help="Print what the workers write as well.")
+        bool, typer.Option("--logs", help="Also print the workers' output.")
     ] = False,
     python: Annotated[
         str | None,
         typer.Option(
             "--python",
             metavar="PROGRAM",
-            help="Interpreter, by path or name, that `python` means in the job; by default the "
-            "active virtual environment's, else the one that elasticjob runs on.",
+            help="Path or name of the interpreter that replaces `python` in the job. Default: the "
+            "active virtual environment's, else the one that runs elasticjob.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Run a job on this machine, with processes as pods.
 
-    Ctrl-C drains and ends it; a second Ctrl-C kills. The exit code is 0 when the job succeeded,
-    1 when it failed, 2 for bad input, 130 when it was interrupted. The job's command runs in the
-    manifest's folder; if that comes from standard input or a pipe, in the current one.
+    Ctrl-C drains and stops the job; a second Ctrl-C kills it. The exit code is 0 if the job
+    succeeded, 1 if it failed, 2 for bad input, 130 if it was interrupted. The job's command runs
+    in the manifest's folder, or in the current one if the manifest comes from standard input or a
+    pipe.
 
     \b
     Examples:
@@ -74,7 +77,7 @@ def run(
     view: View = PlainView(console) if plain or not console.is_terminal else LiveView(console)
     try:
         ended = asyncio.run(execute(job, container, view, file, console_logs))
-    except KeyboardInterrupt:  # before the run could take it as the wish to drain
+    except KeyboardInterrupt:  # before the run could handle it as a drain request
         raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     finally:
         view.close()
@@ -86,7 +89,7 @@ def run(
 def prepare(
     file: str, name: str | None, nodes: int | None, python: str | None
 ) -> tuple[ElasticJob, Trainer]:
-    """The job of a manifest and the container it runs here; raises `BadInput`."""
+    """Return a manifest's job and its trainer container on this machine; raises `BadInput`."""
     try:
         jobs = load_file(file)
     except InvalidFile as error:
@@ -95,7 +98,7 @@ def prepare(
         raise BadInput(text) from error
     if len(jobs) > 1:
         names = ", ".join(job.metadata.name for job in jobs)
-        raise BadInput(f"{shown(file)} must hold one ElasticJob; it holds {len(jobs)}: {names}")
+        raise BadInput(f"{shown(file)} must hold one ElasticJob; it has {len(jobs)}: {names}")
     job = jobs[0]
     if job.spec.run_policy.suspend:
         raise BadInput(f"{shown(file)}: spec.runPolicy.suspend must be false for the job to run")
@@ -109,20 +112,20 @@ def prepare(
     if container.unresolved:
         listed = ", ".join(container.unresolved)
         raise BadInput(
-            f"{shown(file)}: only a cluster can look up the valueFrom of: {listed}; "
+            f"{shown(file)}: valueFrom can only be resolved on a cluster: {listed}; "
             "set them in the environment of `elasticjob run`"
         )
     return job, container
 
 
 def folder_of(file: str) -> Path:
-    """Where the command runs: what comes through a pipe has no folder of its own."""
+    """Return the command's working folder: the manifest's, or the current one for a pipe."""
     path = Path(file)
     return path.resolve().parent if file != STANDARD_INPUT and path.is_file() else Path.cwd()
 
 
 def renamed(job: ElasticJob, name: str) -> ElasticJob:
-    """The job under another name, which must be a legal one."""
+    """Return the job under another name; raises `BadInput` if the name is invalid."""
     document = job.manifest()
     document["metadata"]["name"] = name
     try:
@@ -136,8 +139,8 @@ def renamed(job: ElasticJob, name: str) -> ElasticJob:
 async def execute(
     job: ElasticJob, container: Trainer, view: View, file: str, console_logs: bool
 ) -> Ended:
-    """Run it; raises `CommandError` when the local cluster cannot work."""
-    # Here, because it takes as long to load as all the rest: the other commands do without.
+    """Run the job; raises `CommandError` if the local cluster fails."""
+    # Imported here: it takes as long to load as everything else, and other commands do not need it.
     from elasticjob_cli.local.run import LocalRun
 
     manifest = shown(file) if file == STANDARD_INPUT else str(Path(file).resolve())
@@ -145,7 +148,7 @@ async def execute(
 
 
 def print_end(ended: Ended) -> None:
-    """The rounds with causes and times; for a failure its culprit."""
+    """Print the rounds with causes and times, and the first failure of a failed job."""
     status = ended.job.status
     for line in history_lines(ended.rounds):
         typer.echo(line)

@@ -1,4 +1,4 @@
-"""`elasticjob validate` and `version`."""
+"""Commands `elasticjob validate` and `version`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def validate(
         typer.Argument(help="Manifests to check; - is standard input.", metavar="FILE"),
     ],
 ) -> None:
-    """List every error of manifests with file, line and field.
+    """Validate manifests; list every error with file, line and field.
 
-    The exit code is 2 if there is one.
+    The exit code is 2 if there are errors.
 
     \b
     Examples:
@@ -46,4 +46,4 @@ def version() -> None:
     try:
         typer.echo(f"elasticjob {installed('elasticjob')}")
     except PackageNotFoundError:
-        typer.echo("elasticjob (not installed: running from its sources)")
+        typer.echo("elasticjob (running from source, not installed)")

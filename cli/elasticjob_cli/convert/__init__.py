@@ -1,1 +1,1 @@
-"""From other operators' jobs to ElasticJobs: values in, values and remarks out. No I/O."""
+"""Conversion of other operators' jobs to ElasticJobs: returns values and remarks. No I/O."""

@@ -1,4 +1,4 @@
-"""The trainer's command: torchrun is taken out as the operator does, and its numbers are kept."""
+"""Conversion of the trainer's command: removes torchrun as the operator does, keeps its numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Command:
     """A command without its launcher.
 
     Args:
-        launched: a launcher such as torchrun was taken out.
-        note: what was taken out, for people.
+        launched: set if a launcher such as torchrun was removed.
+        note: description of the removed parts.
     """
 
     command: tuple[str, ...]
@@ -26,7 +26,7 @@ class Command:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value of a launcher's option, however it is spelled; None where it is not given."""
+    """Return the value of a launcher's option in any spelling; None if it is not given."""
     for index, word in enumerate(words):
         key, equals, value = word.partition("=")
         if key.replace("_", "-") == name:
@@ -35,17 +35,17 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def without_launcher(command: Sequence[str], args: Sequence[str]) -> Command:
-    """The command as each worker runs it.
+    """Return the command that each worker runs.
 
     Raises:
-        Unsafe: there is a launcher that cannot be taken out.
+        Unsafe: the command has a launcher that cannot be removed.
     """
     words = (*command, *args)
     asked = option(words, "--nproc-per-node") or ""
     found = wrapped(command, args, int(asked) if asked.isdigit() else 1)
     if not found.note:
         return Command(tuple(command), tuple(args), False, "")
-    # Here, other than in a pod, some of the options go on counting: as fields of the job.
+    # Unlike in a pod, some options keep their effect here: they become fields of the job.
     note = found.note.replace("; not used: ", "; its options left out: ")
     kept = [f"{name} became {field}" for name, field in _KEPT.items() if option(words, name)]
     return Command(found.unwrapped, found.args, True, "; ".join([note, *kept]))

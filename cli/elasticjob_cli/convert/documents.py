@@ -1,4 +1,4 @@
-"""What becomes of each document of a file: converted, retargeted, left out, or refused."""
+"""Conversion of each document of a file: converted, retargeted, left out, or refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _AUTOSCALER = ("autoscaling", "HorizontalPodAutoscaler")
 
 
 def convert_document(document: Any, at: Location = (), autoscaler: Path | None = None) -> Converted:
-    """What a document becomes; a list's items each for themselves.
+    """Convert a document, or each item of a List.
 
     Args:
-        at: where the document stands, for remarks.
-        autoscaler: the file that HorizontalPodAutoscalers will be in, for remarks.
+        at: location of the document, for remarks.
+        autoscaler: output file of HorizontalPodAutoscalers, for remarks.
 
     Raises:
-        Unconvertible: with every problem of it.
+        Unconvertible: with all problems of the document.
     """
     if not isinstance(document, Mapping):
         raise Unconvertible(Remark(at, "must be a mapping with apiVersion and kind"))
@@ -36,13 +36,13 @@ def convert_document(document: Any, at: Location = (), autoscaler: Path | None =
     if (group, kind) == PYTORCHJOB:
         if version != "v1":
             got = echoed(document["apiVersion"])
-            text = f"must be {group}/v1, got {got}: let the cluster convert it"
+            text = f"must be {group}/v1, got {got}: read the job from the cluster in that version"
             raise Unconvertible(Remark((*at, "apiVersion"), text))
         return convert_pytorchjob(document, at, autoscaler)
     if (group, kind) == _TRAINJOB:
         raise Unconvertible(Remark((*at, "kind"), _trainjob(document)))
     if "kubeflow.org" in group:
-        text = f"must be a PyTorchJob; a {kind} is no job of PyTorch's and stays as it is"
+        text = f"must be a PyTorchJob; a {kind} cannot be converted"
         raise Unconvertible(Remark((*at, "kind"), text))
     return _other(document, group, kind, at, autoscaler)
 
@@ -78,7 +78,7 @@ def _trainjob(document: Mapping[str, Any]) -> str:
 def _other(
     document: Mapping[str, Any], group: str, kind: str, at: Location, autoscaler: Path | None
 ) -> Converted:
-    """Whatever stands beside a job in its file."""
+    """Convert another object in the file: retarget a PyTorchJob's autoscaler, leave out others."""
     spec = document.get("spec")
     target = spec.get("scaleTargetRef") if isinstance(spec, Mapping) else None
     of_pytorchjob = isinstance(target, Mapping) and target.get("kind") == PYTORCHJOB[1]

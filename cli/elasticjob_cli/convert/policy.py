@@ -1,4 +1,4 @@
-"""The numbers of a job: how many nodes and workers, how many failures, and how it ends."""
+"""Conversion of a job's sizes, workers per node, restart limit, rendezvous and run policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN_ETCD = "rendezvous is kept in the operator's etcd"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many pods of each kind there were; None where the kind is absent."""
+    """Number of replicas of each kind; None if the kind is absent."""
 
     master: int | None
     worker: int | None
@@ -29,7 +29,7 @@ class Replicas:
 
 
 def sizes(elastic: Part, replicas: Replicas) -> Json:
-    """minNodes, maxNodes and nodes."""
+    """Return minNodes, maxNodes and nodes."""
     if not elastic:
         return {"minNodes": replicas.total, "maxNodes": replicas.total}
     least, most = elastic.count("minReplicas"), elastic.count("maxReplicas")
@@ -41,30 +41,29 @@ def sizes(elastic: Part, replicas: Replicas) -> Json:
     if masters:
         elastic.note(
             "minReplicas",
-            f"{masters} is added to it and to maxReplicas for the Master, which they did not count",
+            f"increased, like maxReplicas, by {masters} for the Master, which they did not count",
         )
     low, high = max(1, least + masters), max(1, most + masters)
     wanted = replicas.total
     if low <= high and not low <= wanted <= high:
         elastic.note(
             "maxReplicas",
-            f"the {wanted} replicas are outside of {low} to {high}: the job begins with the "
-            "nearest size",
+            f"{wanted} replicas are outside {low} to {high}: the job starts with the nearest size",
         )
         wanted = min(max(wanted, low), high)
     return {"minNodes": low, "maxNodes": high, "nodes": wanted}
 
 
 def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
-    """nprocPerNode; None for its default."""
+    """Return nprocPerNode; None for its default."""
     old = elastic.count("nProcPerNode")
     told = spec.text("nprocPerNode")
     if not template.launched:
         if told not in (None, "1"):
             spec.note(
                 "nprocPerNode",
-                "is 1 now: without torchrun the command ran once in each pod. Set auto for one "
-                "worker a GPU",
+                "is now 1: without torchrun the command ran once in each pod. Set auto for one "
+                "worker per GPU",
             )
         return 1
     value = template.workers or told or (str(old) if old is not None else "auto")
@@ -80,27 +79,27 @@ def workers(spec: Part, elastic: Part, template: Template) -> int | str | None:
 
 
 def restarts(run_policy: Part, elastic: Part, template: Template, policies: set[str]) -> int | None:
-    """maxRestarts; None for its default."""
+    """Return maxRestarts; None for its default."""
     limit = run_policy.count("backoffLimit")
     told = elastic.count("maxRestarts")
     if template.restarts is not None and template.restarts.isdigit():
         told = int(template.restarts)
     if told is not None:
         if limit is not None:
-            run_policy.note("backoffLimit", f"left out: maxRestarts ({told}) is the one limit")
+            run_policy.note("backoffLimit", f"left out: maxRestarts ({told}) is the only limit")
         return told
     if limit is not None:
         run_policy.note(
             "backoffLimit",
-            f"became maxRestarts: {limit}, which counts failures of workers alone: a node that is "
-            "lost or leaves is free",
+            f"became maxRestarts: {limit}, which counts worker failures only, not lost or leaving "
+            "nodes",
         )
         return limit
     return 0 if policies == {"Never"} else None
 
 
 def rendezvous(elastic: Part) -> Json:
-    """spec.rendezvous: patience is kept, places are not."""
+    """Return spec.rendezvous: timeouts are kept, endpoints are not."""
     found: Json = {}
     backend = elastic.text("rdzvBackend")
     host, port = elastic.text("rdzvHost"), elastic.text("rdzvPort")
@@ -110,7 +109,7 @@ def rendezvous(elastic: Part) -> Json:
         where = f"{host}:{port}" if port else host
         text = f"{where} left out: the {_OWN_ETCD}"
         if backend in ("etcd", "etcd-v2"):
-            text += "; for one of your own name its v3 API in spec.rendezvous.endpoints"
+            text += "; to use your own, give its v3 endpoints in spec.rendezvous.endpoints"
         elastic.note("rdzvHost", text)
     if elastic.text("rdzvId") is not None:
         elastic.note("rdzvId", "left out: each run of a job has its own")
@@ -129,7 +128,7 @@ def rendezvous(elastic: Part) -> Json:
 
 
 def run_policy_of(source: Part, most: int) -> Json:
-    """spec.runPolicy."""
+    """Return spec.runPolicy."""
     found: Json = {"cleanPodPolicy": source.text("cleanPodPolicy") or "None"}
     if (suspend := source.flag("suspend")) is not None:
         found["suspend"] = suspend

@@ -1,4 +1,4 @@
-"""A kubeflow PyTorchJob (kubeflow.org/v1) as an ElasticJob, and its autoscaler."""
+"""Conversion of a kubeflow PyTorchJob (kubeflow.org/v1) to an ElasticJob and its autoscaler."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from elasticjob_operator.model.problems import InvalidManifest, Location
 MASTER, WORKER = "Master", "Worker"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _EXIT_CODE = (
-    "ExitCode has no counterpart: exit codes of 1 to 127 were final, now every failure counts up "
-    "to maxRestarts"
+    "ExitCode has no counterpart: exit codes of 1 to 127 were final, now every failure counts "
+    "towards maxRestarts"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a document became, and what is to be said of it."""
+    """Result of converting a document, with remarks for the user."""
 
     jobs: tuple[Json, ...] = ()
     autoscalers: tuple[Json, ...] = ()
@@ -38,24 +38,24 @@ class Converted:
 
 
 def scaled_elsewhere(written_to: Path | None) -> str:
-    """What is said of metrics; their autoscaler is `written_to` this file, or nowhere yet."""
-    what = "is the business of a HorizontalPodAutoscaler that scales the ElasticJob"
+    """Return the remark on metrics; their autoscaler is `written_to` this file, if any."""
+    what = "needs a HorizontalPodAutoscaler that scales the ElasticJob"
     if written_to is None:
-        return f"{what}: have it written with --autoscaler FILE"
-    return f"{what}: it is written to {written_to}"
+        return f"{what}: write one with --autoscaler FILE"
+    return f"{what}: written to {written_to}"
 
 
 def convert_pytorchjob(
     document: Mapping[str, Any], at: Location = (), autoscaler: Path | None = None
 ) -> Converted:
-    """The ElasticJob, and a HorizontalPodAutoscaler where there were metrics.
+    """Return the ElasticJob, and a HorizontalPodAutoscaler if the job has metrics.
 
     Args:
-        at: where the document stands, for remarks.
-        autoscaler: the file that the HorizontalPodAutoscaler will be in, for remarks.
+        at: location of the document, for remarks.
+        autoscaler: output file of the HorizontalPodAutoscaler, for remarks.
 
     Raises:
-        Unconvertible: something cannot be converted, or is no PyTorchJob.
+        Unconvertible: a field cannot be converted.
     """
     remarks: list[Remark] = []
     source = Part(document, at, remarks)
@@ -67,7 +67,7 @@ def convert_pytorchjob(
 
     sizes = policy.sizes(elastic, replicas)
     if not elastic and replicas.total > 1:
-        text = "is fixed: set minNodes lower, and the job survives the loss of nodes"
+        text = "is fixed: lower minNodes to let the job survive the loss of nodes"
         remarks.append(Remark((*at, "spec"), f"the size of {replicas.total} {text}"))
     workers = policy.workers(spec, elastic, template)
     restarts = policy.restarts(run_policy, elastic, template, policies)
@@ -114,7 +114,7 @@ def _metadata(source: Part) -> Json:
 
 
 def _replicas(source: Part, job: str) -> tuple[Replicas, set[str], Template]:
-    """How many, with which restart policies, and the one template of all."""
+    """Return the replica counts, their restart policies, and the common template."""
     kinds = {str(key).capitalize(): str(key) for key in source.value}
     unknown = [key for kind, key in kinds.items() if kind not in (MASTER, WORKER)]
     if unknown:
@@ -141,19 +141,19 @@ def _replicas(source: Part, job: str) -> tuple[Replicas, set[str], Template]:
 
 
 def _compare(parts: dict[str, Part]) -> None:
-    """All nodes of an ElasticJob are alike: the Worker's template is theirs."""
+    """Remark on differences between the templates: every node gets the Worker's."""
     master, worker = (parts[kind].part("template").value for kind in (MASTER, WORKER))
     found = list(differences(master, worker))
     if found:
         parts[MASTER].note(
             "template",
-            f"is not the Worker's, which every node gets now; it differs in {describe(found)}. "
-            "Let the script look at its RANK for what only one node does",
+            f"is replaced by the Worker's on every node; they differ in {describe(found)}. "
+            "In the script, use RANK for work that only one node does",
         )
 
 
 def _check(job: Json, at: Location) -> None:
-    """What comes out is a valid ElasticJob."""
+    """Raise `Unconvertible` unless the result is a valid ElasticJob."""
     try:
         parse_manifest(job)
     except InvalidManifest as error:
@@ -163,7 +163,7 @@ def _check(job: Json, at: Location) -> None:
 
 
 def _autoscaler(metadata: Json, sizes: Json, metrics: list[Any]) -> Json:
-    """What the PyTorchJob's operator would have made of the metrics, for the new job."""
+    """Return the autoscaler that the PyTorchJob's operator would create, for the new job."""
     target = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"]}
     kept = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     return {

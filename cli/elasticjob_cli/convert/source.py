@@ -1,4 +1,4 @@
-"""Reading a foreign manifest: what was asked for, what was not, and what is to be said of it."""
+"""Reader of a foreign manifest that tracks the fields used and collects remarks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What became of one field of the source, and what to do about it."""
+    """Note on the conversion of one field of the source, with the remedy."""
 
     location: Location
     text: str
 
 
 class Unconvertible(ValueError):
-    """A document that cannot be converted; `problems` say where, why, and what to do."""
+    """A document cannot be converted; `problems` give the locations, reasons and remedies."""
 
     def __init__(self, *problems: Remark) -> None:
         super().__init__("; ".join(problem.text for problem in problems))
@@ -30,7 +30,7 @@ class Unconvertible(ValueError):
 
 
 class Part:
-    """A mapping of the source. It remembers which keys were asked for."""
+    """A mapping of the source that records which keys were read."""
 
     def __init__(self, value: Mapping[str, Any], location: Location, remarks: list[Remark]) -> None:
         self._value = value
@@ -46,7 +46,7 @@ class Part:
         return self._value
 
     def part(self, key: str) -> Part:
-        """A mapping below; an empty one where it is absent."""
+        """Return a nested mapping; an empty one if it is absent."""
         value = self._take(key, dict, "a mapping")
         return Part(value or {}, (*self.location, key), self.remarks)
 
@@ -70,12 +70,12 @@ class Part:
         return value
 
     def note(self, key: str, text: str) -> None:
-        """Say something of a field."""
+        """Add a remark on a field."""
         self._taken.add(key)
         self.remarks.append(Remark((*self.location, key), text))
 
     def note_rest(self, *known: str) -> None:
-        """Say of each field that was not asked for that it is left out; `known` are dropped."""
+        """Add a remark for each field that was not read; skip `known`."""
         for key in self._value:
             if key not in self._taken and key not in known and self._value[key] is not None:
                 self.note(key, "has no counterpart in an ElasticJob: left out")

@@ -1,4 +1,4 @@
-"""The pod template of an ElasticJob from those of a PyTorchJob's replicas."""
+"""Conversion of a PyTorchJob's replica templates to the pod template of an ElasticJob."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_operator.core.nested import Unsafe
 from elasticjob_operator.model.problems import Location, field_path
 
 TRAINER = "pytorch"
-"""The container that a PyTorchJob trains in, by its operator's convention."""
+"""Name of a PyTorchJob's training container, by its operator's convention."""
 _PORT = "pytorchjob-port"
 _LAUNCH_ENV = re.compile(r"PET_[A-Z0-9_]+")
 _GIVEN_ENV = re.compile(r"MASTER_ADDR|MASTER_PORT|(LOCAL_)?WORLD_SIZE|(LOCAL_|NODE_)?RANK")
@@ -24,12 +24,12 @@ _MASTER = re.compile(r"\$\(MASTER_(ADDR|PORT)\)|\$\{?MASTER_(ADDR|PORT)")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The new template, and what its trainer says about the job.
+    """New template, with the job settings found in its trainer container.
 
     Args:
-        trainer: name of the training container; empty when it is the only one.
-        launched: torchrun or the like started the script.
-        workers, restarts: what the launcher was told, by option or by variable.
+        trainer: name of the training container; empty if it is the only one.
+        launched: set if torchrun or a similar launcher started the script.
+        workers, restarts: the launcher's values, from options or variables.
     """
 
     document: Json
@@ -40,7 +40,7 @@ class Template:
 
 
 def convert_template(source: Part, job: str) -> Template:
-    """Raises `Unconvertible`."""
+    """Convert one replica's template. Raises `Unconvertible`."""
     document = copy.deepcopy(dict(source.value))
     spec = document.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
@@ -74,7 +74,7 @@ def _are_containers(value: Any) -> TypeGuard[list[Json]]:
 
 
 def differences(one: Any, other: Any, at: Location = ()) -> Iterator[Location]:
-    """Where two templates differ, as deep as both have the same form."""
+    """Yield the locations where two templates differ, as deep as their structures match."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in dict.fromkeys((*one, *other)):
             yield from differences(one.get(key), other.get(key), (*at, key))
@@ -86,7 +86,7 @@ def differences(one: Any, other: Any, at: Location = ()) -> Iterator[Location]:
 
 
 def _clean_metadata(document: Json) -> None:
-    """Only labels and annotations mean anything in a template."""
+    """Drop all metadata except labels and annotations, which alone matter in a template."""
     metadata = document.pop("metadata", None)
     kept = {
         key: metadata[key]
@@ -113,7 +113,7 @@ def _clean_pod(spec: Json, source: Part, job: str) -> None:
         if _MASTER.search(text) or f"{job}-master-" in text:
             at = (*pod.location, "initContainers", index)
             said = "left out: it waits for the master's Service, which an ElasticJob does not have"
-            source.remarks.append(Remark(at, f"{said}; put back what else it does"))
+            source.remarks.append(Remark(at, f"{said}; restore any other work it does"))
         else:
             kept.append(container)
     if "initContainers" in spec:
@@ -123,7 +123,7 @@ def _clean_pod(spec: Json, source: Part, job: str) -> None:
 
 
 def _clean_environment(container: Json, at: Part) -> dict[str, str]:
-    """Take out what the job itself tells workers; gives the values of what was there."""
+    """Remove variables that the job sets itself; return their former values."""
     entries = at.items("env")
     kept, taken = [], {}
     for index, entry in enumerate(entries):
@@ -145,7 +145,7 @@ def _clean_ports(container: Json, at: Part) -> None:
     ports = at.items("ports")
     kept = [port for port in ports if not (isinstance(port, dict) and port.get("name") == _PORT)]
     if len(kept) < len(ports):
-        at.note("ports", f"{_PORT} left out: MASTER_PORT is a new one in every round")
+        at.note("ports", f"{_PORT} left out: MASTER_PORT changes in every round")
         container["ports"] = kept
         if not kept:
             del container["ports"]
@@ -161,7 +161,7 @@ def _command(at: Part) -> Command:
         raise at.refused(
             "command",
             "must be set: the image's own entry point is not known here. "
-            "Write it out, such as [python3, train.py]",
+            "Set it, for example to [python3, train.py]",
         )
     try:
         found = without_launcher([str(word) for word in command], [str(word) for word in args])
@@ -176,16 +176,16 @@ def _warn_of_master(container: Json, at: Part, job: str) -> None:
     for key in ("command", "args", "env"):
         text = json.dumps(container.get(key))
         if f"{job}-master-" in text or f"{job}-worker-" in text:
-            at.note(key, f"names a pod of the PyTorchJob: pods are called {job}-<index> now")
+            at.note(key, f"names a pod of the PyTorchJob: pods are now named {job}-<index>")
         elif "$(MASTER_" in text:
             at.note(
                 key,
-                "$(MASTER_ADDR) and $(MASTER_PORT) are not replaced any more: they change in every "
+                "$(MASTER_ADDR) and $(MASTER_PORT) are no longer replaced: they change in every "
                 "round, so read them from the environment in the script",
             )
 
 
 def describe(paths: list[Location]) -> str:
-    """A few paths for people."""
+    """Format up to four paths for a message."""
     shown = ", ".join(field_path(path) or "template" for path in paths[:4])
     return shown + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")

@@ -1,1 +1,1 @@
-"""The local cluster: one job on this machine, with processes as pods."""
+"""Local cluster: one job on this machine, with processes as pods."""

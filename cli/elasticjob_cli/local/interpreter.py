@@ -1,4 +1,4 @@
-"""The Python that `--python` names: found, asked what it is, and put in the place of the job's."""
+"""Interpreter named by `--python`: located, checked, and substituted for the job's."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 from elasticjob_cli.errors import BadInput
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-"""Names of programs that are interpreters."""
+"""Pattern of interpreter names."""
 OLDEST = (3, 8)
 ASK_SECONDS = 30.0
 _QUESTION = "import sys; print('python %d %d' % sys.version_info[:2])"
-"""Understood by every Python."""
+"""Program that prints the version; valid in every Python."""
 _ANSWER = re.compile(r"python (\d+) (\d+)\s*")
 _NAMES = ("python3", "python")
 _WORD = re.compile(r"[\w.]+")
 
 
 def interpreter(given: str) -> Path:
-    """The interpreter that the user named, by its path or as PATH has it; raises `BadInput`."""
+    """Return the interpreter given by path or by name on PATH; raises `BadInput`."""
     found = shutil.which(given)
     if found is None:
         path = Path(given)
         if path.is_dir():
-            problem = f"is a folder; perhaps {path / 'bin' / 'python'} is meant"
+            problem = f"is a folder; did you mean {path / 'bin' / 'python'}?"
         elif path.exists():
-            problem = "is no program: it is not executable"
+            problem = "is not executable"
         else:
             problem = "does not exist" if "/" in given else "is not on PATH"
         raise BadInput(f"--python must be a Python interpreter: {given} {problem}")
@@ -67,9 +67,9 @@ def is_python(program: str) -> bool:
 
 
 def check_found(python: Path, argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """That a command which is none itself, such as a shell's, comes to the same `python`.
+    """Check that a command such as a shell's finds the same `python` on PATH.
 
-    It looks on PATH, where only the interpreter's folder was put first. Raises `BadInput`.
+    Only the interpreter's folder was put first on PATH. Raises `BadInput`.
     """
     words = set(_WORD.findall(" ".join(argv)))
     for name in _NAMES:
@@ -77,8 +77,8 @@ def check_found(python: Path, argv: Sequence[str], env: Mapping[str, str]) -> No
         if found is not None and not _same(Path(found), python):
             raise BadInput(
                 f"--python: the job's command is {argv[0]}, for which {name} is {found}, not "
-                f"{python}: name an interpreter that its own folder calls {name}, or let the "
-                "command begin with python3"
+                f"{python}: give an interpreter whose file name is {name}, or start the command "
+                "with python3"
             )
 
 

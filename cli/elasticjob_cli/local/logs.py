@@ -1,7 +1,7 @@
-"""Reading what the pods and workers of a local job wrote.
+"""Reader of the logs of a local job's pods and workers.
 
 `<logs>/<pod>/trainer.log` is a container's output, as `kubectl logs` would show it;
-`<logs>/<pod>/workers/…/round_<n>/<local rank>/{stdout,stderr}.log` is what each worker wrote.
+`<logs>/<pod>/workers/…/round_<n>/<local rank>/{stdout,stderr}.log` is each worker's output.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ AGENT = "agent.log"
 WORKERS = "workers"
 CHUNK = 1 << 20
 LONGEST_LINE = 1000
-MISSING = "[elasticjob] lines may be missing here: of much output only a part is kept"
+MISSING = "[elasticjob] lines may be missing here: only part of a large output is kept"
 
 
 class Tail:
-    """The lines that a growing file gains; it may not exist yet, and may be rotated.
+    """Reader of the lines appended to a file, which may not exist yet and may be rotated.
 
-    What was rotated away and still lies beside it, as `.head` or `.1`, is read first. Where a part
-    may be missing, a line says so. The file stays open between two looks: so it is read to its end
-    under any name, and no other gets its inode meanwhile.
+    Rotated files beside it, `.head` or `.1`, are read first. A line marks places where a part may
+    be missing. The file stays open between reads, so that it is read to its end after a rename and
+    its inode is not reused meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Tail:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """Every whole line since the last call."""
+        """Yield every complete line since the last call."""
         if self._fd < 0:
             yield from self._read_next(self._head)
             yield from self._read_older()
@@ -59,14 +59,14 @@ class Tail:
             self._fd = -1
 
     def _read_older(self, always: bool = False) -> Iterator[str]:
-        """The last file but one: others may have been in its place before."""
+        """Read the rotated file `.1`; earlier ones may have been overwritten."""
         if always or self._older.exists():
             yield from self.remainder()
             yield MISSING
         yield from self._read_next(self._older)
 
     def _read_next(self, path: Path) -> Iterator[str]:
-        """Go over to this file, if it is there."""
+        """Switch to this file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.close()
@@ -74,16 +74,16 @@ class Tail:
             yield from self._read()
 
     def _read(self) -> Iterator[str]:
-        """On from where the open file was left."""
+        """Continue reading the open file."""
         if os.fstat(self._fd).st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
-            os.lseek(self._fd, 0, os.SEEK_SET)  # it was cut
+            os.lseek(self._fd, 0, os.SEEK_SET)  # it was truncated
             self._rest = b""
         while chunk := os.read(self._fd, CHUNK):
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             yield from (line.decode(errors="replace") for line in whole)
 
     def remainder(self) -> Iterator[str]:
-        """The rest without an end of line, when nothing more will come."""
+        """Yield the last line without a line ending, once the file is complete."""
         if self._rest:
             yield self._rest.decode(errors="replace")
             self._rest = b""
@@ -97,7 +97,7 @@ def _inode(path: Path) -> int | None:
 
 
 def last_words(*files: Path) -> str:
-    """The last line in the first of these that has one, to stand after a sentence."""
+    """Return `: ` and the last line of the first file that has one; empty without any."""
     for file in files:
         tail = Tail(file)
         lines = [line for line in (*tail.lines(), *tail.remainder()) if line.strip()]
@@ -108,17 +108,17 @@ def last_words(*files: Path) -> str:
 
 
 def pods(logs: Path) -> list[str]:
-    """The pods that wrote anything, in natural order."""
+    """Return the names of pods with output, in natural order."""
     return sorted((path.parent.name for path in logs.glob(f"*/{TRAINER}")), key=natural_order)
 
 
 def seat_of(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict[str, Any]:
-    """Where a rank ran: its pod, round and local rank; by default in the last round it was in.
+    """Return a rank's pod, round and local rank; by default in its last round.
 
-    Raises `BadInput` naming the ranks or rounds there are.
+    Raises `BadInput` that lists the existing ranks or rounds.
     """
     if not rounds:
-        raise BadInput("there is no rank yet: the job has not had a round")
+        raise BadInput("there are no ranks yet: the job has not had a round")
     chosen = [item for item in rounds if number in (None, item["round"])]
     if not chosen:
         there = ", ".join(str(item["round"]) for item in rounds)
@@ -133,7 +133,7 @@ def seat_of(rounds: list[dict[str, Any]], rank: int, number: int | None) -> dict
 
 
 def worker_logs(logs: Path, seat: dict[str, Any]) -> tuple[Path, Path]:
-    """The files of one worker's standard output and error."""
+    """Return the files of one worker's standard output and error."""
     inside = f"round_{seat['round']}/{seat['localRank']}"
     found = sorted((logs / seat["pod"] / WORKERS).glob(f"**/{inside}"))
     folder = found[-1] if found else logs / seat["pod"] / WORKERS / inside

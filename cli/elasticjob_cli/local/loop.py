@@ -1,6 +1,6 @@
-"""The reconcile loop of a local job: observe, plan, apply, write the status, until it is over.
+"""Reconcile loop of a local job: observe, plan, apply and write the status until the job is over.
 
-The plan and the status are the operator's own. Everything that happens only wakes the loop.
+Plan and status are computed by the operator's code. Events only wake the loop.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from elasticjob_operator.mirror import Mirror
 from elasticjob_operator.model import Phase
 
 TICK_SECONDS = 0.5
-"""How often progress and elapsed time are looked at when nothing else happens."""
+"""Refresh interval of progress and elapsed time without other events."""
 COALESCE_SECONDS = 0.02
-"""What comes together, such as a launcher's and its agent's end, is planned for together."""
+"""Delay that merges simultaneous events, such as the ends of a launcher and its agent."""
 END_SECONDS = 5.0
-"""Beyond the job's own grace, for pods of a finished job to be gone."""
+"""Time for a finished job's pods to end, in addition to the job's grace period."""
 STILLBORN = 5
-"""Pods that may fail one after the other without ever having been in a round."""
+"""Maximum number of consecutive pods that fail before their first round."""
 
 
 class Loop:
-    """Runs one job. `killed` is set by whoever wants it over at once."""
+    """Reconcile loop of one job. Setting `killed` ends it at once."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Loop:
         self.killed = asyncio.Event()
 
     def wake(self) -> None:
-        """Look again at everything, soon."""
+        """Trigger a reconcile soon."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Until the job is over; raises `CommandError` when it cannot go on here."""
+        """Run until the job is over; raises `CommandError` if it cannot continue here."""
         over = False
         while not over:
             self._wake.clear()
@@ -83,13 +83,13 @@ class Loop:
                 await self._pause(planned.wake_at)
 
     async def follow_mirror(self) -> None:
-        """Wake at each change of this job's rendezvous; until cancelled."""
+        """Wake the loop at each change of this job's rendezvous, until cancelled."""
         async for prefix in self._mirror.changes():
             if prefix == self._applier.prefix:
                 self.wake()
 
     def launcher_ended(self, pod: LocalPod) -> None:
-        """Notice pods that fail before they are in a round: another would fare no better."""
+        """Record a pod that failed before its first round; the next one would fail as well."""
         if not self._book.seated(pod.name):
             self._stillborn.append(pod)
 
@@ -112,7 +112,7 @@ class Loop:
             )
         return Observed(
             pods=self._kubelet.observed(members),
-            # All pods are on this machine: none of them could do without it.
+            # All pods are on this machine, so it cannot be avoided.
             rendezvous=(
                 UNREADABLE if found is None else replace(rendezvous_view(found), offences=())
             ),
@@ -122,7 +122,7 @@ class Loop:
         )
 
     def _look(self) -> bool:
-        """Take in what is, write and show it; true when the run is over."""
+        """Observe, then write and show the status; return True if the run is over."""
         observed, found = self._observe(), self._records()
         if found is not None and self._book.take(found):
             self._stillborn.clear()
@@ -140,15 +140,15 @@ class Loop:
             raise CommandError(f"no pod could be started: {next(iter(pods)).refused}")
         if len(self._stillborn) >= STILLBORN and phase not in FINISHED:
             last = self._stillborn[-1]
-            # What the newest wrote may still be on its way.
+            # The newest pods' output may not be written yet.
             said = last_words(*(pod.files.logs / TRAINER for pod in reversed(self._stillborn)))
             raise CommandError(
                 f"{len(self._stillborn)} pods ended before they were in a round, the last one with "
-                f"{last.launcher_exit}; see {last.files.logs}{said}"
+                f"{last.launcher_exit}; its logs are in {last.files.logs}{said}"
             )
 
     async def _pause(self, wake_at: datetime | None) -> None:
-        """Until something happens or `wake_at`; meanwhile the picture is kept fresh."""
+        """Wait for an event or until `wake_at`; refresh the view meanwhile."""
         while not self._over():
             seconds = TICK_SECONDS
             if wake_at is not None:

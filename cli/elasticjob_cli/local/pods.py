@@ -1,8 +1,8 @@
-"""The kubelet of a local job: pods made of a launcher and an agent, on this machine.
+"""Kubelet of a local job: pods made of a launcher and an agent process.
 
-As in a cluster: the trainer's end is the pod's end; an agent that died while its launcher lives is
-started again, more slowly each time; a deleted pod is told at once and killed after its grace; a
-pod holds its index until all of its processes are gone.
+As in a cluster, a pod ends with its trainer; an agent that dies before its launcher is restarted
+with a growing delay; a deleted pod gets SIGTERM at once and SIGKILL after its grace period; a pod
+keeps its index until all of its processes are gone.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from elasticjob_operator.core.observed import Obstacle, PodPhase
 
 UID_VARIABLE = "ELASTICJOB_POD_UID"
 AGENT_END_SECONDS = 10.0
-"""What an agent may take after its launcher has ended."""
+"""Maximum time for an agent to end after its launcher."""
 
 AGENT_BACKOFF_SECONDS = (0.1, 1.0, 2.0, 5.0, 10.0)
 AGENT_SETTLED_SECONDS = 30.0
-"""An agent that lived this long is started again without delay."""
+"""Uptime after which an agent's restart delay is reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodFiles:
-    """Where one pod's processes meet and write."""
+    """Sockets and files of one pod's processes."""
 
     name: str
     uid: str
@@ -43,7 +43,7 @@ class PodFiles:
 
     @property
     def control(self) -> Path:
-        """The agent's own socket."""
+        """Socket of the agent."""
         return self.socket.with_suffix(".ctl")
 
     @property
@@ -52,7 +52,7 @@ class PodFiles:
 
     @property
     def termination_log(self) -> Path:
-        """Where the end of the pod is explained; made first, as the kubelet does."""
+        """Pod's termination message; created before the start, as the kubelet does."""
         return self.logs / "termination.log"
 
 
@@ -66,7 +66,7 @@ class Program:
 
 
 class Programs(Protocol):
-    """What the two processes of a pod are."""
+    """Factory of a pod's two processes."""
 
     def launcher(self, files: PodFiles) -> Program: ...
 
@@ -75,7 +75,7 @@ class Programs(Protocol):
 
 @dataclass(slots=True)
 class LocalPod:
-    """One pod and what its processes did so far. Changed by `Kubelet` alone."""
+    """State of one pod and its processes. Only `Kubelet` changes it."""
 
     index: int
     files: PodFiles
@@ -99,17 +99,17 @@ class LocalPod:
 
     @property
     def launcher(self) -> str:
-        """The name of its launcher's process."""
+        """Name of its launcher's process."""
         return f"{self.name}/{self.uid}/launcher"
 
     @property
     def agent(self) -> str:
-        """The name of its agent's process."""
+        """Name of its agent's process."""
         return f"{self.name}/{self.uid}/agent"
 
     @property
     def marker(self) -> str:
-        """What all of its processes carry in their environment."""
+        """Environment entry that marks all of its processes."""
         return f"{UID_VARIABLE}={self.uid}"
 
     @property
@@ -120,7 +120,7 @@ class LocalPod:
 
 
 class Kubelet:
-    """Creates, ends and observes the pods of one job."""
+    """Manager of the pods of one job: creates, ends and observes them."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Kubelet:
         self.pods: dict[str, LocalPod] = {}
 
     def observed(self, members: Iterable[str]) -> tuple[observed.Pod, ...]:
-        """The pods as the plan sees them; `members` are the uids that hold a lease."""
+        """Return the pods in the planner's form; `members` are the uids that hold a lease."""
         leased = set(members)
         return tuple(
             observed.Pod(
@@ -164,16 +164,16 @@ class Kubelet:
         )
 
     def agent_runs(self, pod: LocalPod) -> bool:
-        """Whether the pod's agent lives; it may outlive its launcher by a moment."""
+        """Return True if the pod's agent runs; it may outlive its launcher briefly."""
         return pod.agent in self._processes.pids
 
     def find(self, name: str) -> LocalPod | None:
-        """The pod of this name, rather one that still runs."""
+        """Return the pod of this name, preferably one that still runs."""
         named = [pod for pod in self.pods.values() if pod.name == name]
         return max(named, key=lambda pod: pod.launcher_exit is None, default=None)
 
     async def create(self, index: int, name: str, incarnation: int) -> None:
-        """Start a pod; one whose launcher cannot be started stays Pending and says why."""
+        """Start a pod; if its launcher cannot be started it stays Pending, with the reason."""
         uid = str(uuid4())
         socket_path = self._run_dir / f"{uid[:8]}.sock"
         files = PodFiles(name, uid, incarnation, socket_path, self._logs / name)
@@ -192,23 +192,23 @@ class Kubelet:
         self._changed(f"pod {name} started" if not pod.refused else f"pod {name}: {pod.refused}")
 
     def delete(self, uid: str, grace_seconds: float) -> None:
-        """Tell a pod to go; it is gone after its grace at the latest."""
+        """Delete a pod: SIGTERM now, SIGKILL after the grace period."""
         pod = self.pods.get(uid)
         if pod is None or pod.terminating:
             return
         pod.terminating = True
-        # What a cluster does: the sidecar's preStop and the trainer's SIGTERM, at once.
+        # As in a cluster: the sidecar's preStop and the trainer's SIGTERM at the same time.
         for process in (pod.agent, pod.launcher):
             self._processes.signal(process, signal.SIGTERM)
         self.spawn(self._ending(pod, grace_seconds))
 
     def kill(self, pod: LocalPod) -> None:
-        """SIGKILL to every process of a pod, as when its machine dies."""
-        pod.killed = True  # a dead machine starts no agent again
+        """Send SIGKILL to every process of a pod, as if its machine had failed."""
+        pod.killed = True  # a failed machine does not restart the agent
         self._processes.kill([pod.launcher, pod.agent], pod.marker)
 
     def exited(self, end: Exit) -> LocalPod | None:
-        """The warden's word that a process of a pod has ended; the pod, if it was the launcher."""
+        """Handle the end of a pod's process; return the pod if it was the launcher."""
         name, uid, part = end.name.split("/")
         pod = self.pods.get(uid)
         if pod is None:
@@ -224,7 +224,7 @@ class Kubelet:
         return None
 
     def stop(self) -> None:
-        """Watch over the pods no longer; the warden ends what still runs."""
+        """Stop managing the pods; the supervisor kills the processes that still run."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
@@ -238,21 +238,21 @@ class Kubelet:
         await self._start(pod.agent, self._programs.agent(pod.files), pod.files.logs / AGENT)
 
     async def _restart_agent(self, pod: LocalPod, end: Exit) -> None:
-        """An agent that ended before its launcher: usually the launcher is about to follow it."""
+        """Restart an agent that ended first, unless its launcher ends within the delay."""
         lived = asyncio.get_running_loop().time() - pod.agent_since
         if lived > AGENT_SETTLED_SECONDS:
             pod.agent_starts = 1
         if pod.agent_starts > len(AGENT_BACKOFF_SECONDS):
-            self._changed(f"agent of {pod.name} ended again and again ({end}): giving the pod up")
+            self._changed(f"agent of {pod.name} keeps exiting ({end}): killing the pod")
             self._processes.kill([pod.launcher, pod.agent], pod.marker)
             return
         delay_seconds = AGENT_BACKOFF_SECONDS[pod.agent_starts - 1]
         if await self._processes.ended(pod.launcher, delay_seconds) is None:
             await self._start_agent(pod)
-            self._changed(f"agent of {pod.name} ended ({end}): started again")
+            self._changed(f"agent of {pod.name} ended ({end}): restarted")
 
     async def _after_launcher(self, pod: LocalPod) -> None:
-        """The trainer has ended: its agent gets the time to say so, then goes too."""
+        """End the agent after its trainer, with time to report the trainer's end."""
         if await self._processes.ended(pod.agent, AGENT_END_SECONDS / 2) is None:
             self._processes.signal(pod.agent, signal.SIGTERM)
             await self._processes.ended(pod.agent, AGENT_END_SECONDS / 2)
@@ -273,7 +273,7 @@ class Kubelet:
         self._changed(f"pod {pod.name} is gone")
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Do this in the background, for as long as the pods are watched over."""
+        """Run this in the background until `stop`."""
 
         async def guarded() -> None:
             try:
@@ -284,7 +284,7 @@ class Kubelet:
         guard = guarded()
         try:
             task = None if self._stopped else self._group.create_task(guard)
-        except RuntimeError:  # the run is ending by an error: its group takes no more
+        except RuntimeError:  # the run is ending with an error: its group accepts no more tasks
             task = None
         if task is None:
             guard.close()
@@ -292,4 +292,4 @@ class Kubelet:
             return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
+        task.add_done_callback(lambda _: work.close())  # needed if cancelled before it began

@@ -1,4 +1,4 @@
-"""The processes of one local run, as the runner sees them: started and reaped by the warden."""
+"""Runner's client of the supervisor (warden), which starts and reaps a local run's processes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ MAX_LINE = 1 << 20
 
 
 class ProcessRefused(CommandError):
-    """The operating system would not start a program."""
+    """The operating system refused to start a program."""
 
 
 class WardenGone(CommandError):
-    """The warden ended before the run did; with it, every process of the job."""
+    """The supervisor ended before the run, and with it every process of the job."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the process that guards this job's processes was killed, and they with it; "
+            "the supervisor of this job's processes was killed, and the processes with it; "
             "run the job again: it resumes from its last checkpoint"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended: an exit code, or minus the number of the signal."""
+    """End of a process; `code` is its exit code, or minus the signal's number."""
 
     name: str
     pid: int
@@ -53,14 +53,14 @@ def _start_warden(run_dir: Path, lock: int) -> tuple[subprocess.Popen[bytes], so
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", warden.__file__, str(theirs.fileno()), str(run_dir)],
             pass_fds=[theirs.fileno(), lock],
-            start_new_session=True,  # Ctrl-C at the terminal is for the runner alone
+            start_new_session=True,  # only the runner gets Ctrl-C from the terminal
             stdin=subprocess.DEVNULL,
         )
     return process, ours
 
 
 class Processes:
-    """Start, signal and observe named processes. All of them end with the runner, always."""
+    """Named processes of one run: start, signal and observe. None outlives the runner."""
 
     def __init__(self, on_exit: Callable[[Exit], None], on_trouble: Callable[[str], None]) -> None:
         self.pids: dict[str, int] = {}
@@ -71,12 +71,12 @@ class Processes:
         self.gone = asyncio.Event()
 
     async def open(self, run_dir: Path, lock: int) -> None:
-        """Start the warden, which removes `run_dir` at the end.
+        """Start the supervisor, which removes `run_dir` at the end.
 
-        It shares the file descriptor `lock`: what that locks stays locked until the last process is
-        gone, also when the runner is killed.
+        It shares the file descriptor `lock`, so that the lock is held until the last process is
+        gone, even if the runner is killed.
         """
-        warden.become_subreaper()  # should the warden itself be killed, its orphans come to us
+        warden.become_subreaper()  # if the supervisor is killed, this process adopts its orphans
         self._process, ours = _start_warden(run_dir, lock)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE)
         self._listening = asyncio.create_task(self._listen())
@@ -84,7 +84,7 @@ class Processes:
     async def start(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
     ) -> int:
-        """Start a process in a session of its own; returns its pid, raises `ProcessRefused`."""
+        """Start a process in its own session; return its pid. Raises `ProcessRefused`."""
         loop = asyncio.get_running_loop()
         self._starts[name] = loop.create_future()
         self._exits[name] = loop.create_future()
@@ -96,23 +96,23 @@ class Processes:
             raise ProcessRefused(f"{name} did not start within {START_SECONDS:g} s") from error
 
     def signal(self, name: str, signum: int) -> None:
-        """Signal a process; nothing happens when it has ended."""
+        """Signal a process; do nothing if it has ended."""
         if name in self.pids:
             self._tell(op="signal", id=name, signal=int(signum))
 
     def kill(self, names: Sequence[str], marker: str) -> None:
-        """SIGKILL to these, to all below them, and to all that carry `marker` as environment."""
+        """Send SIGKILL to these, their descendants, and all with `marker` in their environment."""
         self._tell(op="kill", ids=list(names), marker=marker)
 
     async def ended(self, name: str, timeout_seconds: float) -> Exit | None:
-        """Wait for a process that was started; None when it still runs after the time."""
+        """Wait for the end of a started process; return None on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 return await asyncio.shield(self._exits[name])
         return None
 
     async def aclose(self) -> None:
-        """End everything that still runs, and the warden; `run_dir` is gone afterwards."""
+        """Kill all remaining processes and the supervisor, which removes `run_dir`."""
         self._writer.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(warden.END_SECONDS + 5):

@@ -1,6 +1,6 @@
-"""The two processes of a pod: their commands and what they are told.
+"""Commands and environments of a pod's two processes.
 
-Owns the translation of an ElasticJob into the settings of launcher and agent on one machine.
+Translates an ElasticJob into the settings of launcher and agent on one machine.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class PodPrograms:
-    """Builds the processes of one job's pods."""
+    """Factory of the processes of one job's pods."""
 
     job: ElasticJob
     trainer: Trainer
     environment: Mapping[str, str]
     run_dir: Path
     endpoint: str
-    """Of etcd, or of the c10d store."""
+    """Endpoint of etcd or of the c10d store."""
 
     @property
     def pyz(self) -> Path:
@@ -92,11 +92,11 @@ class PodPrograms:
             "ELASTICJOB_TERMINATION_LOG": str(files.termination_log),
             **self._backend(files),
         }
-        # -P: the folder it starts in must not be able to shadow a module.
+        # -P: files in the working folder must not shadow a module.
         return Program((sys.executable, "-P", "-m", "elasticjob_agent"), env, self.run_dir)
 
     def _backend(self, files: PodFiles) -> dict[str, str]:
-        """What agents are told where the rendezvous is not etcd's v3 API."""
+        """Return the agents' settings for a rendezvous other than etcd's v3 API."""
         job = self.job
         if is_steered(job):
             return {}

@@ -1,4 +1,4 @@
-"""The rounds of a run, kept longer than etcd keeps them: who was in them, and what they cost."""
+"""Round log of a run: members and costs of every round, kept longer than in etcd."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from elasticjob_rendezvous.core.roster import Roster
 
 
 class RoundBook:
-    """Every round that ever was final in this run, by number."""
+    """Log of every round that became final in this run, by number."""
 
     def __init__(self, began_ms: int) -> None:
         self._began_ms = began_ms
         self._rounds: dict[int, dict[str, Any]] = {}
 
     def take(self, found: Records) -> bool:
-        """Note what the mirror holds; true when something is new."""
+        """Add the rounds in the records; return True if anything is new."""
         changed = False
         for number, history in found.histories.items():
             roster = found.rosters.get(number)
@@ -29,15 +29,15 @@ class RoundBook:
         return changed
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Oldest first, as they are written to `rounds.json`."""
+        """Return the rounds, oldest first, in the form of `rounds.json`."""
         return [self._rounds[number] for number in sorted(self._rounds)]
 
     def seated(self, pod: str) -> bool:
-        """Whether a pod was ever in a round."""
+        """Return True if a pod was ever in a round."""
         return any(seat["pod"] == pod for item in self._rounds.values() for seat in item["seats"])
 
     def ranks(self, number: int) -> dict[str, str]:
-        """The ranks of each pod in a round, such as `2` or `2-3`."""
+        """Return the ranks of each pod in a round, such as `2` or `2-3`."""
         entry = self._rounds.get(number)
         return {seat["pod"]: _span(seat) for seat in entry["seats"]} if entry else {}
 

@@ -1,7 +1,7 @@
-"""One local run of one job, from an empty machine to an empty machine.
+"""Composition root of a local run of one job.
 
-Puts etcd, the mirror, the pods, the control socket and the loop together, and takes them apart
-again, whatever happens in between.
+Sets up etcd, the informer cache, the pods, the control socket and the loop, and tears all of them
+down at the end, whatever happens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REQUEST_SECONDS = 2.0
 
 
 class LocalRun:
-    """Runs one job to its end."""
+    """Local run of one job to its end."""
 
     def __init__(
         self, job: ElasticJob, trainer: Trainer, view: View, manifest: str, console_logs: bool
@@ -75,8 +75,8 @@ class LocalRun:
         self._loop: Loop | None = None
 
     async def run(self) -> Ended:
-        """Raises `CommandError` when the local cluster itself cannot work, or was not wanted."""
-        with signals.heeded(self._interrupt, to_the_end=True):  # until all is taken apart
+        """Run the job; raises `CommandError` if the local cluster fails or was interrupted."""
+        with signals.heeded(self._interrupt, to_the_end=True):  # until the teardown is done
             return await self._run()
 
     async def _run(self) -> Ended:
@@ -94,7 +94,7 @@ class LocalRun:
             except asyncio.CancelledError:
                 if not self._interrupted:
                     raise
-                raise Interrupted("interrupted before the job began; nothing runs") from None
+                raise Interrupted("interrupted before the job began; nothing is running") from None
         finally:
             self._folder.release()
         return Ended(self._stored.job, self._book.rounds(), self._exit_code(), self._elapsed())
@@ -106,10 +106,10 @@ class LocalRun:
         finally:
             self._setup = None
             await self._processes.aclose()
-            scratch.close()  # the warden has removed it, unless it was killed
+            scratch.close()  # the supervisor has removed it, unless it was killed
 
     async def _in_cluster(self, run_dir: Path) -> None:
-        """With etcd, the mirror, the pods and the control socket around it."""
+        """Set up etcd, informer cache, pods and control socket, and run the loop."""
         self._setup = asyncio.current_task()
         if self._interrupted:
             raise asyncio.CancelledError
@@ -159,7 +159,7 @@ class LocalRun:
             self._announce(run_dir)
             try:
                 await loop.run()
-                self._show_output()  # the last words
+                self._show_output()  # the last lines
             finally:
                 for tail in self._tails.values():
                     tail.close()
@@ -169,7 +169,7 @@ class LocalRun:
                     helper.cancel()
 
     def _monitor(self, client: Client, endpoint: str) -> StoreMonitor:
-        """Looks after the run's etcd; the view has the words, from the status."""
+        """Return a monitor of the run's etcd; the view shows its findings, from the status."""
         return StoreMonitor(
             STORE,
             endpoint,
@@ -179,7 +179,7 @@ class LocalRun:
         )
 
     async def _endpoint(self, run_dir: Path) -> str:
-        """Where the agents find their rendezvous: an etcd of this run's, or a port for c10d."""
+        """Return the agents' rendezvous endpoint: this run's own etcd, or a port for c10d."""
         if self._backend is Backend.C10D:
             return f"{LOOPBACK}:{etcd.free_ports(1)[0]}"
         log = self._folder.logs / "etcd.log"
@@ -194,36 +194,39 @@ class LocalRun:
         stopped = self._interrupted or self._stored.deleted
         return ExitCode.INTERRUPTED if stopped else ExitCode.FAILED
 
-    # -- what happens
+    # -- events
 
     def _wake(self) -> None:
         if self._loop is not None:
             self._loop.wake()
 
     def _note(self, text: str) -> None:
-        """Something happened: show it, and look again at everything."""
+        """Show an event and wake the loop."""
         if text:
             self._view.note(self._elapsed(), text)
         self._wake()
 
     def _trouble(self, message: str) -> None:
-        """A disk that is full or read-only is said once, and stops nothing."""
+        """Report a full or read-only disk once; the job continues."""
         if message not in self._troubles:
             self._troubles.add(message)
-            self._note(f"cannot be written, the job goes on without: {message}")
+            self._note(f"some files cannot be written; the job continues: {message}")
 
     def _interrupt(self, signum: signal.Signals) -> None:
         self._drain("Ctrl-C" if signum == signal.SIGINT else signum.name)
 
     def _drain(self, reason: str) -> None:
-        """And end, as a suspension does; told twice, kill. What is just set up, is taken apart."""
+        """Drain and end the job, as a suspension does; kill it at the second request.
+
+        During setup, cancel the setup instead.
+        """
         if self._loop is None:
             if self._setup is not None and not self._interrupted:
                 self._setup.cancel()
             self._interrupted = True
         elif not self._interrupted:
             self._interrupted = True
-            self._note(f"{reason}: draining; once more kills")
+            self._note(f"{reason}: draining; a second signal kills the job")
             self._stored.suspend()
         else:
             self._loop.killed.set()
@@ -231,9 +234,9 @@ class LocalRun:
 
     def _exited(self, end: Exit) -> None:
         if self._kubelet is None or self._loop is None:
-            return  # etcd while it is being started
+            return  # etcd during its start
         if end.name == etcd.NAME and self._etcd is not None:
-            self._note(f"etcd ended ({end}): starting it again with its data")
+            self._note(f"etcd ended ({end}): restarting it with its data")
             self._kubelet.spawn(self._etcd.again())
             return
         pod = self._kubelet.exited(end)
@@ -241,7 +244,7 @@ class LocalRun:
             self._loop.launcher_ended(pod)
 
     async def _follow_output(self) -> None:
-        """Show what the containers write, if that was asked for; until cancelled."""
+        """Show the containers' output, if requested, until cancelled."""
         while self._console_logs:
             self._show_output()
             await asyncio.sleep(OUTPUT_SECONDS)
@@ -254,7 +257,7 @@ class LocalRun:
 
     @contextlib.contextmanager
     def _warnings(self) -> Iterator[None]:
-        """What the operator's parts warn of is shown with the rest, not over it."""
+        """Show log warnings of the operator's modules in the view instead of over it."""
         handler = _NoteHandler(self)
         root = logging.getLogger()
         root.addHandler(handler)
@@ -263,7 +266,7 @@ class LocalRun:
         finally:
             root.removeHandler(handler)
 
-    # -- what is written and shown
+    # -- output
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -282,11 +285,11 @@ class LocalRun:
         progress = read_progress(self._folder.logs)
         self._view.show(Snapshot(self._stored.job, self._elapsed(), rows, progress))
         if self._view.gone and not self._interrupted:
-            self._drain("nobody reads the output")  # as when a terminal is closed
+            self._drain("the output was closed")  # as when a terminal is closed
 
 
 class _NoteHandler(logging.Handler):
-    """Turns warnings of the log into notes of the run."""
+    """Log handler that turns warnings into notes of the run."""
 
     def __init__(self, run: LocalRun) -> None:
         super().__init__(logging.WARNING)
@@ -301,7 +304,7 @@ def _seen_here(monitor: StoreMonitor) -> SeenTrouble | None:
 
 
 def _first_command_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The message for the user among what went wrong at once; else the group itself."""
+    """Return the first CommandError or OSError of the group; else the group itself."""
     found = group.subgroup(CommandError) or group.subgroup(OSError)
     if found is None:
         return group

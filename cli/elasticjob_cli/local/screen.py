@@ -1,4 +1,4 @@
-"""Standard output of a run, which is not ended by it: a full disk or a reader that went away."""
+"""Standard output of a run; a full disk or a closed pipe does not end the run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console
 
 
 class Screen:
-    """Takes text for `file` and drops what that refuses.
+    """Wrapper of `file` that drops text the file refuses.
 
-    `gone` is true once nobody reads it any more; what is written to `file` then goes nowhere.
+    `gone` is True once its reader has closed it; `file` then writes to the null device.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -40,23 +40,23 @@ class Screen:
         except BrokenPipeError:
             self._lose()
         except OSError:
-            pass  # a disk may have room again for the next line
+            pass  # a full disk may accept the next line
 
     def _lose(self) -> None:
-        """Nothing that is still in a buffer, or comes, can fail any more."""
+        """Redirect buffered and later output to the null device, so that no write fails."""
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, self._file.fileno())
         os.close(nowhere)
         self.gone = True
         with contextlib.suppress(OSError):
-            print("elasticjob: nobody reads the output any more: draining", file=sys.stderr)
+            print("elasticjob: the output was closed: draining", file=sys.stderr)
 
 
 def console() -> Console:
-    """The terminal, or whatever standard output is."""
+    """Return a console for standard output, a terminal or not."""
     return Console(file=None if sys.stdout is None else cast("IO[str]", Screen(sys.stdout)))
 
 
 def is_gone(shown_on: Console) -> bool:
-    """Whether nobody reads what is shown there."""
+    """Return True if the console's output was closed by its reader."""
     return isinstance(shown_on.file, Screen) and shown_on.file.gone

@@ -1,4 +1,4 @@
-"""What is shown of a job at one moment, gathered from where it is known."""
+"""Snapshot of a job for display, gathered from its pods, its rendezvous and its logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elasticjob_operator.model import ElasticJob, RendezvousState
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One pod as the user sees it."""
+    """Row of one pod in the table of nodes."""
 
     pod: str
     ranks: str
@@ -25,7 +25,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is shown of a job at one moment."""
+    """Displayed state of a job at one moment."""
 
     job: ElasticJob
     elapsed_seconds: float
@@ -34,7 +34,7 @@ class Snapshot:
 
 
 def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ...]:
-    """The pods in order of index; `ranks` are those of the current round."""
+    """Return a row per pod in order of index; `ranks` are those of the current round."""
     members = {member.pod: member for member in observed.rendezvous.members}
     rows = []
     for pod in sorted(observed.pods, key=lambda pod: (pod.index, pod.created_at)):
@@ -47,7 +47,7 @@ def node_rows(observed: Observed, ranks: Mapping[str, str]) -> tuple[NodeRow, ..
 
 
 def _state(pod: Pod, observed: Observed) -> str:
-    """What a pod without a member does."""
+    """Return the displayed state of a pod without a member."""
     if pod.terminating:
         return "leaving"
     if not pod.active:
@@ -56,19 +56,21 @@ def _state(pod: Pod, observed: Observed) -> str:
 
 
 def read_progress(logs: Path) -> Mapping[str, object]:
-    """What the script says of itself: the newest word of all workers, metrics first of all."""
+    """Return the newest progress report of all workers, preferably one with metrics."""
     told = [one for pod in logs.glob(f"*/{WORKERS}/*") for one in _told_by(pod)]
     if not told:
         return {}
-    # Often rank 0 alone measures; the others' steps are no news beside that.
+    # Often only rank 0 reports metrics; the other workers' steps add nothing then.
     latest = max(told, key=lambda one: (bool(one.metrics), one.at_ms))
     metrics = {name: float(f"{value:.4g}") for name, value in latest.metrics.items()}
     return {"step": latest.step, **metrics}
 
 
 def _told_by(pod: Path) -> list[WorkerProgress]:
-    """The words of a pod's newest round that has any: a round that only begins has none yet, and
-    that of a pod that is gone would seem to be the newest."""
+    """Return the progress reports of a pod's newest round that has any.
+
+    A round that has just begun has none yet; otherwise a deleted pod's report would look newest.
+    """
     rounds = {int(path.name[6:]): path for path in pod.glob("round_*") if _is_round(path)}
     for number in sorted(rounds, reverse=True):
         found = [read_progress_file(path) for path in rounds[number].glob("*/progress")]

@@ -1,13 +1,13 @@
-"""What a local job leaves on disk: its folder, its lock, its last status.
+"""Job store: folder, lock and last status of each local job on disk.
 
 `${XDG_STATE_HOME:-~/.local/state}/elasticjob/<namespace>/<name>/` holds
 
-| file          | what                                                                |
+| file          | content                                                             |
 |---------------|---------------------------------------------------------------------|
-| `lock`        | held by the runner, and its warden, for as long as one of them lives|
+| `lock`        | held by the runner and its supervisor while either of them lives    |
 | `run.json`    | the run: runner's pid, control socket, manifest                     |
 | `status.json` | the ElasticJob object with its status, replaced atomically          |
-| `rounds.json` | every round of the run: cause, times, who had which rank            |
+| `rounds.json` | every round of the run: cause, times, rank assignments              |
 | `logs/`       | `<pod>/` each container's output, `workers/` by round and local rank|
 
 Only the runner writes here; `delete` removes the folder of a job that does not run.
@@ -37,7 +37,7 @@ from elasticjob_rendezvous.core.typed import echoed
 
 DEFAULT_NAMESPACE = "default"
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""What a namespace or a name may be; as both are folders here, nothing else is looked for."""
+"""Pattern of namespaces and names; both are folder names here, others are ignored."""
 
 
 _UNFINISHED = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING)
@@ -45,7 +45,7 @@ _UNFINISHED = (Phase.PENDING, Phase.RUNNING, Phase.RESTARTING)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run that owns the folder, or owned it last."""
+    """Run that owns the folder, or owned it last."""
 
     pid: int
     control: str
@@ -54,7 +54,7 @@ class Run:
 
 
 class JobFolder:
-    """The folder of one local job."""
+    """Folder of one local job."""
 
     def __init__(self, namespace: str, name: str) -> None:
         for value, what in ((namespace, "namespace"), (name, "name")):
@@ -78,7 +78,7 @@ class JobFolder:
         return self.status_file.exists()
 
     def running(self) -> bool:
-        """Whether a runner holds this job."""
+        """Return True if a runner holds this job's lock."""
         try:
             with (self.path / "lock").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,9 +89,9 @@ class JobFolder:
         return False
 
     def acquire(self) -> int:
-        """Take the job for this process; what an earlier run left is cleared away.
+        """Lock the job for this process and remove the files of an earlier run.
 
-        Returns the lock's file descriptor, which other processes may share.
+        Return the lock's file descriptor, which other processes may share.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class JobFolder:
         except OSError as error:
             raise CommandError(
                 f"the state of local jobs cannot be written: {error.filename}: {error.strerror}; "
-                "set XDG_STATE_HOME to a folder that can"
+                "set XDG_STATE_HOME to a folder that can be written to"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,14 +111,14 @@ class JobFolder:
             raise BadInput(
                 f'job "{self.name}" is already running on this machine'
                 + (f" (process {run.pid}, from {run.manifest})" if run else "")
-                + f"; watch it with `elasticjob get {self.name}{there} -w`, end it with "
+                + f"; watch it with `elasticjob get {self.name}{there} -w`, stop it with "
                 f"`elasticjob delete {self.name}{there}`, or give this one another name with --name"
             ) from None
         self.clear()
         return self._lock.fileno()
 
     def clear(self) -> None:
-        """Remove everything but the lock."""
+        """Remove everything except the lock."""
         for entry in self.path.iterdir():
             if entry.name != "lock":
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -129,7 +129,7 @@ class JobFolder:
             self._lock = None
 
     def remove(self) -> None:
-        """Forget the job."""
+        """Delete the job's folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
@@ -142,12 +142,12 @@ class JobFolder:
             return None
 
     def object(self) -> dict[str, Any]:
-        """Return the ElasticJob object as it was last written, in the phase Interrupted where its
-        runner ended before the job did.
+        """Return the ElasticJob object as last written, in phase Interrupted if its runner ended
+        before the job did.
 
-        Raises `CommandError` where it is not there or cannot be parsed.
+        Raises `CommandError` if it is missing or cannot be parsed.
         """
-        running = self.running()  # first: what a runner writes before it ends is then read
+        running = self.running()  # before the read, so that a runner's last write is not missed
         try:
             document: dict[str, Any] = json.loads(self.status_file.read_bytes())
             ElasticJob.model_validate(document)
@@ -160,7 +160,7 @@ class JobFolder:
             where = field_path(first["loc"])
             raise self._unreadable(f"{where}: {first['msg']}" if where else first["msg"]) from error
         except ValueError as error:
-            raise self._unreadable(f"it is no JSON: {error}") from error
+            raise self._unreadable(f"it is not JSON: {error}") from error
         if not running and document.get("status", {}).get("phase") in _UNFINISHED:
             document["status"] = _interrupted(document["status"])
         return document
@@ -169,12 +169,12 @@ class JobFolder:
         there = "" if self.namespace == DEFAULT_NAMESPACE else f" -n {self.namespace}"
         return CommandError(
             f'the status of local job "{self.name}" cannot be read: {self.status_file}: {why}. '
-            "It was damaged, or written by another release: `elasticjob run` begins the job anew, "
-            f"`elasticjob delete {self.name}{there}` forgets it"
+            "It was damaged, or written by another release: `elasticjob run` starts the job anew, "
+            f"`elasticjob delete {self.name}{there}` deletes it"
         )
 
     def rounds(self) -> list[dict[str, Any]]:
-        """Every round of the run; none where they were damaged or are of another release."""
+        """Return every round of the run; none if damaged or written by another release."""
         try:
             document: list[dict[str, Any]] = json.loads(self.rounds_file.read_bytes())
             whole = all(item.keys() >= {"round", "worldSize", "seats"} for item in document)
@@ -184,7 +184,7 @@ class JobFolder:
 
 
 def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
-    """The last status of a runner that is gone, without what no longer runs."""
+    """Return the last status of a runner that is gone, with nothing shown as running."""
     conditions = [
         {**condition, "status": "False", "reason": f"Job{Phase.INTERRUPTED}", "message": ""}
         if condition["type"] in (ConditionType.RUNNING, ConditionType.RESTARTING)
@@ -199,10 +199,10 @@ def _interrupted(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> OSError | None:
-    """Replace a file by a JSON document: a reader sees the old one or the new one, whole.
+    """Replace a file by a JSON document atomically.
 
-    On a full disk, where there is no room for both, it takes the old one's, without indentation,
-    and what the disk said is returned.
+    On a full disk without room for both, overwrite the old file in place, without indentation, and
+    return the disk's error.
     """
     try:
         swap(path, (json.dumps(document, indent=2) + "\n").encode())
@@ -215,18 +215,18 @@ def write_json(path: Path, document: Mapping[str, Any] | list[Any]) -> OSError |
 
 
 def jobs(namespace: str | None) -> list[JobFolder]:
-    """Every local job of a namespace, or of all of them, by name."""
+    """Return every local job of one or all namespaces, sorted by name."""
     found = []
     for status in state_root().glob("*/*/status.json"):
         owner, name = status.parts[-3:-1]
-        ours = LABEL.fullmatch(owner) and LABEL.fullmatch(name)  # else somebody else's folder
+        ours = LABEL.fullmatch(owner) and LABEL.fullmatch(name)  # else it is not a job's folder
         if ours and namespace in (None, owner):
             found.append(JobFolder(owner, name))
     return sorted(found, key=lambda folder: (folder.namespace, folder.name))
 
 
 def job(namespace: str, name: str) -> JobFolder:
-    """A job that exists; an error that lists those there are otherwise."""
+    """Return an existing job; otherwise raise an error that lists the existing ones."""
     folder = JobFolder(namespace, name)
     if not folder.exists():
         raise unknown_job(namespace, name)
@@ -237,5 +237,5 @@ def unknown_job(namespace: str, name: str) -> CommandError:
     there = ", ".join(folder.name for folder in jobs(namespace))
     return CommandError(
         f'local job "{name}" not found in namespace "{namespace}"; '
-        + (f"there is: {there}" if there else "there are none: start one with `elasticjob run`")
+        + (f"there is: {there}" if there else "there are none; start one with `elasticjob run`")
     )

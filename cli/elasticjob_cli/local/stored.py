@@ -1,4 +1,4 @@
-"""The ElasticJob object of a local run, and its file: what an API server is in a cluster."""
+"""Stored ElasticJob object of a local run and its file; takes the place of an API server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elasticjob_operator.model import ElasticJob, Status
 
 
 class StoredJob:
-    """The object as it is now. Each change is told by `changed`; `save` writes it when it differs.
+    """Current object. Calls `changed` at each change; `save` writes the object if it differs.
 
-    `trouble` hears of a disk that refuses: that is said, and stops nothing.
+    `trouble` gets the errors of failed writes, which do not stop the run.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class StoredJob:
         self.change_spec(run_policy=policy.model_copy(update={"suspend": True}))
 
     def delete(self) -> None:
-        """Ask for the end of the job, as `kubectl delete` does."""
+        """Mark the job as deleted, as `kubectl delete` does."""
         stamp = {"deletion_timestamp": datetime.now(UTC)}
         self._replace(metadata=self.job.metadata.model_copy(update=stamp))
 
     def set_status(self, status: Status) -> None:
-        """Write the status; that wakes nobody."""
+        """Write the status without calling `changed`."""
         self.job = self.job.model_copy(update={"status": status})
         self.save()
 
@@ -76,11 +76,11 @@ class StoredJob:
             self._trouble(f"{path}: {error.strerror}")
         else:
             if full is not None:
-                self._trouble(f"more in {path.parent}: {full.strerror}")
+                self._trouble(f"{path.parent}: {full.strerror}")
 
 
 def admitted(job: ElasticJob) -> ElasticJob:
-    """The object as an API server would store it at its creation."""
+    """Return the object as an API server would store it at creation."""
     document = job.manifest()
     document["metadata"] |= {
         "uid": str(uuid4()),

@@ -1,4 +1,4 @@
-"""What a running job can be told over its control socket."""
+"""Control commands of a running job, received over its control socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elasticjob_rendezvous.core.typed import echoed
 
 
 class Verbs:
-    """`scale`, `delete` and the faults of one running job."""
+    """Handler of `scale`, `delete` and `fault` for one running job."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Verbs:
         self._processes = processes
 
     async def act(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Do what is asked; raises `CommandError` when that makes no sense now."""
+        """Execute a command; raises `CommandError` if it is not possible now."""
         match verb:
             case "scale":
                 return self.scale(arguments["nodes"])
@@ -44,22 +44,20 @@ class Verbs:
                 return {"graceSeconds": grace_seconds(self._stored.job)}
             case "fault":
                 return {"done": self.fault(arguments["kind"], arguments["pod"])}
-        raise BadInput(
-            f"this runner does not know the verb {echoed(verb)}; it may be an older release"
-        )
+        raise BadInput(f"unknown command {echoed(verb)}: this runner may be of an older release")
 
     def scale(self, nodes: int) -> dict[str, Any]:
         """Write spec.nodes, as the scale subresource does."""
         job = self._stored.job
         if job.status.phase in FINISHED:
-            raise BadInput(f'job "{job.metadata.name}" has ended: it cannot be scaled')
+            raise BadInput(f'job "{job.metadata.name}" has ended and cannot be scaled')
         self._stored.change_spec(nodes=nodes)
         wanted = wanted_size(self._stored.job.spec).nodes
         self._note(f"scaled to {nodes} nodes" + (f", {wanted} legal" * (wanted != nodes)))
         return {"wanted": wanted}
 
     def fault(self, kind: str, name: str) -> str:
-        """Disturb a pod; returns what was done."""
+        """Inject a fault into a pod; return a description of it."""
         pod = self._pod(name)
         match kind:
             case "kill-worker":
@@ -76,7 +74,7 @@ class Verbs:
                 self._kubelet.delete(pod.uid, grace_seconds(self._stored.job))
                 done = f"draining {name}"
             case _:
-                raise BadInput(f"there is no fault {echoed(kind)}")
+                raise BadInput(f"unknown fault {echoed(kind)}")
         self._note(f"fault: {done}")
         return done
 
@@ -92,5 +90,5 @@ class Verbs:
         launcher = self._processes.pids.get(pod.launcher, -1)
         workers = warden.marked(warden.descendants({launcher}), b"LOCAL_RANK=0")
         if not workers:
-            raise BadInput(f"no worker runs on {pod.name} now")
+            raise BadInput(f"no worker is running on {pod.name}")
         return min(workers)

@@ -1,4 +1,4 @@
-"""What `elasticjob run` shows: a live table at a terminal, plain lines elsewhere."""
+"""Display of `elasticjob run`: a live table at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elasticjob_rendezvous.core.store_health import CONSEQUENCE
 
 NOTES = 8
 PROGRESS_SECONDS = 5.0
-"""Plain progress lines come this far apart."""
+"""Minimum interval between plain progress lines."""
 
 STYLES = {
     Phase.RUNNING: "green",
@@ -31,30 +31,30 @@ STYLES = {
 
 
 class View(Protocol):
-    """Shows a run to its user."""
+    """Display of a run."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """The present state; called at every change and now and then."""
+        """Show the current state; called at every change and periodically."""
         ...
 
     def note(self, elapsed_seconds: float, text: str) -> None:
-        """Something happened."""
+        """Show an event."""
         ...
 
     def output(self, pod: str, line: str) -> None:
-        """A line that a container wrote."""
+        """Show a line of a container's output."""
         ...
 
     def close(self) -> None: ...
 
     @property
     def gone(self) -> bool:
-        """Whether nobody can see any of it any more."""
+        """True if the output was closed by its reader."""
         ...
 
 
 def cause_text(cause: CauseStatus | None) -> str:
-    """`loss: digits-1`, or with its detail in parentheses."""
+    """Format a cause as `loss: digits-1`, with its detail in parentheses."""
     if cause is None:
         return ""
     text = cause.kind
@@ -68,7 +68,7 @@ def progress_text(progress: Mapping[str, object]) -> str:
 
 
 def round_text(status: Status) -> str:
-    """`round 3 final: 4 nodes, 4 workers, master digits-0`."""
+    """Format the current round as `round 3 final: 4 nodes, 4 workers, master digits-0`."""
     rendezvous = status.rendezvous
     if rendezvous is None or rendezvous.round == 0:
         return "no round yet"
@@ -80,7 +80,7 @@ def round_text(status: Status) -> str:
 
 
 def transition_text(status: Status) -> str:
-    """Phase, round, cause and restarts in one line; it differs exactly when one of them does."""
+    """Format phase, round, cause and restarts in one line, which changes only with one of them."""
     cause = status.rendezvous.cause if status.rendezvous else None
     text = f"{status.phase}, {round_text(status)}"
     text += f"  ({cause_text(cause)})" if cause else ""
@@ -88,13 +88,13 @@ def transition_text(status: Status) -> str:
 
 
 class StoreNotes:
-    """Lines for a rendezvous store that cannot be used, and for when it can again."""
+    """Notes on the rendezvous store becoming unavailable and available again."""
 
     def __init__(self) -> None:
         self._told = ""
 
     def new(self, status: Status) -> str:
-        """Return the text to print now; empty when nothing changed."""
+        """Return the text to print now; empty if nothing changed."""
         text = trouble_text(status)
         if text == self._told:
             return ""
@@ -105,7 +105,7 @@ class StoreNotes:
 
 
 class PlainView:
-    """A line for each transition, with the time since the start."""
+    """Display that prints a line per transition, with the time since the start."""
 
     def __init__(self, console: Console) -> None:
         self._store = StoreNotes()
@@ -144,7 +144,7 @@ class PlainView:
 
 
 class LiveView:
-    """A table that is redrawn, with the last notes below it."""
+    """Display that redraws a table, with the last notes below it."""
 
     def __init__(self, console: Console) -> None:
         self._store = StoreNotes()
@@ -152,7 +152,7 @@ class LiveView:
         self._snapshot: Snapshot | None = None
         self._shown = ""
         self._console = console
-        # Drawn from our own loop: a refresh thread would outlive nothing and fork badly.
+        # Drawn from our own loop: a refresh thread and fork do not mix.
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -176,7 +176,7 @@ class LiveView:
         self._console.print(f"{pod} {line}", markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last picture on the screen."""
+        """Leave the last state on the screen."""
         self._live.transient = False
         self._draw()
         self._live.stop()
@@ -194,7 +194,7 @@ class LiveView:
 
 
 def picture(snapshot: Snapshot) -> tuple[Text, Table, Text]:
-    """The head, the table of nodes, and the progress."""
+    """Return the head line, the table of nodes, and the progress."""
     job, status = snapshot.job, snapshot.job.status
     phase = status.phase or Phase.PENDING
     head = Text.assemble(

@@ -1,15 +1,15 @@
-"""The warden: parent of every process of a local job, which none of them outlives.
+"""Supervisor (warden): parent of every process of a local job; none of them outlives it.
 
-A program of its own on the standard library alone, started by the runner as
-`python -I -S warden.py SOCKET_FD RUN_DIR` and told what to do in JSON lines over that socket. It is
-what makes "nothing is left running" true, also after kill -9 of the runner:
+A separate program that uses only the standard library. The runner starts it as
+`python -I -S warden.py SOCKET_FD RUN_DIR` and sends it commands as JSON lines over that socket. It
+guarantees that no process is left running, even after kill -9 of the runner:
 
-* the socket ends when the runner dies, however it died: the warden then kills all and exits;
+* the socket closes when the runner dies, for any reason: the supervisor then kills all and exits;
 * it is a subreaper, so a process that lost its parent becomes its child and is found;
-* each child asks for SIGKILL at the warden's own death (PDEATHSIG). The kernel ties that to the
-  *thread* that forked; the warden has only one, which lives as long as the process.
+* each child requests SIGKILL at the supervisor's own death (PDEATHSIG). The kernel ties that to the
+  *thread* that forked; the supervisor has only one, which lives as long as the process.
 
-It also keeps what a kubelet keeps: each container's output, bounded, whatever the disk does.
+Like a kubelet, it also stores each container's output, bounded, and tolerates disk errors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 CHUNKS = 16
-"""Reads of 64 KiB, a full pipe each, before it is another container's turn."""
+"""Maximum number of 64 KiB reads, each a full pipe, before the next container's turn."""
 
 LOG_BYTES = 16 << 20
-"""A container log that grows past this is moved to `.1`, as a kubelet rotates it."""
+"""Size at which a container log is rotated to `.1`, as a kubelet does."""
 
 END_SECONDS = 20.0
-"""How long the last kill is repeated; only a process that the kernel holds can outlast it."""
+"""Duration of the final kill loop; only a process stuck in the kernel can outlast it."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -43,12 +43,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Orphaned descendants become children of this process instead of init's."""
+    """Let this process adopt orphaned descendants instead of init."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process that /proc shows, zombies left out."""
+    """Return the parent of every process in /proc except zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -61,7 +61,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(roots: set[int]) -> set[int]:
-    """Every living process below `roots`, without the roots."""
+    """Return every living descendant of `roots`, without the roots."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -76,7 +76,7 @@ def descendants(roots: set[int]) -> set[int]:
 
 
 def marked(pids: set[int], marker: bytes) -> set[int]:
-    """Those of `pids` that were started with the environment entry `marker`."""
+    """Return those of `pids` that were started with the environment entry `marker`."""
     found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def marked(pids: set[int], marker: bytes) -> set[int]:
 
 
 def freeze(pids: set[int]) -> None:
-    """Let them do nothing more, until they are killed."""
+    """Send SIGSTOP, so that they do nothing until they are killed."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP)
@@ -99,7 +99,7 @@ def kill(pids: set[int]) -> None:
 
 
 class ContainerLog:
-    """The output of one container: a pipe to read, a bounded file to write."""
+    """Output of one container: a pipe to read, a bounded file to write."""
 
     def __init__(self, path: str, pipe: int) -> None:
         self.path = Path(path)
@@ -110,7 +110,7 @@ class ContainerLog:
         self._size = 0
 
     def pump(self) -> bool:
-        """Move what the pipe holds now to the file; false when the pipe has ended."""
+        """Move the pipe's current content to the file; return False at the end of the pipe."""
         for _ in range(CHUNKS):
             if self.closed:
                 return False
@@ -132,7 +132,7 @@ class ContainerLog:
             os.close(self._file)
 
     def _write(self, content: bytes) -> None:
-        """Output that the disk refuses is dropped: training must not wait for its log."""
+        """Write to the file; drop output the disk refuses, since training must not wait for it."""
         try:
             if self._file is not None and self._size + len(content) > LOG_BYTES:
                 os.close(self._file)
@@ -152,7 +152,7 @@ class ContainerLog:
 
 
 class Warden:
-    """Starts, signals and reaps on the runner's word; reports each start and exit."""
+    """Supervisor that starts, signals and reaps processes for the runner and reports each event."""
 
     def __init__(self, runner: socket.socket, run_dir: Path) -> None:
         self.runner = runner
@@ -165,7 +165,7 @@ class Warden:
         self.received = b""
 
     def serve(self) -> None:
-        """Until the runner is gone."""
+        """Serve until the runner is gone."""
         wake, wake_end = os.pipe()
         os.set_blocking(wake, False)
         os.set_blocking(wake_end, False)
@@ -186,7 +186,7 @@ class Warden:
                     self.reap()
 
     def listen(self) -> bool:
-        """Obey what has arrived; false when the runner is gone."""
+        """Execute the received commands; return False if the runner is gone."""
         try:
             content = self.runner.recv(1 << 20)
         except OSError:
@@ -206,9 +206,9 @@ class Warden:
                 if (pid := self.pids.get(command["id"])) is not None:
                     os.kill(pid, command["signal"])
             case "kill":
-                # The trees first: what a dead parent leaves behind is found by the marker alone.
+                # The trees first: orphans of a dead parent are found by the marker only.
                 roots = {self.pids[name] for name in command["ids"] if name in self.pids}
-                freeze(roots)  # or an agent tells of its workers' death before its own
+                freeze(roots)  # else an agent reports its workers' death before its own
                 kill(roots | descendants(roots))
                 kill(marked(descendants({self.pid}), command["marker"].encode()))
 
@@ -252,9 +252,9 @@ class Warden:
                 return
             if pid == 0:
                 return
-            if pid in self.children:  # else an orphan that we inherited
+            if pid in self.children:  # else it is an adopted orphan
                 name, process, log = self.children.pop(pid)
-                log.pump()  # an end is told after the last words
+                log.pump()  # the last output before the exit report
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self.pids.pop(name, None)
                 code = process.returncode
@@ -270,7 +270,7 @@ class Warden:
             log.close()
 
     def say(self, **event: object) -> None:
-        # A runner that is gone shows as the end of the socket in `listen`.
+        # `listen` notices a runner that is gone.
         with contextlib.suppress(OSError):
             self.runner.sendall(json.dumps(event).encode() + b"\n")
 
@@ -281,9 +281,9 @@ class Warden:
 
 
 def kill_all_descendants(seconds: float) -> bool:
-    """Kill and reap all below this process; false if some outlast `seconds`.
+    """Kill and reap all descendants of this process; return False if some outlast `seconds`.
 
-    Repeated, because a process may fork between the look and the kill.
+    Repeats, because a process may fork between the listing and the kill.
     """
     deadline = time.monotonic() + seconds
     while pids := descendants({os.getpid()}):

@@ -1,5 +1,5 @@
-// Pause holds a pod's namespaces open until it is told to end. It is the first process of a pod
-// whose containers share their processes, so it reaps those that nobody else waits for.
+// Pause holds a pod's namespaces open until SIGINT or SIGTERM. In a pod with a shared PID namespace
+// it is the first process, so it reaps orphaned processes.
 package main
 
 import (

@@ -67,7 +67,7 @@ def after(
         (
             Kind.KILL_WORKER,
             after(("failure", "job-1"), restarts=2, failure=None),
-            "the first failure was told as None",
+            "the first failure is None",
         ),
         (Kind.KILL_NODE, after(("loss", "job-1"), ("join", "job-2"), failure=LOST), ""),
         (Kind.KILL_NODE, after(("loss", "job-1"), restarts=2), "restarts went from 1 to 2"),

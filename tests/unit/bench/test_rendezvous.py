@@ -56,7 +56,7 @@ def test_verify_accepts_a_bijection_in_any_order() -> None:
         ([0, 1, 1], [3, 3, 3], "ranks"),
         ([1, 2, 3], [3, 3, 3], "ranks"),
         ([0, 1], [2, 2], "ranks"),
-        ([0, 1, 2], [3, 3, 2], "worlds"),
+        ([0, 1, 2], [3, 3, 2], "world sizes"),
     ],
 )
 def test_verify_refuses(ranks: Sequence[int], worlds: Sequence[int], complaint: str) -> None:

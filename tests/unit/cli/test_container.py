@@ -67,10 +67,10 @@ def test_the_launcher_runs_on_the_python_of_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("container", "complaint"),
     [
-        ({"env": [{"name": "A=B", "value": "x"}]}, "env: a name must not be empty nor hold '='"),
-        ({"env": [{"name": "A", "value": "a\0b"}]}, "env A must hold no NUL"),
-        ({"env": [{"name": "A", "value": "\ud800"}]}, "env A must hold no NUL and no half"),
-        ({"command": ["sh", "a\0b"]}, "command must hold no NUL"),
+        ({"env": [{"name": "A=B", "value": "x"}]}, "env: a name must not be empty or contain '='"),
+        ({"env": [{"name": "A", "value": "a\0b"}]}, "env A must not contain NUL"),
+        ({"env": [{"name": "A", "value": "\ud800"}]}, "env A must not contain NUL or an unpaired"),
+        ({"command": ["sh", "a\0b"]}, "command must not contain NUL"),
     ],
 )
 def test_what_no_process_can_be_given(
@@ -120,7 +120,7 @@ def test_a_script_must_be_there(tmp_path: Path, arguments: list[str], missing: b
         ({"command": ["./folder"]}, "folder is a folder"),
         ({"command": [sys.executable, "folder"]}, "'folder' is a folder without a __main__.py"),
         ({"workingDir": "gone"}, "workingDir must exist on this machine: .*gone does not"),
-        ({"workingDir": "plain"}, "workingDir must exist on this machine: .*plain is no folder"),
+        ({"workingDir": "plain"}, "workingDir must exist on this machine: .*plain is not a folder"),
     ],
 )
 def test_what_cannot_be_started_is_refused(
@@ -221,8 +221,8 @@ def test_what_is_no_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.M
         (script, f"{script} does not run Python code: no snake"),
         (old, f"must be Python 3.8 or later: {old} is 3.7"),
         (broken, "Exec format error"),
-        (tmp_path / "file", "file is no program: it is not executable"),
-        (tmp_path, f"is a folder; perhaps {tmp_path}/bin/python is meant"),
+        (tmp_path / "file", "file is not executable"),
+        (tmp_path, f"is a folder; did you mean {tmp_path}/bin/python"),
         (tmp_path / "gone", "gone does not exist"),
         ("gone", "gone is not on PATH"),
     ]:

@@ -194,7 +194,7 @@ def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(job()))
     result = convert(file, "-o", file)
     assert isinstance(result.exception, BadInput)
-    assert "keep it for the way back" in str(result.exception)
+    assert "choose another output" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_bad_arguments_are_said(
 def test_a_file_without_a_job_and_one_that_is_no_yaml() -> None:
     result = convert("-", text="apiVersion: v1\nkind: ConfigMap\n")
     assert isinstance(result.exception, BadInput)
-    assert "holds no PyTorchJob" in str(result.exception)
+    assert "contains no PyTorchJob" in str(result.exception)
     result = convert("-", text="a: [")
     assert result.exit_code == 2
     assert "must be YAML" in result.stderr
@@ -231,12 +231,12 @@ def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_where_an_autoscaler_goes_is_said_once(tmp_path: Path) -> None:
     elastic = {"minReplicas": 1, "maxReplicas": 4, "metrics": [{"type": "Resource"}]}
     document = job(elasticPolicy=elastic)
-    document["metadata"]["labels"] = {"note": "have it written with --autoscaler FILE"}
+    document["metadata"]["labels"] = {"note": "write one with --autoscaler FILE"}
     text = yaml.safe_dump(document)
     unwritten = convert("-", text=text)
-    assert "scales the ElasticJob: have it written with --autoscaler FILE\n" in unwritten.stderr
+    assert "scales the ElasticJob: write one with --autoscaler FILE\n" in unwritten.stderr
     file = tmp_path / "hpa.yaml"
     written = convert("-", "--autoscaler", file, text=text)
-    assert f"scales the ElasticJob: it is written to {file}\n" in written.stderr
+    assert f"scales the ElasticJob: written to {file}\n" in written.stderr
     assert "--autoscaler" not in written.stderr
     assert unwritten.stdout == written.stdout

@@ -39,7 +39,7 @@ def test_a_reader_that_went_away_is_noticed_and_breaks_nothing(view: str) -> Non
         check=False,
     )
     os.close(written)
-    said = "elasticjob: nobody reads the output any more: draining\nTrue True\n"
+    said = "elasticjob: the output was closed: draining\nTrue True\n"
     assert (ran.returncode, ran.stderr) == (0, said)
 
 

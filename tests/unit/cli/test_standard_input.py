@@ -58,7 +58,7 @@ def test_every_verb_says_that_standard_input_is_wrong(text: str | bytes, said: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kind: ConfigMap\n", "standard input holds no PyTorchJob of kubeflow.org/v1"),
+        ("kind: ConfigMap\n", "standard input contains no PyTorchJob of kubeflow.org/v1"),
         (b"a: \xff", "standard input: must be UTF-8 text"),
         ("a: [", "standard input:1:5: must be YAML"),
     ],

@@ -107,8 +107,8 @@ def test_folders_of_others_are_passed_over(corner: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "it is no JSON"),
-        ('{"metadata":', "it is no JSON"),
+        ("", "it is not JSON"),
+        ('{"metadata":', "it is not JSON"),
         ("[]", "Input should be"),
         ('{"metadata": {"name": "a"}}', ": Field required"),
     ],
@@ -121,7 +121,7 @@ def test_a_status_that_cannot_be_read_is_said_with_what_to_do(text: str, why: st
     said = str(refused.value)
     assert said.startswith(f'the status of local job "a" cannot be read: {folder.status_file}: ')
     assert why in said
-    assert "`elasticjob delete a -n team` forgets it" in said
+    assert "`elasticjob delete a -n team` deletes it" in said
     folder.status_file.unlink()
     folder.status_file.mkdir()
     with pytest.raises(CommandError, match="Is a directory"):

@@ -105,7 +105,7 @@ def test_what_was_measured_is_printed_where_it_cannot_be_written(
     with pytest.raises(SystemExit) as ended, room(10):
         keep(path, {"benchmark": "crowd"})
     assert ended.value.code == (
-        f"{path} cannot be written: File too large; it would hold what is printed above"
+        f"{path} cannot be written: File too large; its content is printed above"
     )
     assert capsys.readouterr().out == '{\n  "benchmark": "crowd"\n}\n\n'
     assert not path.exists()

@@ -222,7 +222,7 @@ def test_what_cannot_be_put_together_ends_nothing(
 
     run(scenario)
     assert [one.message for one in caplog.records].count(
-        "job team/bad: what its agents say cannot be read"
+        "job team/bad: cannot read its agents' reports"
     ) == 1
 
 

@@ -1,18 +1,18 @@
 {{/*
-What the operator may do, each rule with its reason. tests/unit/chart/golden/rbac.yaml has the same
-once more, so that no right comes or goes unnoticed.
+Permissions of the operator, each rule with its reason. tests/unit/chart/golden/rbac.yaml repeats
+them, so that no permission is added or removed unnoticed.
 */}}
 
 {{/* In the namespaces of jobs. */}}
 {{- define "elasticjob.rules.jobs" -}}
-# The jobs; deleted when their time to live is over.
+# The jobs; deleted at the end of their time to live.
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs]
   verbs: [get, list, watch, delete]
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs/status]
   verbs: [patch]
-# An absent spec.nodes is written once.
+# To write an absent spec.nodes once.
 - apiGroups: [elasticjob.dev]
   resources: [elasticjobs/scale]
   verbs: [patch]
@@ -25,7 +25,7 @@ once more, so that no right comes or goes unnoticed.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, create, patch, delete]
-# By name alone: neither list nor watch, so it never sees the Secrets of others.
+# By name only, without list and watch, so that it never sees other Secrets.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]
@@ -34,19 +34,19 @@ once more, so that no right comes or goes unnoticed.
   verbs: [create, patch]
 {{- end }}
 
-{{/* Of the cluster: which nodes are not ready, cordoned or tainted, and which cluster it is. */}}
+{{/* Cluster-wide: the nodes' readiness, cordons and taints, and the cluster's identity. */}}
 {{- define "elasticjob.rules.nodes" -}}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
-# Its uid is the cluster's identity: an etcd serves one cluster alone.
+# Its uid is the cluster's identity: an etcd serves only one cluster.
 - apiGroups: [""]
   resources: [namespaces]
   resourceNames: [kube-system]
   verbs: [get]
 {{- end }}
 
-{{/* In the release's namespace: the Lease of the active replica. create knows no names. */}}
+{{/* In the release's namespace: the Lease of the active replica. create cannot be limited by name. */}}
 {{- define "elasticjob.rules.lease" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -57,7 +57,7 @@ once more, so that no right comes or goes unnoticed.
   verbs: [get, patch]
 {{- end }}
 
-{{/* In the release's namespace: the Secret with etcd's certificates. create knows no names. */}}
+{{/* In the release's namespace: the Secret with etcd's certificates. create cannot be limited by name. */}}
 {{- define "elasticjob.rules.certificates" -}}
 - apiGroups: [""]
   resources: [secrets]
@@ -67,7 +67,7 @@ once more, so that no right comes or goes unnoticed.
   resourceNames: [{{ include "elasticjob.etcd.secretName" . }}]
   verbs: [get, patch]
 {{- if include "elasticjob.certificates.restarts" . }}
-# Members are restarted, one by one, to learn of a new authority.
+# To restart members one by one, so that they trust a new authority.
 - apiGroups: [apps]
   resources: [statefulsets]
   resourceNames: [{{ include "elasticjob.etcd.name" . }}]

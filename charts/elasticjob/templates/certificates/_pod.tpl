@@ -5,14 +5,14 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
 {{/*
-Whether members are restarted to learn of a new authority: "true", or nothing. One alone has no peer
+"true" if members are restarted to trust a new authority, else empty. A single member has no peer
 whose certificate it could refuse.
 */}}
 {{- define "elasticjob.certificates.restarts" -}}
 {{- if and .Values.etcd.tls.enabled (gt (int .Values.etcd.members) 1) }}true{{ end }}
 {{- end }}
 
-{{/* What a Job does about failures: exit codes 2 and 3 say that trying again is no help. */}}
+{{/* Retry policy of a Job: exit codes 2 and 3 mean that a retry does not help. */}}
 {{- define "elasticjob.certificates.retries" -}}
 backoffLimit: 4
 activeDeadlineSeconds: 300
@@ -22,7 +22,7 @@ podFailurePolicy:
       onExitCodes: {containerName: certificates, operator: In, values: [2, 3]}
 {{- end }}
 
-{{/* The pod template that makes or renews certificates: (list $ "service account"). */}}
+{{/* Pod template that issues or renews certificates: (list $ "service account"). */}}
 {{- define "elasticjob.certificates.pod" -}}
 {{- $root := index . 0 }}{{ $account := index . 1 -}}
 metadata:
