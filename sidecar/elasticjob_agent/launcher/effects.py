@@ -30,6 +30,8 @@ _IPC = {"shm": "shared memory", "sem": "semaphore", "msg": "message queue"}
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 MOST_REASONS = 4
 TEMPORARY = "temporary file or folder"
+_TRUSTED_FILE = ("", "")
+"""Reason and module of a file that a trusted package created: its creator may change it."""
 
 
 class Effects:
@@ -155,10 +157,13 @@ class Effects:
 
     def _renames(self, old: Any, new: Any, old_fd: int, new_fd: int) -> None:
         source, target = _absolute(old, old_fd), _absolute(new, new_fd)
-        if self._made.pop(source, None) is None:
+        made = self._made.pop(source, None)
+        if made is None:
             self._note(source, f"renames {source}")
         elif os.path.lexists(target) and target not in self._made:
             self._note(target, f"writes to the file {target}")
+        elif made == _TRUSTED_FILE:
+            self._made[target] = made
         else:
             self._make(target, "file")
 
@@ -190,9 +195,11 @@ class Effects:
     def _make(self, name: str, kind: str) -> None:
         """Record a creation; caches of trusted packages have the same names in every process."""
         maker = owner()
-        if not _is_cache(name) and (maker or kind == TEMPORARY or name in self._made):
+        if maker or kind == TEMPORARY:
             reason = f"makes the {kind} {name} when it is imported"
             self._made.setdefault(name, (reason, maker))
+        else:
+            self._made.setdefault(name, _TRUSTED_FILE)
 
     def _note(self, key: str, reason: str) -> None:
         if not _is_cache(key):
@@ -200,7 +207,11 @@ class Effects:
 
     def _files(self, now: dict[str, Any]) -> list[str]:
         """Return reasons for created files that still exist, other file changes and held locks."""
-        made = [each for name, each in self._made.items() if os.path.lexists(name)]
+        made = [
+            each
+            for name, each in self._made.items()
+            if each != _TRUSTED_FILE and not _is_cache(name) and os.path.lexists(name)
+        ]
         reasons = []
         for reason, module in [*made, *self._noted.values()]:
             reasons.append(reason)
