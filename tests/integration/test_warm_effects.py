@@ -157,6 +157,36 @@ def test_cache_folder_of_a_trusted_package_does_not_keep_it_from_being_preloaded
     assert cache.is_dir()
 
 
+CHANGES = {
+    "removed": "os.remove(new)",
+    "renamed and removed": "os.rename(new, new + '2'); os.remove(new + '2')",
+    "changed": "os.chmod(new, 0o600); open(new, 'a').close()",
+    "checked by tempfile": "import tempfile; tempfile.gettempdir()",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_trusted_package_may_change_the_files_that_it_created(
+    tmp_path: Path, installed: Path, name: str
+) -> None:
+    """The first call of `tempfile.gettempdir`, in torch's import, creates and removes a file."""
+    new = "import os; new = os.environ['PLACE'] + '/new'; open(new, 'w').close()"
+    (installed / "fsspec.py").write_text(f"{new}\n{CHANGES[name]}\n")
+    source = "import sys; there = 'fsspec' in sys.modules\nimport fsspec\nprint(there)\n"
+    assert said_warm(tmp_path / "logs", script(tmp_path / "code", source)) == "True\n"
+
+
+@pytest.mark.parametrize("change", ["os.remove(old)", "os.rename(old, old + '2')"])
+def test_trusted_package_that_changes_an_older_file_is_left_to_the_worker(
+    tmp_path: Path, installed: Path, change: str
+) -> None:
+    (tmp_path / "old").touch()
+    old = "import os; old = os.environ['PLACE'] + '/old'"
+    (installed / "fsspec.py").write_text(f"{old}\n{change}\n")
+    program = f"{LOADED}print('fsspec' in sys.modules)\nif 0:\n    import fsspec\n"
+    assert said_warm(tmp_path / "logs", script(tmp_path / "code", program)) == "False\n"
+
+
 def test_importers_of_a_refused_module_are_found_at_once(
     tmp_path: Path, installed: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.launcher_rig import mark
 from tests.integration.test_warm_start import both
-from tests.integration.warm_rig import Warm, said, script, warm
+from tests.integration.warm_rig import Warm, said, said_warm, script, warm
 
 __all__ = ["mark"]
 
@@ -66,6 +66,27 @@ def test_data_loaders_with_workers_of_their_own(tmp_path: Path) -> None:
     cold, forked = both(tmp_path, sys.executable, path)
     assert cold.count("[[0, 1, 4, 9], [16, 25, 36, 49]]") == 4
     assert forked == cold
+
+
+LOADED = """
+import sys
+there = {name.partition(".")[0] + "." + name.split(".")[1] for name in sys.modules
+         if name.startswith("torch.")}
+import torch, numpy
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+DistributedDataParallel, torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+print(sorted(there & {"torch._dynamo", "torch.distributed", "torch.nn", "torch.optim"}))
+"""
+
+
+def test_all_of_torch_is_preloaded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A recovery would cost the seconds that a refused module of torch takes to load."""
+    path = script(tmp_path / "code", LOADED)
+    names = "['torch._dynamo', 'torch.distributed', 'torch.nn', 'torch.optim']\n"
+    assert said_warm(tmp_path / "logs", path) == names
+    told = [line for line in capfd.readouterr().err.splitlines() if "not preloaded" in line]
+    assert told == []
 
 
 RECORDED = """
