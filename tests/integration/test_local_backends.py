@@ -243,7 +243,8 @@ def test_an_etcd_that_cannot_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.timeout(240)
 def test_workers_of_our_nodes_meet_at_a_store_that_a_launcher_serves(rig: Rig) -> None:
     (rig.job / "meet.py").write_text(MEETING)
-    ran = rig.call("run", rig.job_file(command=["python3", "meet.py"]), "--plain", "--logs")
+    job = rig.job_file(command=["python3", "meet.py"], minNodes=2)
+    ran = rig.call("run", job, "--plain", "--logs")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [(rig.job / f"met-{rank}").read_text() for rank in range(2)] == ["True", "True"]
     rig.nothing_left()
