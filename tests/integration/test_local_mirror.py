@@ -133,9 +133,8 @@ def test_lost_data_is_forgotten_and_told(server: EtcdServer) -> None:
     async def main() -> None:
         async with mirrored(server) as (client, mirror):
             for _ in range(5):
-                await put(client, Keys(ONE).round, ROUND)
-            await until(mirror, lambda: ONE in mirror.prefixes())
-            before = mirror.revision
+                before = await put(client, Keys(ONE).round, ROUND)
+            await until(mirror, lambda: mirror.revision >= before)
 
             await asyncio.to_thread(server.kill)
             await until(mirror, lambda: not mirror.known)
