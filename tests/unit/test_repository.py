@@ -170,3 +170,26 @@ def test_the_cores_were_found() -> None:
         "elasticjob_operator",
         "elasticjob_rendezvous",
     }
+
+
+def test_architecture_page_maps_every_package_and_protocol_module() -> None:
+    """Packages as paths in the map; those of the rendezvous and its modules in tables of theirs."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    first_cells = re.findall(r"^\| ((?:`[^`]+`[,; ]*)+) \|.+\|$", text, re.M)
+    mapped = {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+    named = {name for name in mapped if "/" in name and not (ROOT / name).exists()}
+    rendezvous = ROOT / "sidecar" / "elasticjob_rendezvous"
+    assert {name for name in named if not (rendezvous / name).exists()} == set()
+    found = set()
+    for package in PACKAGES:
+        for folder in [ROOT / package, *(ROOT / package).rglob("*")]:
+            if folder.is_dir() and any(folder.glob("*.py")):
+                found.add(str(folder.relative_to(ROOT)))
+    prefix = "sidecar/elasticjob_rendezvous/"
+    nested = {f"{prefix}dynamic/core", f"{prefix}etcd_v2/core"}  # named in their parents' lines
+    assert {name for name in found - nested if name.removeprefix(prefix) not in mapped} == set()
+    for name in nested:
+        assert f"`{name.removeprefix(prefix)}`" in text
+    modules = {path.stem for path in (rendezvous / "core").glob("*.py")} - {"__init__"}
+    section = text.partition("## Modules of the protocol")[2].partition("\n## ")[0]
+    assert modules - set(re.findall(r"`([^`]+)`", section)) == set()
