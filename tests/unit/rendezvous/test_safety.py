@@ -139,3 +139,17 @@ def test_a_newer_round_ends_it_at_once() -> None:
     cut.safety.forgotten_at = NOW
     assert cut.runs()
     assert not cut.told(ROUND + 1).runs()
+
+
+def test_a_lease_vouches_until_it_ends_and_not_at_that_moment() -> None:
+    safety = Safety(backed_until=NOW)
+    assert safety.backed(NOW - 0.1)
+    assert not safety.backed(NOW)
+
+
+def test_a_lease_that_is_lost_vouches_no_more() -> None:
+    """Not even on a machine that has only just started, whose clock has hardly begun."""
+    safety = Safety(backed_until=0.9)
+    safety.lost_its_lease(0.5)
+    assert not safety.backed(0.5)
+    assert safety.forgotten_at == 0.5
