@@ -308,6 +308,14 @@ def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
     assert tended(peers, job, 5.6) == []
 
 
+def test_who_is_asked_now_is_asked_again_half_a_second_later_without_any_news() -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    effects, again = peers.tend(job.view(), A, 5.0, 1.7)
+    assert effects == [replace(PROBE_B, round=2)]
+    assert again == 5.0 + INQUIRY_SECONDS
+
+
 def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
     job, peers = absent(), linked()
     assert peers.inquiries.first_at(B) is None, "nobody wants to know"
@@ -385,6 +393,23 @@ def test_workers_that_answered_are_asked_again_while_a_round_waits_for_them() ->
     probed(peers, job, Verdict.WORKERS_ALIVE, 5.1)
     assert tended(peers, job, 5.4) == []
     assert tended(peers, job, 5.0 + INQUIRY_SECONDS) == [replace(PROBE_B, round=2)]
+
+
+@pytest.mark.parametrize("first", ["it came back", "it answered"])
+def test_that_one_need_not_be_asked_spares_no_other(first: str) -> None:
+    """While its round stands one answer is enough."""
+    job, peers = gang().gone("b", "c"), linked()
+    for id in (B, C):
+        seat = job.roster(1).seat(id)
+        assert seat is not None
+        peers.inquire_meanwhile(seat, 5.0, 4.0)
+    if first == "it came back":
+        job.member("b", session="s2")
+    else:
+        probed(peers, job, Verdict.BOTH_ALIVE, 5.1)
+    [effect] = tended(peers, job, 5.0 + INQUIRY_SECONDS)
+    assert isinstance(effect, Probe)
+    assert effect.member == C
 
 
 def test_without_a_round_nobody_is_asked() -> None:

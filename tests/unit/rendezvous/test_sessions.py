@@ -36,6 +36,16 @@ def notes(our: Membership) -> list[Note]:
     return [effect for effect in our.effects if isinstance(effect, Note)]
 
 
+def test_each_session_has_a_name_that_its_agent_has_not_used() -> None:
+    our = member()
+    names = []
+    for _ in range(3):
+        sessions.begin(our)
+        names.append(our.session)
+    assert names == ["n-1", "n-2", "n-3"]
+    assert our.sessions == 3
+
+
 @pytest.mark.parametrize("state", [state for state in RoundState if state != "closed"])
 def test_the_log_warns_whose_session_ended_and_why(state: RoundState) -> None:
     our = member(state)

@@ -1,4 +1,4 @@
-"""Until when our workers may live, and until when others may rely on what our links tell them."""
+"""Evidence and its ends: for our workers, and for those who rely on what our links tell them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from elasticjob_rendezvous.core.alarm import Alarm
 from elasticjob_rendezvous.core.config import Config, Identity
+from elasticjob_rendezvous.core.effects import Serve
 from elasticjob_rendezvous.core.events import Clock, LinkHeard, PeerHeard
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.peers import LINK_SILENCE_SECONDS, RELAY_SECONDS, TRUST_SECONDS
 from elasticjob_rendezvous.core.records import RoundState
-from elasticjob_rendezvous.core.vouching import live_until, vouched_until
+from elasticjob_rendezvous.core.vouching import live_until, may_go_on, vouch, vouched_until
 from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 A, B, C = (identity(name) for name in "abc")
@@ -112,6 +114,50 @@ def test_after_a_job_has_closed_no_newer_round_can_end_its_workers(
     assert math.isfinite(live_until(our)) is ends
 
 
+def test_workers_live_by_the_links_of_those_that_are_not_done() -> None:
+    our = leads(member(), B)
+    our.view = Job("a", "b", "c").sealed("a", "b", "c", number=ROUND).done("c", round=ROUND).view()
+    assert live_until(our) == pytest.approx(NOW + TRUST_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("our", "until"),
+    [
+        (member(), LEASE_ENDS),
+        (follows(member(), ROUND), NOW + TRUST_SECONDS),
+        (follows(member(ROUND - 1), ROUND), LEASE_ENDS),
+        (leads(member(), B, C), NOW + TRUST_SECONDS),
+    ],
+    ids=["by their lease", "by a link", "an older round's", "by the whole gang"],
+)
+def test_workers_go_on_until_their_evidence_ends(our: Membership, until: float) -> None:
+    our.clock, our.alarm = Clock(until - 0.1, 0), Alarm()
+    assert may_go_on(our)
+    assert our.alarm.at == pytest.approx(until), "they are looked at again then"
+    our.clock = Clock(until + 0.001, 0)
+    assert not may_go_on(our)
+
+
+@pytest.mark.parametrize(
+    ("workers", "found", "sessions", "goes_on"),
+    [
+        (Workers.NONE, None, 1, True),
+        (Workers.RUNNING, None, 1, False),
+        (Workers.RUNNING, NOW + 60, 0, True),
+        (Workers.RUNNING, NOW + 60, 1, False),
+    ],
+    ids=["nothing runs", "workers run", "their launcher holds a deadline", "we are registered"],
+)
+def test_without_evidence_only_those_go_on_that_nobody_need_end(
+    workers: Workers, found: float | None, sessions: int, goes_on: bool
+) -> None:
+    our = member(live_until=found)
+    our.crew.tell(Local(ready=True, workers=workers, round=ROUND, live_until=found))
+    our.sessions, our.safety.backed_until = sessions, 0.0
+    assert may_go_on(our) is goes_on
+    assert our.alarm.at is None
+
+
 # -- what others may rely on ----------------------------------------------------------
 
 
@@ -176,3 +222,64 @@ def test_a_first_gang_proves_nothing_while_nobody_knows_of_its_round() -> None:
     assert vouched_until(our) == pytest.approx(NOW + TRUST_SECONDS + RELAY_SECONDS)
     our.view = Job("a", "b", "c").view()
     assert vouched_until(our) == LEASE_ENDS
+
+
+# -- the number that others are told --------------------------------------------------
+
+
+def told(our: Membership, now: float = NOW) -> list[int]:
+    """The numbers that those who link to it are told now."""
+    our.clock, our.alarm, our.effects = Clock(now, 0), Alarm(), []
+    vouch(our)
+    assert all(isinstance(effect, Serve) for effect in our.effects)
+    return [effect.round for effect in our.effects if isinstance(effect, Serve)]
+
+
+def test_a_coordinator_tells_its_round_once_and_a_higher_number_past_its_evidence() -> None:
+    our = member()
+    our.coordinator.active = True
+    assert told(our) == [ROUND]
+    assert our.alarm.at == LEASE_ENDS
+    assert told(our) == []
+    assert told(our, LEASE_ENDS) == [ROUND + 1]
+    assert told(our, LEASE_ENDS + 1) == []
+    our.safety.backed_until = LEASE_ENDS + 9
+    assert told(our, LEASE_ENDS + 2) == [ROUND]
+
+
+@pytest.mark.parametrize(
+    ("our", "until"),
+    [(follows(member(), ROUND), NOW + TRUST_SECONDS), (leads(member(), B, C), NOW + TRUST_SECONDS)],
+    ids=["by its own coordinator's link", "by the links of its gang"],
+)
+def test_a_coordinator_past_its_lease_tells_its_round_while_links_prove_it(
+    our: Membership, until: float
+) -> None:
+    our.coordinator.active = True
+    assert told(our, until - 0.1) == [ROUND]
+    assert our.alarm.at == pytest.approx(until)
+    assert told(our, until + 0.001) == [ROUND + 1]
+
+
+def test_a_former_coordinator_that_can_no_longer_vouch_says_so_too() -> None:
+    our = member()
+    our.coordinator.active = True
+    assert told(our) == [ROUND]
+    our.coordinator.resign()
+    assert told(our, LEASE_ENDS) == [ROUND + 1]
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["it never coordinated", "nor a round"])
+def test_who_never_coordinated_tells_no_number(knows: bool) -> None:
+    our = member()
+    if not knows:
+        our.view = Job("a", "b", "c").view()
+    assert told(our) == []
+    assert told(our, LEASE_ENDS) == []
+
+
+def test_a_coordinator_that_knows_of_no_round_tells_no_number() -> None:
+    our = member()
+    our.view = Job("a", "b", "c").view()
+    our.coordinator.active = True
+    assert told(our) == []
