@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -200,6 +201,15 @@ def two_failures_on() -> Job:
     job.sealed("a", "b", number=2, pending=(1,)).failure("b", round=2, message="own error").act()
     assert (job.current().number, job.current().charged, job.current().pending) == (3, (2,), (1,))
     return stopped(job, "a", "b", "c", round=2).idle()
+
+
+def test_a_verdict_that_waits_holds_up_no_other() -> None:
+    job = aborted()
+    job.put(KEYS.roster(2), replace(job.roster(1), number=2)).failure("a", round=2, kind=ABORT)
+    job.round(3, previous=2, pending=(1, 2), cause=Cause(CauseKind.FAILURE, ("a",)))
+    stopped(job, "a", "b", "c", round=2).idle()
+    current = job.failure("c", round=2, message="the true cause").act()
+    assert (current.charged, current.pending) == ((2,), (1,))
 
 
 @pytest.mark.parametrize("excused", [True, False])

@@ -268,6 +268,12 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     assert not leadership.tells_newer(3)
 
 
+def test_a_link_vouches_for_the_first_round_too() -> None:
+    leadership = follower(Job("a", "b"))
+    leadership.link_heard(LinkHeard(A, "s1", 1, sent=50.0), 50.0)
+    assert leadership.vouched_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
+
+
 def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
     """Where only we hear the other, it counts us as silent, and begins anew without us."""
     leadership = follower(Job("a", "b"))

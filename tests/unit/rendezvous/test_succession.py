@@ -1,4 +1,4 @@
-"""What the log says when the coordinator changes."""
+"""A change of coordinator: whose workers are looked after, and what the log says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_rendezvous.core import succession
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.effects import Note
-from elasticjob_rendezvous.core.events import LinkDown, LocalChanged, Probed, Tick, Verdict
+from elasticjob_rendezvous.core.config import Config, Identity
+from elasticjob_rendezvous.core.effects import KeepAlive, Note, Probe, Unlink
+from elasticjob_rendezvous.core.events import (
+    Clock,
+    LinkDown,
+    LinkHeard,
+    LocalChanged,
+    Probed,
+    Tick,
+    Verdict,
+)
+from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
 from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.membership import Membership
 from tests.sim.simetcd import SimEtcd
-from tests.unit.rendezvous.builders import identity
+from tests.unit.rendezvous.builders import KEYS, Job, identity
 from tests.unit.rendezvous.node import READY, Node
 
 RUNS = replace(READY, workers=Workers.RUNNING, round=1)
@@ -53,3 +65,59 @@ def test_the_log_names_a_coordinator_that_is_replaced(
     second.hear(Probed(*dead, verdict))
     assert second.engine.coordinator.active
     assert any("coordinator pod-1 " in text for text in said_of(second, "pod-1", since))
+
+
+# -- workers that a predecessor left behind -------------------------------------------
+
+OLD = identity("old")
+
+
+def successor(job: Job) -> Membership:
+    """pod-2, which found by a probe that the agent of `old` died while its workers ran."""
+    our = Membership(Config(KEYS.prefix, Identity(identity("pod-2"), "pod-2", "host", 7000), "n"))
+    our.view = job.view()
+    our.leadership.probed(Probed(OLD, "s1", Verdict.WORKERS_ALIVE), 0.0)
+    return our
+
+
+def succeed(job: Job) -> Membership:
+    """It coordinates from now on."""
+    our = successor(job)
+    succession.take_over(our)
+    return our
+
+
+@pytest.mark.parametrize(
+    ("session", "kept"),
+    [("s1", True), ("s1~", True), ("s2", False), (None, False)],
+    ids=["in office", "set aside", "its agent is back", "its key is gone"],
+)
+def test_whose_workers_have_no_agent_is_looked_after_by_its_successor(
+    session: str | None, kept: bool
+) -> None:
+    job = Job("pod-2").round(3)
+    lease = job.etcd.grant(5, job.now).id
+    if session is not None:
+        job.member("old", session=session, lease=lease)
+    assert (KeepAlive(lease) in succeed(job).effects) is kept
+
+
+def test_workers_without_an_agent_are_told_of_the_first_round_as_soon_as_it_opens() -> None:
+    """Etcd lost its data: there is no round yet when they are found."""
+    job = Job("pod-2")
+    job.member("old", lease=job.etcd.grant(5, job.now).id)
+    our = succeed(job)
+    peers, me = our.coordinator.peers, identity("pod-2")
+    assert peers.tend(our.view, me, 0.1, 1.7)[0] == []
+    effects, _ = peers.tend(job.round(1).view(), me, 0.2, 1.7)
+    assert [effect.round for effect in effects if isinstance(effect, Probe)] == [1]
+
+
+def test_what_the_link_to_its_predecessor_proved_holds_on_for_a_successor() -> None:
+    our = successor(Job("pod-2").round(3))
+    our.leadership.link = (OLD, "s1")
+    our.leadership.link_heard(LinkHeard(OLD, "s1", 3, sent=10.0), 10.0)
+    our.clock = Clock(11.0, 0)
+    succession.take_over(our)
+    assert Unlink() in our.effects
+    assert our.leadership.vouched_until(3) == pytest.approx(11.0 + HANDOVER_SECONDS)
