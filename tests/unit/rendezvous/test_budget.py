@@ -247,6 +247,19 @@ def test_the_log_tells_of_a_verdict(excused: bool) -> None:
     assert ("not" not in act.note) is not excused
 
 
+def test_the_log_names_the_first_of_those_that_were_preempted() -> None:
+    names = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"]
+    job = Job("z", *names, min_nodes=9, max_nodes=9).sealed(*names).idle().later(60)
+    for name in names[1:]:
+        job.change(name, state=MemberState.LEAVING)
+    job.idle().later(1).act()
+    marks = tuple(Mark(identity(name), "Preempted", preempted=True) for name in names[1:])
+    act = job.bounds(min_nodes=9, max_nodes=9, marks=marks).look()
+    assert act is not None
+    assert act.note.startswith("round 2: ")
+    assert " pod-2, pod-3, pod-4 " in act.note
+
+
 def test_an_aborted_collective_is_charged_where_nobody_knows_who_ran() -> None:
     """The roster is gone: nobody of it can be missed."""
     job = aborted().delete(KEYS.roster(1)).idle().later(WINDOW - 0.1).idle()

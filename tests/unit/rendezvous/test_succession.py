@@ -9,6 +9,7 @@ import pytest
 from elasticjob_rendezvous.core import succession
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.config import Config, Identity
+from elasticjob_rendezvous.core.directives import Run
 from elasticjob_rendezvous.core.effects import KeepAlive, Note, Probe, Unlink
 from elasticjob_rendezvous.core.events import (
     Clock,
@@ -23,21 +24,29 @@ from elasticjob_rendezvous.core.leadership import HANDOVER_SECONDS
 from elasticjob_rendezvous.core.local import Workers
 from elasticjob_rendezvous.core.membership import Membership
 from tests.sim.simetcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS, Job, identity
+from tests.unit.rendezvous.builders import KEYS, START, Job, identity
 from tests.unit.rendezvous.node import READY, Node
 
 RUNS = replace(READY, workers=Workers.RUNNING, round=1)
 
 
+def gang_of(size: int) -> list[Node]:
+    """pod-1, which coordinates, and others; all run round 1."""
+    etcd, names = SimEtcd(), [f"pod-{number}" for number in range(1, size + 1)]
+    nodes = [Node(etcd, name, bounds=Bounds(size, size)).start() for name in names]
+    for _ in range(10):
+        for node in nodes:
+            node.hear(Tick())
+    for node in nodes:
+        node.hear(LocalChanged(RUNS))
+    return nodes
+
+
 @pytest.fixture
 def pods() -> tuple[Node, Node]:
     """pod-1, which coordinates, and pod-2; both run round 1."""
-    etcd = SimEtcd()
-    first, second = (Node(etcd, name, bounds=Bounds(2, 2)).start() for name in ("pod-1", "pod-2"))
-    for _ in range(10):
-        first.hear(Tick())
-        second.hear(Tick())
-    return first.hear(LocalChanged(RUNS)), second.hear(LocalChanged(RUNS))
+    first, second = gang_of(2)
+    return first, second
 
 
 def said_of(node: Node, name: str, since: int) -> list[str]:
@@ -65,6 +74,38 @@ def test_the_log_names_a_coordinator_that_is_replaced(
     second.hear(Probed(*dead, verdict))
     assert second.engine.coordinator.active
     assert any("coordinator pod-1 " in text for text in said_of(second, "pod-1", since))
+
+
+# -- what a coordinator does ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "silent", "resigns"), [(3, 2, True), (3, 1, False), (2, 1, False), (5, 3, True)]
+)
+def test_a_coordinator_that_is_cut_off_resigns(size: int, silent: int, resigns: bool) -> None:
+    """More than half of its gang answer nobody; of a single other that says nothing."""
+    first, *others = gang_of(size)
+    session = first.engine.session
+    for other in others[:silent]:
+        first.hear(Probed(identity(other.name), other.engine.session, Verdict.UNKNOWN))
+    assert first.engine.coordinator.active is not resigns
+    assert (first.engine.session != session) is resigns
+    key = KEYS.session(identity("pod-1"), first.engine.session)
+    assert first.etcd.get(key) is not None
+    assert (first.etcd.get(KEYS.session(identity("pod-1"), session)) is None) is resigns
+
+
+def test_a_coordinator_wakes_for_what_it_waits_for() -> None:
+    """Nothing else happens before its last call ends."""
+    node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 2, last_call_seconds=1.0)).start()
+    assert node.engine.wake_at == START + 1.0
+    assert not isinstance(node.directive, Run)
+    assert isinstance(node.later(1.0).directive, Run)
+
+
+def test_the_log_tells_what_a_coordinator_wrote() -> None:
+    node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 1)).start()
+    assert any("round 1" in note.text for note in node.made(Note))
 
 
 # -- workers that a predecessor left behind -------------------------------------------
