@@ -256,6 +256,19 @@ def test_an_agent_that_answers_without_a_link_is_asked_ever_more_seldom_until_it
     assert pauses == [0.02, 0.06, 0.3, 0.3, 0.02, 0.06]
 
 
+@pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
+def test_an_agent_that_answered_without_a_link_and_went_is_not_asked_again(
+    session: str | None,
+) -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    job.gone("b")
+    if session is not None:
+        job.member("b", session=session)
+    assert tended(peers, job, 9.0) == []
+    assert not peers.strays
+
+
 def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
     """An orphan's link never closes: it had none to us."""
     job, peers = gang(), Peers()

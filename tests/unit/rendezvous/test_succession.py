@@ -97,10 +97,10 @@ def test_a_coordinator_that_is_cut_off_resigns(size: int, silent: int, resigns: 
 
 def test_a_coordinator_wakes_for_what_it_waits_for() -> None:
     """Nothing else happens before its last call ends."""
-    node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 2, last_call_seconds=1.0)).start()
-    assert node.engine.wake_at == START + 1.0
+    node = Node(SimEtcd(), "pod-1", bounds=Bounds(1, 2, last_call_seconds=0.7)).start()
+    assert node.engine.wake_at == START + 0.7
     assert not isinstance(node.directive, Run)
-    assert isinstance(node.later(1.0).directive, Run)
+    assert isinstance(node.later(0.7).directive, Run)
 
 
 def test_the_log_tells_what_a_coordinator_wrote() -> None:
