@@ -177,6 +177,8 @@ def test_an_orphan_is_kept_for_a_limited_time() -> None:
     assert KeepAlive(77) in tended(peers, job, 1.0 + ORPHAN_SECONDS - 0.1)
     assert tended(peers, job, 1.0 + ORPHAN_SECONDS) == []
     assert not peers.orphans
+    over = gone_keys(peers, job.view().members())
+    assert [member.record.name for member in over] == ["b"], "its member is lost then"
 
 
 def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
