@@ -85,6 +85,11 @@ def test_the_end_of_a_link_that_we_never_knew_is_a_question_too() -> None:
     assert linked().down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
 
 
+def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
+    job = Job("a", "b")
+    assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == [replace(PROBE_B, round=0)]
+
+
 def test_after_a_closed_link_its_member_is_asked_again_a_little_later() -> None:
     job, peers = gang(), linked(B)
     peers.down(PeerDown(B, "s1"), job.view(), 5.0)
