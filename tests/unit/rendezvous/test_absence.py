@@ -371,11 +371,12 @@ def test_workers_that_answered_end_at_the_deadline_that_they_told(last: Verdict)
     assert absent.stopped(0.1)
 
 
-def test_what_we_permitted_ourselves_is_waited_for() -> None:
+@pytest.mark.parametrize("told", [None, 1.0], ids=["silent", "told an earlier deadline"])
+def test_what_we_permitted_ourselves_is_waited_for(told: float | None) -> None:
     absent = Absent()
     absent.peers.granted[B] = absent.job.now + 3.0
     assert not absent.stopped()
-    absent.answers(UNKNOWN)
+    absent.answers(UNKNOWN if told is None else WORKERS, live_seconds=told)
     assert not absent.stopped(3.0 + absence.KILL_SECONDS - 0.1)
     assert absent.stopped(0.1)
 
@@ -391,6 +392,51 @@ def test_a_member_never_linked_to_us_was_vouched_for_by_the_coordinator_before_u
     absent = Absent().took_over()
     if led_ago is not None:
         absent.peers.led_by(identity("c"), absent.job.now - led_ago)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(after + absence.KILL_SECONDS - 0.1)
+    assert absent.stopped(0.1)
+
+
+def test_of_several_coordinators_before_us_the_one_heard_last_vouched() -> None:
+    absent = Absent().took_over()
+    absent.peers.led_by(identity("d"), absent.job.now - 60.0)
+    absent.peers.led_by(identity("c"), absent.job.now)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    after = TRUST_SECONDS + RELAY_SECONDS + absence.KILL_SECONDS
+    assert not absent.stopped(after - 0.1)
+    assert absent.stopped(0.1)
+
+
+def test_who_was_linked_to_us_as_we_took_over_relied_on_us_alone() -> None:
+    absent = Absent().took_over().heard()
+    absent.peers.led_by(identity("c"), absent.job.now)
+    assert not absent.stopped()
+    absent.answers(UNKNOWN)
+    assert not absent.stopped(TRUST_SECONDS + absence.KILL_SECONDS - 0.1)
+    assert absent.stopped(0.1)
+
+
+@pytest.mark.parametrize(
+    ("absences", "after"),
+    [((), 0.0), ((0.0,), TRUST_SECONDS), ((0.0, 2.0), TRUST_SECONDS - 2.0)],
+    ids=["a was never absent", "a came back", "a came back earlier and was seen again"],
+)
+def test_who_comes_back_shows_that_its_gang_outlived_etcd(
+    absences: tuple[float, ...], after: float
+) -> None:
+    """The others were linked to it until then; that it is still there shows nothing more."""
+    absent = Absent()
+    seat = absent.job.roster(1).seat(identity("a"))
+    assert seat is not None
+    view, bounds = absent.job.view(), Bounds(1, 4)
+    absent.timers.begin_step(absent.job.now)
+    if absences:
+        absence.is_lost(seat, view, bounds, absent.peers, absent.timers)
+    for seconds in absences or (0.0,):
+        absent.timers.begin_step(absent.job.later(seconds).now)
+        absence.returned(seat, absent.timers)
     assert not absent.stopped()
     absent.answers(UNKNOWN)
     assert not absent.stopped(after + absence.KILL_SECONDS - 0.1)
@@ -435,6 +481,13 @@ def test_a_proof_from_before_its_last_session_needs_one() -> None:
     absent = Absent().answers(GONE).came_and_went("s2")
     assert not absent.stopped()
     assert B in absent.peers.inquiries
+
+
+def test_where_nobody_lives_at_its_seats_address_it_has_stopped_whatever_came_later() -> None:
+    """Another session of it was here since: the proof is about its place, not that session."""
+    absent = Absent().came_and_went("s2")
+    assert not absent.stopped()
+    assert absent.answers(GONE, "s1").stopped()
 
 
 # -- no concurrent round --------------------------------------------------------------

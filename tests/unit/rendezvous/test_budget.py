@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from elasticjob_rendezvous.core.costs import History
 from elasticjob_rendezvous.core.events import PeerUp, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.records import (
+    Cause,
     CauseKind,
     MemberState,
     OutcomeKind,
@@ -191,6 +193,86 @@ def test_the_history_of_a_round_is_put_right_when_its_cause_is() -> None:
     history = job.read(History, KEYS.history(2))
     assert (history.cause.kind, history.cause.members) == (CauseKind.LOSS, ("c",))
     assert history.stop_ms == 7
+
+
+def two_failures_on() -> Job:
+    """Round 1 broke at a and awaits its verdict; round 2 ended by b's own failure."""
+    job = gang(min_nodes=5, max_nodes=5).failure("a", kind=ABORT)
+    job.sealed("a", "b", number=2, pending=(1,)).failure("b", round=2, message="own error").act()
+    assert (job.current().number, job.current().charged, job.current().pending) == (3, (2,), (1,))
+    return stopped(job, "a", "b", "c", round=2).idle()
+
+
+def test_a_verdict_that_waits_holds_up_no_other() -> None:
+    job = aborted()
+    job.put(KEYS.roster(2), replace(job.roster(1), number=2)).failure("a", round=2, kind=ABORT)
+    job.round(3, previous=2, pending=(1, 2), cause=Cause(CauseKind.FAILURE, ("a",)))
+    stopped(job, "a", "b", "c", round=2).idle()
+    current = job.failure("c", round=2, message="the true cause").act()
+    assert (current.charged, current.pending) == ((2,), (1,))
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_a_verdict_leaves_the_cause_of_a_later_round_alone(excused: bool) -> None:
+    job = two_failures_on()
+    cause = job.current().cause
+    current = (job.gone("c") if excused else job.later(WINDOW)).act()
+    assert current.pending == ()
+    assert current.charged == ((2,) if excused else (2, 1))
+    assert current.cause == cause
+    assert cause.members == ("b",)
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_a_verdict_leaves_a_cause_alone_that_is_no_failure(excused: bool) -> None:
+    job = aborted()
+    number = 2 if excused else 3
+    cause = Cause(CauseKind.DATA_LOST, (), "members know round 1")
+    job.round(number, previous=1, pending=(1,), cause=cause).idle()
+    current = (job.gone("c") if excused else job.later(WINDOW)).act()
+    assert (current.pending, current.charged) == ((), () if excused else (1,))
+    assert current.cause == cause
+
+
+@pytest.mark.parametrize("excused", [True, False])
+def test_the_log_tells_of_a_verdict(excused: bool) -> None:
+    names = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"]
+    job = Job("z", *names, min_nodes=9, max_nodes=9, max_restarts=3).sealed(*names)
+    job.idle().later(60).failure("pod-1", kind=ABORT).act()
+    stopped(job, *names).idle()
+    act = (job.gone(*names[1:]) if excused else job.later(WINDOW)).look()
+    assert act is not None
+    assert act.note.startswith("round 1: ")
+    assert ("not charged: pod-2, pod-3, pod-4 was" in act.note) is excused
+    assert ("not" not in act.note) is not excused
+
+
+def test_the_log_names_the_first_of_those_that_were_preempted() -> None:
+    names = ["pod-1", "pod-2", "pod-3", "pod-4", "pod-5"]
+    job = Job("z", *names, min_nodes=9, max_nodes=9).sealed(*names).idle().later(60)
+    for name in names[1:]:
+        job.change(name, state=MemberState.LEAVING)
+    job.idle().later(1).act()
+    marks = tuple(Mark(identity(name), "Preempted", preempted=True) for name in names[1:])
+    act = job.bounds(min_nodes=9, max_nodes=9, marks=marks).look()
+    assert act is not None
+    assert act.note.startswith("round 2: ")
+    assert " pod-2, pod-3, pod-4 " in act.note
+
+
+def test_an_aborted_collective_is_charged_where_nobody_knows_who_ran() -> None:
+    """The roster is gone: nobody of it can be missed."""
+    job = aborted().delete(KEYS.roster(1)).idle().later(WINDOW - 0.1).idle()
+    current = job.later(0.1).act()
+    assert (current.charged, current.pending) == ((1,), ())
+
+
+def test_a_member_whose_link_lives_is_not_waited_for_as_a_silent_one() -> None:
+    """Of its present session nothing was heard, but its agent still speaks on an earlier link."""
+    job = aborted().later(WINDOW - 2)
+    job.coordinator.peers.up(PeerUp(identity("c"), "s0"), job.now)
+    job.answers("c", Verdict.UNKNOWN).idle().later(2)
+    assert job.act().charged == (1,)
 
 
 def test_an_aborted_collective_is_excused_by_a_leave() -> None:

@@ -15,7 +15,7 @@ from elasticjob_rendezvous.core.ending import (
 )
 from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
-from elasticjob_rendezvous.core.newcomers import waiting_reason
+from elasticjob_rendezvous.core.newcomers import must_wait, waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
 from elasticjob_rendezvous.core.timers import Timers
@@ -427,6 +427,53 @@ def test_newcomers_wait_no_longer_than_they_must() -> None:
     assert round.seen(1) == (CauseKind.JOIN, ("c",))
 
 
+@pytest.mark.parametrize("most", [0.5, 1.0])
+def test_newcomers_wait_for_a_checkpoint_even_where_that_takes_no_longer_than_a_second(
+    most: float,
+) -> None:
+    round = Round("ab", expected=3, scale_up_wait_seconds=most, settle_seconds=0)
+    round.job.member("c")
+    assert round.seen() is None
+    assert round.timers.wake == round.job.now + most
+    assert round.seen(most) == (CauseKind.JOIN, ("c",))
+
+
+@pytest.mark.parametrize("before", ["elsewhere", "nobody is there"])
+def test_that_workers_begin_to_run_is_no_checkpoint(before: str) -> None:
+    """Until then none of the round's members had anything to tell."""
+    job = Job("a", "b", "c").sealed("a", "b")
+    for name in "ab":
+        if before == "elsewhere":
+            job.change(name, state=MemberState.WAITING, round=0)
+        else:
+            job.gone(name)
+    bounds, timers = Bounds(1, 8, scale_up_wait_seconds=600.0), Timers()
+    roster, since = job.roster(1), job.now
+    timers.begin_step(job.now)
+    assert must_wait(job.view(), roster, bounds, timers, since)
+    job.member("a", state=RUNNING, round=1)
+    timers.begin_step(job.later(1).now)
+    assert must_wait(job.view(), roster, bounds, timers, since)
+    job.change("a", checkpoint_step=0)
+    timers.begin_step(job.later(1).now)
+    assert not must_wait(job.view(), roster, bounds, timers, since)
+
+
+def test_a_checkpoint_of_a_step_that_an_earlier_round_reached_too_lets_newcomers_in() -> None:
+    """The later round began from an older checkpoint and came past the same step again."""
+    job = Job("a", "b", "c").sealed("a", "b").change("a", checkpoint_step=100)
+    bounds, timers = Bounds(1, 8, scale_up_wait_seconds=600.0), Timers()
+    timers.begin_step(job.now)
+    assert must_wait(job.view(), job.roster(1), bounds, timers, job.now)
+    job.later(60).sealed("a", "b", number=2).change("a", checkpoint_step=50)
+    timers.begin_step(job.now)
+    since = job.now
+    assert must_wait(job.view(), job.roster(2), bounds, timers, since)
+    job.change("a", checkpoint_step=100)
+    timers.begin_step(job.later(1).now)
+    assert not must_wait(job.view(), job.roster(2), bounds, timers, since)
+
+
 def test_a_checkpoint_of_another_round_lets_nobody_in() -> None:
     round = Round("ab", expected=3, scale_up_wait_seconds=600, settle_seconds=0)
     round.job.member("c")
@@ -447,6 +494,7 @@ def test_while_newcomers_wait_a_loss_opens_a_round_at_once() -> None:
     ("bounds", "waiting", "said"),
     [
         ({"scale_up_wait_seconds": 600.0}, 1, "for 600 s at most"),
+        ({"scale_up_wait_seconds": 1.0}, 1, "for 1 s at most"),
         ({}, 1, ""),
         ({"scale_up_wait_seconds": 600.0}, 0, ""),
         ({"scale_up_wait_seconds": 600.0, "max_nodes": 2}, 1, "they are spare"),

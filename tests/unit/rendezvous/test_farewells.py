@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from elasticjob_rendezvous.core import farewells
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.config import Config, Identity
 from elasticjob_rendezvous.core.effects import Read, Tell, Write
 from elasticjob_rendezvous.core.events import LeavesTold, LocalChanged
 from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.membership import Membership
 from elasticjob_rendezvous.core.peers import Peers
 from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
 from elasticjob_rendezvous.peers import wire
@@ -62,6 +65,18 @@ def test_who_does_not_coordinate_passes_nothing_on(pair: tuple[Node, Node]) -> N
     b.hear(LeavesTold((Farewell(A, "n-a", "drained"),)))
     assert not b.made(Tell)
     assert b.engine.view.farewells[A].reason == "drained"
+
+
+@pytest.mark.parametrize(
+    ("active", "served", "passed_on"),
+    [(True, -1, True), (True, 1, True), (False, 1, True), (False, -1, False)],
+    ids=["it coordinates", "for long", "it did until now", "it never did"],
+)
+def test_all_who_were_linked_to_hear_who_leaves(active: bool, served: int, passed_on: bool) -> None:
+    """Links to a former coordinator stand for a moment, and nobody else may have heard of it."""
+    our = Membership(Config("/prefix/", Identity(A, "a", "host-a", 7000), "n-a"))
+    our.coordinator.active, our.served = active, served
+    assert farewells.hear(our, LeavesTold(BY_B)) == ([Tell(BY_B)] if passed_on else [])
 
 
 def test_the_next_round_forgets_who_is_not_in_it(pair: tuple[Node, Node]) -> None:

@@ -63,7 +63,7 @@ def test_records_that_nobody_can_read_are_passed_over_and_more_are_asked_for() -
     spoiled = {kv.key for kv in found.kvs}
     assert leadership.found(found.revision, ((LOWEST, found.kvs),), spoiled)
     assert leadership.key == ""
-    assert leadership.look_due(100.0, Alarm()), "it is one of those that were not asked for"
+    assert leadership.look_due(0.0, Alarm()), "it is one of those that were not asked for"
     more = replace(LOWEST, limit=2)
     leadership.found(found.revision, ((more, job.etcd.range(more).kvs),), spoiled)
     assert leadership.key == job.stored("b").key
@@ -120,6 +120,17 @@ def test_a_key_that_is_merely_not_read_yet_is_not_gone() -> None:
     assert leadership.key
 
 
+def test_a_coordinator_that_is_gone_is_unknown_from_then_on() -> None:
+    """Looking again later puts nothing off."""
+    job = Job("a", "b", "c").round(1, successor=identity("c"))
+    leadership = follower(job)
+    view = without_a(job)
+    leadership.tend(view, 50.0, in_doubt=False)
+    assert leadership.key == ""
+    assert leadership.tend(view, 50.2, in_doubt=False) == []
+    assert leadership.look_due(50.0 + SUCCESSION_SECONDS, Alarm())
+
+
 # -- the link -------------------------------------------------------------------------
 
 
@@ -134,6 +145,13 @@ def test_a_broken_link_asks_the_launcher_once() -> None:
         Probe(A, "s1", "host-a", 7000, 7001, round=4)
     ]
     assert leadership.link_down(down(), job.view()) == []
+
+
+def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
+    job = Job("a", "b")
+    assert follower(job).link_down(down(), job.view()) == [
+        Probe(A, "s1", "host-a", 7000, 7001, round=0)
+    ]
 
 
 @pytest.mark.parametrize("news", [LinkUp(A, "s1"), Probed(A, "s1", Verdict.UNKNOWN)])
@@ -198,6 +216,23 @@ def test_a_coordinator_without_its_agent_is_replaced_though_its_workers_live() -
     assert leadership.to_depose(job.view(), 51.0, Alarm()) is None
 
 
+@pytest.mark.parametrize("news", [LinkUp(A, "s1"), Probed(A, "s1", Verdict.GONE)])
+def test_workers_without_an_agent_are_forgotten_once_it_is_back_or_they_are_gone_too(
+    news: LinkUp | Probed,
+) -> None:
+    """Whoever succeeds this coordinator would keep their lease."""
+    job = Job("a", "b").round(1, successor=B)
+    leadership = follower(job)
+    leadership.probed(Probed(A, "s1", Verdict.WORKERS_ALIVE), 50.0)
+    if isinstance(news, LinkUp):
+        leadership.link_up(news, 51.0)
+    else:
+        leadership.probed(news, 51.0)
+    assert not leadership.orphaned
+    deposed = leadership.to_depose(job.view(), 51.0, Alarm()) is not None
+    assert deposed is isinstance(news, Probed)
+
+
 def test_who_is_not_the_successor_deposes_later() -> None:
     job = Job("a", "b", "c").round(1, successor=identity("c"))
     leadership = follower(job)
@@ -233,6 +268,12 @@ def test_a_link_vouches_for_the_round_that_it_told_and_newer() -> None:
     assert not leadership.tells_newer(3)
 
 
+def test_a_link_vouches_for_the_first_round_too() -> None:
+    leadership = follower(Job("a", "b"))
+    leadership.link_heard(LinkHeard(A, "s1", 1, sent=50.0), 50.0)
+    assert leadership.vouched_until(1) == pytest.approx(50.0 + TRUST_SECONDS)
+
+
 def test_a_link_vouches_no_longer_than_it_is_known_to_carry_both_ways() -> None:
     """A side that receives nothing counts the link as silent, and continues without the other."""
     leadership = follower(Job("a", "b"))
@@ -266,6 +307,20 @@ def test_what_a_link_proved_holds_on_while_another_takes_its_place() -> None:
     assert leadership.vouched_until(2) <= 51.1
 
 
+@pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
+def test_what_a_link_proved_holds_on_when_its_coordinator_goes(session: str | None) -> None:
+    job = Job("a", "b", "c")
+    leadership = follower(job)
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    job.gone("a")
+    if session is not None:
+        job.member("a", session=session)
+        leadership.key = job.stored("a").key
+    assert leadership.tend(job.view(), 51.0, in_doubt=False) != []
+    assert leadership.link == (None if session is None else (A, "s2"))
+    assert leadership.vouched_until(3) == pytest.approx(51.0 + HANDOVER_SECONDS)
+
+
 def test_nor_longer_than_it_would_have_by_itself() -> None:
     leadership = follower(Job("a", "b", "c"))
     leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
@@ -279,6 +334,21 @@ def test_a_link_that_told_no_number_yet_vouches_for_nothing() -> None:
     assert leadership.vouched_until(3) <= 50.0
     leadership.link_heard(LinkHeard(A, "s1", 0), 50.0)
     assert leadership.vouched_until(3) <= 50.0
+
+
+def test_that_a_link_came_up_proves_as_much_as_a_word_on_it() -> None:
+    """Both sides spoke to make it, so it carried both ways half a second ago."""
+    leadership = follower(Job("a", "b"))
+    leadership.link_up(LinkUp(A, "s1"), 50.0)
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=48.0), 50.0)
+    assert leadership.vouched_until(3) == pytest.approx(50.0 + LINK_SILENCE_SECONDS)
+
+
+def test_another_link_that_comes_up_changes_nothing_of_what_ours_proves() -> None:
+    leadership = follower(Job("a", "b"))
+    leadership.link_heard(LinkHeard(A, "s1", 3, sent=50.0), 50.0)
+    leadership.link_up(LinkUp(A, "s0"), 50.5)
+    assert leadership.vouched_until(3) == pytest.approx(50.0 + TRUST_SECONDS)
 
 
 def test_a_silent_a_broken_or_a_foreign_link_vouches_for_nothing() -> None:

@@ -20,11 +20,12 @@ from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS, LONGEST_PROBE_
 from elasticjob_rendezvous.core.peers import (
     COUNTS_AS_ALIVE_SECONDS,
     LINK_SILENCE_SECONDS,
+    MISSED_SECONDS,
     Peers,
     gone_keys,
 )
 from elasticjob_rendezvous.core.records import MemberState, RoundState
-from tests.unit.rendezvous.builders import Job, identity
+from tests.unit.rendezvous.builders import KEYS, Job, identity
 
 A, B, C, D = (identity(name) for name in "abcd")
 ORPHAN_SECONDS = 30.0
@@ -79,6 +80,34 @@ def test_who_linked_anew_or_has_no_key_is_not_probed() -> None:
     assert linked(B).down(PeerDown(B, "s1"), gang().gone("b").view(), 5.0) == []
 
 
+def test_the_end_of_a_link_that_we_never_knew_is_a_question_too() -> None:
+    """It was given up for another of that session, or made under the coordinator before us."""
+    assert linked().down(PeerDown(B, "s1"), gang().view(), 5.0) == [PROBE_B]
+
+
+def test_where_there_is_no_round_yet_a_probe_tells_of_none() -> None:
+    job = Job("a", "b")
+    assert linked(B).down(PeerDown(B, "s1"), job.view(), 5.0) == [replace(PROBE_B, round=0)]
+
+
+def test_after_a_closed_link_its_member_is_asked_again_a_little_later() -> None:
+    job, peers = gang(), linked(B)
+    peers.down(PeerDown(B, "s1"), job.view(), 5.0)
+    assert tended(peers, job, 5.0) == []
+    assert wake(peers, job, 5.0) == 5.0 + INQUIRY_SECONDS
+    assert tended(peers, job, 5.0 + INQUIRY_SECONDS) == [PROBE_B]
+
+
+def test_a_new_link_ends_the_trouble_with_its_member() -> None:
+    """The next trouble is counted from its own first sign."""
+    job, peers = gang(), linked(B)
+    peers.down(PeerDown(B, "s1"), job.view(), 5.0)
+    peers.up(PeerUp(B, "s1"), 6.0)
+    assert peers.symptom([B]) is None
+    peers.down(PeerDown(B, "s1"), job.view(), 9.0)
+    assert peers.symptom([B]) == 9.0
+
+
 # -- evidence of answers --------------------------------------------------------------
 
 
@@ -95,6 +124,19 @@ def test_nothing_else_is_proof(verdict: Verdict) -> None:
     job, peers = gang(), linked()
     probed(peers, job, verdict)
     assert gone_keys(peers, job.view().members()) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "warning"),
+    [(Verdict.GONE, False), (Verdict.WORKERS_ALIVE, True), (Verdict.UNKNOWN, True)],
+)
+def test_the_log_names_whom_an_answer_is_about(verdict: Verdict, warning: bool) -> None:
+    job = Job("pod-1", "pod-2").sealed("pod-1", "pod-2")
+    answer = Probed(identity("pod-2"), "s1", verdict)
+    effects = linked().probed(answer, job.view(), 1.0, ORPHAN_SECONDS)
+    [note] = [effect for effect in effects if isinstance(effect, Note)]
+    assert note.text.startswith("pod-2 ")
+    assert note.warning is warning
 
 
 def test_an_answer_about_a_replaced_session_is_ignored() -> None:
@@ -140,6 +182,8 @@ def test_an_orphan_is_kept_for_a_limited_time() -> None:
     assert KeepAlive(77) in tended(peers, job, 1.0 + ORPHAN_SECONDS - 0.1)
     assert tended(peers, job, 1.0 + ORPHAN_SECONDS) == []
     assert not peers.orphans
+    over = gone_keys(peers, job.view().members())
+    assert [member.record.name for member in over] == ["b"], "its member is lost then"
 
 
 def test_an_orphans_launcher_is_told_of_a_newer_round_at_once() -> None:
@@ -202,6 +246,36 @@ def test_an_agent_that_answered_without_a_link_is_asked_again(verdict: Verdict) 
     assert tended(peers, job, 9.0) == []
 
 
+def test_an_agent_that_answers_without_a_link_is_asked_ever_more_seldom_until_it_links() -> None:
+    """At first it may be about to die; a link shows that it is not, and the next trouble is new."""
+    job, peers = gang(), linked()
+    now, pauses = 1.0, []
+    for turn in range(6):
+        probed(peers, job, Verdict.BOTH_ALIVE, now)
+        again = wake(peers, job, now)
+        assert again is not None
+        pauses.append(round(again - now, 6))
+        assert tended(peers, job, again) == [PROBE_B]
+        now = again
+        if turn == 3:
+            peers.up(PeerUp(B, "s1"), now)
+            peers.down(PeerDown(B, "s1"), job.view(), now)
+    assert pauses == [0.02, 0.06, 0.3, 0.3, 0.02, 0.06]
+
+
+@pytest.mark.parametrize("session", [None, "s2"], ids=["its key is gone", "in a new session"])
+def test_an_agent_that_answered_without_a_link_and_went_is_not_asked_again(
+    session: str | None,
+) -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.AGENT_ALIVE, now=1.0)
+    job.gone("b")
+    if session is not None:
+        job.member("b", session=session)
+    assert tended(peers, job, 9.0) == []
+    assert not peers.strays
+
+
 def test_soon_after_taking_over_those_who_run_and_did_not_link_are_asked_once() -> None:
     """An orphan's link never closes, because it had none to this coordinator."""
     job, peers = gang(), Peers()
@@ -252,6 +326,14 @@ def test_an_absent_member_is_asked_at_once_and_every_half_second() -> None:
     job.round(3, previous=1)
     assert tended(peers, job, 5.5) == [replace(PROBE_B, round=3)]
     assert tended(peers, job, 5.6) == []
+
+
+def test_who_is_asked_now_is_asked_again_half_a_second_later_without_any_news() -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    effects, again = peers.tend(job.view(), A, 5.0, 1.7)
+    assert effects == [replace(PROBE_B, round=2)]
+    assert again == 5.0 + INQUIRY_SECONDS
 
 
 def test_a_question_is_to_be_asked_until_its_probe_was_sent() -> None:
@@ -324,6 +406,90 @@ def test_what_was_answered_of_an_older_round_is_asked_again() -> None:
     assert asked(peers, job, 5.2) is None
 
 
+def test_workers_that_answered_are_asked_again_while_a_round_waits_for_them() -> None:
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    tended(peers, job, 5.0)
+    probed(peers, job, Verdict.WORKERS_ALIVE, 5.1)
+    assert tended(peers, job, 5.4) == []
+    assert tended(peers, job, 5.0 + INQUIRY_SECONDS) == [replace(PROBE_B, round=2)]
+
+
+@pytest.mark.parametrize("first", ["it came back", "it answered"])
+def test_that_one_need_not_be_asked_spares_no_other(first: str) -> None:
+    """While its round stands one answer is enough."""
+    job, peers = gang().gone("b", "c"), linked()
+    for id in (B, C):
+        seat = job.roster(1).seat(id)
+        assert seat is not None
+        peers.inquire_meanwhile(seat, 5.0, 4.0)
+    if first == "it came back":
+        job.member("b", session="s2")
+    else:
+        probed(peers, job, Verdict.BOTH_ALIVE, 5.1)
+    [effect] = tended(peers, job, 5.0 + INQUIRY_SECONDS)
+    assert isinstance(effect, Probe)
+    assert effect.member == C
+
+
+def test_without_a_round_nobody_is_asked() -> None:
+    """Etcd lost it: who ran in it is asked for once more if need be."""
+    job, peers = absent(), linked()
+    asked(peers, job, 5.0)
+    job.delete(KEYS.round)
+    assert tended(peers, job, 5.0) == []
+    assert not peers.inquiries
+
+
+def test_of_whom_nobody_asked_no_deadline_is_known() -> None:
+    assert linked().inquiries.live_until(B) is None
+
+
+# -- absent while its round stands ----------------------------------------------------
+
+
+def absent_from_its_round() -> Job:
+    return gang().gone("b")
+
+
+def asked_meanwhile(peers: Peers, job: Job, now: float, seconds: float = 4.0) -> Verdict | None:
+    seat = job.roster(1).seat(B)
+    assert seat is not None
+    return peers.inquire_meanwhile(seat, now, seconds)
+
+
+@pytest.mark.parametrize(
+    ("heard_ago", "pause"),
+    [(None, INQUIRY_SECONDS), (0.9, INQUIRY_SECONDS), (MISSED_SECONDS, 0.0), (9.0, 0.0)],
+)
+def test_who_missed_beats_is_asked_at_once_and_others_when_they_had_time_to_register(
+    heard_ago: float | None, pause: float
+) -> None:
+    job, peers = absent_from_its_round(), linked()
+    if heard_ago is not None:
+        peers.up(PeerUp(B, "s1"), 20.0 - heard_ago)
+    assert asked_meanwhile(peers, job, 20.0) is None
+    assert peers.inquiries.first_at(B) == 20.0 + pause
+
+
+def test_while_its_round_stands_an_absent_member_is_asked_for_as_long_as_it_has() -> None:
+    job, peers = absent_from_its_round(), linked()
+    asked_meanwhile(peers, job, 20.0, seconds=4.0)
+    assert tended(peers, job, 20.5) == [PROBE_B]
+    assert tended(peers, job, 23.9) == [PROBE_B]
+    assert tended(peers, job, 24.0) == []
+    assert not peers.inquiries
+
+
+def test_while_its_round_stands_one_answer_of_an_absent_member_is_enough() -> None:
+    job, peers = absent_from_its_round(), linked()
+    asked_meanwhile(peers, job, 20.0)
+    assert tended(peers, job, 20.5) == [PROBE_B]
+    probed(peers, job, Verdict.BOTH_ALIVE, 20.6)
+    assert tended(peers, job, 21.5) == []
+    assert asked_meanwhile(peers, job, 21.5) is Verdict.BOTH_ALIVE
+
+
 # -- suspicions -----------------------------------------------------------------------
 
 
@@ -378,6 +544,21 @@ def test_another_session_than_the_quiet_one_is_not_suspected() -> None:
     peers = linked(B)
     peers.quiet(PeerQuiet(B, "s0"), gang().view(), 5.0)
     assert not peers.inquiries
+
+
+@pytest.mark.parametrize(
+    ("session", "effects"), [("s1", []), ("s2", [replace(PROBE_B, session="s2")])]
+)
+def test_a_second_suspicion_asks_at_once_only_after_another_session(
+    session: str, effects: list[Effect]
+) -> None:
+    job = gang()
+    peers = suspected(job)
+    assert tended(peers, job, 5.0) == [PROBE_B]
+    if session != "s1":
+        job.gone("b").member("b", session=session, state=MemberState.RUNNING, round=1)
+    peers.quiet(PeerQuiet(B, session), job.view(), 5.2)
+    assert tended(peers, job, 5.2) == effects
 
 
 def test_who_keeps_its_key_is_not_asked_for_ever() -> None:
@@ -510,3 +691,34 @@ def test_workers_without_an_agent_may_live_as_long_as_their_members_lease() -> N
     job.gone("b")
     assert peers.kept(77, 1000.0, job.view(), 4.0) == [], "no key hangs on it"
     assert not any(isinstance(e, Probe) and e.live_until for e in tended(peers, job, 6.0))
+
+
+def test_each_of_several_orphans_lives_by_its_own_lease() -> None:
+    job, peers = gang().change("c", lease=78), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.probed(Probed(C, "s1", Verdict.WORKERS_ALIVE), job.view(), 1.0, ORPHAN_SECONDS)
+    [permission] = peers.kept(78, 9.0, job.view(), 1.0)
+    assert isinstance(permission, Probe)
+    assert (permission.member, permission.live_until) == (C, 9.0)
+    assert peers.granted == {C: 9.0}
+
+
+def test_a_lease_that_ends_now_permits_nothing() -> None:
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    assert peers.kept(77, 5.0, job.view(), 5.0) == [PROBE_B]
+    assert not peers.granted
+
+
+def test_a_shorter_permission_takes_no_longer_one_back() -> None:
+    """Its agent came back and died again: its launcher may still hold the first deadline."""
+    job, peers = gang(), linked()
+    probed(peers, job, Verdict.WORKERS_ALIVE)
+    peers.kept(77, 20.0, job.view(), 1.0)
+    peers.up(PeerUp(B, "s1"), 2.0)
+    peers.down(PeerDown(B, "s1"), job.view(), 6.5)
+    probed(peers, job, Verdict.WORKERS_ALIVE, now=7.0)
+    [permission] = peers.kept(77, 9.0, job.view(), 7.0)
+    assert isinstance(permission, Probe)
+    assert permission.live_until == 9.0
+    assert peers.granted == {B: 20.0}

@@ -139,3 +139,33 @@ def test_a_newer_round_ends_it_at_once() -> None:
     cut.safety.forgotten_at = NOW
     assert cut.runs()
     assert not cut.told(ROUND + 1).runs()
+
+
+def test_a_lease_vouches_until_it_ends_and_not_at_that_moment() -> None:
+    safety = Safety(backed_until=NOW)
+    assert safety.backed(NOW - 0.1)
+    assert not safety.backed(NOW)
+
+
+def test_a_lease_that_is_lost_vouches_no_more() -> None:
+    """Not even on a machine that has only just started, whose clock has hardly begun."""
+    safety = Safety(backed_until=0.9)
+    safety.lost_its_lease(0.5)
+    assert not safety.backed(0.5)
+    assert safety.forgotten_at == 0.5
+
+
+@pytest.mark.parametrize(
+    ("refused_ago", "moment"),
+    [(None, False), (0.0, True), (HEARD, True), (LINK_SILENCE_SECONDS, False)],
+)
+def test_who_ran_on_because_etcd_was_down_has_a_moment_once_it_answers(
+    refused_ago: float | None, moment: bool
+) -> None:
+    """To renew its lease: that etcd answers ends the evidence that there is nobody else."""
+    cut = Cut("a")
+    cut.safety.store_refused_at = None if refused_ago is None else NOW - refused_ago
+    cut.safety.store_answers(NOW)
+    assert cut.safety.store_refused_at is None
+    assert cut.runs(NOW + REGISTER_AGAIN_SECONDS - 0.1) is moment
+    assert not cut.runs(NOW + REGISTER_AGAIN_SECONDS)
