@@ -1,4 +1,4 @@
-"""Whose keys the coordinator deletes, what the log says of it, and what a refusal teaches it."""
+"""Keys that the coordinator deletes, the log of it, and the effect of a refused deletion."""
 
 from __future__ import annotations
 

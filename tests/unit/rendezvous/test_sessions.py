@@ -1,4 +1,4 @@
-"""How a member's session ends: what the log says of it, and what is forgotten with it."""
+"""End of a session: the log of it, and the state forgotten with it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def pods() -> tuple[Node, Node]:
 
 
 def said_of(node: Node, name: str, since: int) -> list[str]:
-    """What was logged of `name` since then."""
+    """Return the notes logged about `name` since then."""
     notes = [effect for effect in node.said[since:] if isinstance(effect, Note)]
     return [note.text for note in notes if name in note.text]
 
@@ -122,7 +122,7 @@ def successor(job: Job) -> Membership:
 
 
 def succeed(job: Job) -> Membership:
-    """It coordinates from now on."""
+    """Coordinate from now on."""
     our = successor(job)
     succession.take_over(our)
     return our

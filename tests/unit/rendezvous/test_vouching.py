@@ -87,7 +87,7 @@ def test_workers_may_live_by_the_evidence_that_lasts_longest(our: Membership, un
 def test_workers_found_with_a_deadline_get_none_of_ours_before_we_are_registered(
     sessions: int, found: float | None, until: float
 ) -> None:
-    """What came before our first key is time that nobody else knows of."""
+    """No other member knows of evidence from before the first key."""
     our = member(live_until=found)
     our.sessions = sessions
     assert live_until(our) == until
