@@ -8,6 +8,7 @@ import pytest
 
 from elasticjob_rendezvous.core import sessions
 from elasticjob_rendezvous.core.config import Config, Identity
+from elasticjob_rendezvous.core.directives import Refused
 from elasticjob_rendezvous.core.effects import Note
 from elasticjob_rendezvous.core.local import Local
 from elasticjob_rendezvous.core.membership import Membership
@@ -24,7 +25,7 @@ def member(
     job = Job("pod-7").round(1, state)
     our.view = job.view()
     our.crew.tell(Local(ready=True, leaving=leaving))
-    our.refused = refused
+    our.refused = Refused(refused) if refused else None
     our.session = "s1"
     our.leadership.key = job.stored("pod-7").key
     our.coordinator.take_over(0.0, ())
