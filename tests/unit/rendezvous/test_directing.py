@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from elasticjob_rendezvous.core.records import (
     Outcome,
     OutcomeKind,
     RoundState,
+    Save,
 )
 from elasticjob_rendezvous.core.roster import Roster
 from tests.unit.rendezvous.builders import Job, a_failure, a_round, identity
@@ -108,7 +110,9 @@ def test_running_workers_go_on() -> None:
 def test_unsafe_workers_are_killed() -> None:
     order = directed(final("a", "b"), running(), safe=False)
     assert isinstance(order, Stop)
-    assert (order.round, order.kill, order.cause.kind) == (2, True, CauseKind.LOSS)
+    assert (order.round, order.kill, order.grace_seconds) == (2, True, 0.0)
+    assert (order.cause.kind, order.cause.members) == (CauseKind.LOSS, ())
+    assert order.cause.detail.startswith("cut off")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +144,13 @@ def test_who_leaves_lets_its_workers_end() -> None:
     assert order == Stop(2, False, Cause(CauseKind.LEAVE, ("a",), "drained"), 10.0)
 
 
+def test_workers_of_a_leaver_have_the_jobs_grace() -> None:
+    own = final("a", "b").own("a", local=running(), leaving="drained")
+    order = direct(Facts(own, Bounds(1, 4, stop_grace_seconds=7), safe=True, remembered=None))
+    assert isinstance(order, Stop)
+    assert (order.kill, order.grace_seconds) == (False, 7.0)
+
+
 @pytest.mark.parametrize("leaving", ["", "drained"])
 def test_workers_that_should_long_have_stopped_get_no_more_grace(leaving: str) -> None:
     job = final("a", "b").round(3, cause=Cause(CauseKind.JOIN, ("b",)))
@@ -157,7 +168,36 @@ def test_who_leaves_while_cut_off_kills_its_workers() -> None:
 def test_without_etcd_the_remembered_roster_serves() -> None:
     roster = final("a", "b").roster(2)
     assert directed(Job(), running(), remembered=roster) == Run(roster, identity("a"), 5, asks=True)
-    assert isinstance(directed(Job(), running(3), remembered=roster), Idle)
+    unknown = directed(Job(), running(3), remembered=roster)
+    assert isinstance(unknown, Idle)
+    assert unknown.reason.startswith("workers run")
+
+
+# -- saving ---------------------------------------------------------------------------
+
+
+SAVE = Save(Cause(CauseKind.JOIN, ("c",)), 60.0)
+
+
+def test_workers_of_the_final_round_are_asked_to_save() -> None:
+    job = final("a", "b")
+    asked = job.round(2, RoundState.FINAL, save=SAVE)
+    order = Run(job.roster(2), identity("a"), max_restarts=5, save=SAVE, asks=True)
+    assert directed(asked, running()) == order
+    assert directed(asked.round(2, RoundState.FINAL), running()) == replace(order, save=None)
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(1, RoundState.FINAL), (1, RoundState.FROZEN), (2, RoundState.FROZEN)],
+    ids=["older and final", "older and frozen", "frozen"],
+)
+def test_a_request_to_save_counts_in_its_final_round_alone(number: int, state: RoundState) -> None:
+    """A member that outlived a loss of etcd's data may run a later round than the one it reads."""
+    job = final("a", "b")
+    roster = job.roster(2)
+    order = directed(job.round(number, state, save=SAVE), running(), remembered=roster)
+    assert order == Run(roster, identity("a"), max_restarts=5, save=None, asks=True)
 
 
 # -- finishing ------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from elasticjob_rendezvous.core.events import PeerHeard, PeerUp, Probed, Verdict
 from elasticjob_rendezvous.core.failures import FailureClass
 from elasticjob_rendezvous.core.newcomers import waiting_reason
 from elasticjob_rendezvous.core.peers import Peers
-from elasticjob_rendezvous.core.records import Cause, CauseKind, MemberState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Farewell, MemberState
 from elasticjob_rendezvous.core.timers import Timers
 from tests.unit.rendezvous.builders import Job, identity
 
@@ -34,6 +34,7 @@ class Round:
         self.peers, self.timers = Peers(), Timers()
         self.leavers: dict[str, str] = {}
         self.silent: set[str] = set()
+        self.number = 1
         self.take_over()
 
     def take_over(self) -> None:
@@ -49,7 +50,7 @@ class Round:
         view = job.view()
         assert view.bounds is not None
         return look_at_final(
-            view, job.roster(1), view.bounds.record, self.peers, self.timers, self.leavers,
+            view, job.roster(self.number), view.bounds.record, self.peers, self.timers, self.leavers,
             self.silent,
         )  # fmt: skip
 
@@ -277,6 +278,54 @@ def test_a_leave_that_does_not_follow_its_mark_is_not_waited_for_without_end() -
     look = round.look_after(LEAVE_COALESCE_SECONDS)
     assert look.cause is not None
     assert look.cause.members == ("b",)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
+    marks = (Mark(identity("a"), "scaled down"),) if marked else ()
+    seconds = LEAVE_COALESCE_SECONDS if marked else LEAVE_QUIET_SECONDS
+    round = Round(marks=marks)
+    for number in (1, 2):
+        round.job.sealed(*"abc", number=number)
+        round.number = number
+        round.leavers.clear()
+        round.job.change("b", state=LEAVING, reason="drained")
+        assert round.seen() is None
+        assert round.seen(seconds - 0.01) is None
+        assert round.seen(0.02) == (CauseKind.LEAVE, ("b",))
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "urgent"),
+    [
+        (MemberState.LEAVING, False, False),
+        (MemberState.LEAVING, True, False),
+        (MemberState.RUNNING, True, True),
+    ],
+    ids=["by its key, which stands", "by its key, which went", "by a link alone"],
+)
+def test_a_leave_that_only_a_link_told_is_urgent(
+    said: MemberState, gone: bool, urgent: bool
+) -> None:
+    """Its peers may be stuck in collectives for a while."""
+    round = Round()
+    round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
+    round.job.change("b", state=said, reason="drained" if said is LEAVING else "")
+    round.seen()
+    if gone:
+        round.job.gone("b")
+        round.seen()
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=urgent)
+
+
+def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> None:
+    round = Round()
+    round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
+    round.job.gone("b").view().departed.clear()
+    round.seen()
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=True)
 
 
 def test_who_said_that_it_leaves_is_never_lost() -> None:

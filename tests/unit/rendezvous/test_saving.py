@@ -103,6 +103,11 @@ def test_who_cannot_all_save_is_not_asked(bounds: dict[str, Any], change: dict[s
     assert gang.due() == LEAVING
 
 
+@pytest.mark.parametrize(("leave_seconds", "seconds"), [(5.5, 0.5), (6.0, 1.0)])
+def test_the_least_time_is_enough_to_be_asked(leave_seconds: float, seconds: float) -> None:
+    assert Gang(leave_seconds=leave_seconds).due() == Save(LEAVE, seconds)
+
+
 def test_a_gang_that_misses_one_is_not_asked() -> None:
     gang = Gang()
     gang.job.gone("b")

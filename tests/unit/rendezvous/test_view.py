@@ -23,7 +23,7 @@ from elasticjob_rendezvous.core.kv import (
     Txn,
     WatchEvent,
 )
-from elasticjob_rendezvous.core.records import MemberState, Round, RoundState
+from elasticjob_rendezvous.core.records import Farewell, MemberState, Round, RoundState
 from elasticjob_rendezvous.core.retention import KEPT_ROUNDS
 from elasticjob_rendezvous.core.roster import Roster
 from elasticjob_rendezvous.core.view import KEPT_ROSTERS, View
@@ -80,6 +80,41 @@ def test_a_deletion_of_a_key_never_seen_is_remembered() -> None:
 
 def test_repeated_news_changes_nothing() -> None:
     assert number(view_of(at(2, 6), at(2, 6), at(1, 5))) == 2
+
+
+KEYS_OF_RECORDS = (
+    KEYS.round,
+    KEYS.bounds,
+    KEYS.session(identity("a"), "s1"),
+    KEYS.roster(3),
+    KEYS.seats,
+    KEYS.history(3),
+    KEYS.failure(3, identity("a")),
+    KEYS.done(3, identity("a")),
+)
+
+
+@pytest.mark.parametrize("key", KEYS_OF_RECORDS)
+def test_news_of_a_key_that_was_never_read_as_a_record_leaves_nothing(key: str) -> None:
+    """It is gone already, or what it says cannot be read."""
+    for view in (view_of(Deleted(key, 7)), view_of(KeyValue(key, b"[]", 7, 7), Deleted(key, 8))):
+        assert (view.round, view.bounds, view.malformed) == (None, None, {})
+        assert (view.sessions, view.members(), view.departed) == ({}, {}, {})
+        assert (view.rosters, view.histories) == ({}, {})
+        assert not any(view.failures.values())
+        assert not any(view.dones.values())
+
+
+def test_repeated_news_of_a_deletion_does_not_take_what_came_after_it() -> None:
+    """The copy of a roster outlives the roster's own key."""
+    copy = kv(KEYS.seats, roster(3), 8)
+    view = view_of(Deleted(KEYS.roster(3), 7), copy, Deleted(KEYS.roster(3), 7))
+    assert view.rosters == {3: roster(3)}
+
+
+def test_a_member_without_a_session_is_not_kept() -> None:
+    key = KEYS.session(identity("a"), "s1")
+    assert view_of(session("a", "s1", 5), Deleted(key, 6)).sessions == {}
 
 
 def test_the_revision_only_grows() -> None:
@@ -151,6 +186,17 @@ def test_overwriting_keeps_the_revision_of_creation() -> None:
     assert (mine.created, mine.record.state) == (created, MemberState.LEAVING)
     assert mine.modified > created
     assert view.lowest() == mine
+
+
+def test_a_key_that_went_is_created_anew_by_an_own_write() -> None:
+    job = Job("a")
+    key = job.stored("a").key
+    view = job.gone("a").view()
+    txn = Txn((), (Put(key, encode(a_member("a"))),))
+    view.wrote(txn, job.commit(txn))
+    mine = view.member(identity("a"))
+    assert mine is not None
+    assert mine.created == mine.modified == view.revision
 
 
 def test_a_deleted_folder_is_empty() -> None:
@@ -267,6 +313,29 @@ def test_who_has_another_session_has_not_departed() -> None:
     view = view_of(session("a", "old", 5), session("a", "new", 9))
     view.apply(10, (Deleted(KEYS.session(identity("a"), "old"), 10),))
     assert view.departed == {}
+
+
+# -- farewells ------------------------------------------------------------------------
+
+
+def farewell(agent: str) -> Farewell:
+    return Farewell(identity("a"), agent, "drained")
+
+
+def test_a_farewell_is_kept_until_its_member_is_heard_of() -> None:
+    view = view_of()
+    view.told_leaving((farewell("x"),))
+    assert view.farewells == {identity("a"): farewell("x")}
+    assert view.leaves(identity("a")) == "drained"
+
+
+@pytest.mark.parametrize(("agent", "kept"), [("x", True), ("y", False)])
+def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
+    agent: str, kept: bool
+) -> None:
+    view = view_of(session("a", "x-1", 5))
+    view.told_leaving((farewell(agent),))
+    assert (identity("a") in view.farewells) is kept
 
 
 # -- what is kept where ---------------------------------------------------------------
