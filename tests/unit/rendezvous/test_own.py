@@ -11,7 +11,7 @@ import pytest
 from elasticjob_rendezvous.core import own as own_key
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.failures import Failure, FailureClass
-from elasticjob_rendezvous.core.kv import Txn
+from elasticjob_rendezvous.core.kv import Compare, Target, Txn
 from elasticjob_rendezvous.core.local import Local, Workers
 from elasticjob_rendezvous.core.own import Own
 from elasticjob_rendezvous.core.records import (
@@ -160,6 +160,58 @@ def test_a_key_that_changed_meanwhile_is_not_overwritten(name: str) -> None:
     assert txn is not None
     assert not job.commit(txn).succeeded
     assert record(job).node == "changed by another hand"
+
+
+@pytest.mark.parametrize("name", ["update", "say leaving", "resign"])
+def test_a_written_key_hangs_on_the_lease(name: str) -> None:
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    lease = job.etcd.grant(30, 0.0).id
+    mine = job.own("a", **own, lease=lease)
+    txn = write(mine)
+    assert txn is not None
+    assert job.commit(txn).succeeded
+    stored = job.etcd.get(job.stored("a").key)
+    assert stored is not None
+    assert stored.lease == lease
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("update", {KEYS.round, KEYS.session(A, "s1")}),
+        ("drop", {KEYS.session(A, "s1")}),
+        ("say leaving", {KEYS.session(A, "s1")}),
+        ("resign", {KEYS.session(A, "s1")}),
+        ("close", {KEYS.round}),
+        ("depose", {KEYS.round, KEYS.bounds, KEYS.session(B, "s1")}),
+        ("set aside", {KEYS.round, KEYS.bounds, KEYS.session(B, "s1")}),
+    ],
+)
+def test_a_refused_write_reads_what_it_was_refused_for(name: str, keys: set[str]) -> None:
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    txn = write(job.own("a", **own))
+    job.round(2).change("a", node="changed").change("b", node="changed")
+    assert txn is not None
+    result = job.commit(txn)
+    assert not result.succeeded
+    found = {kv.key: kv for _, kvs in result.ranges for kv in kvs}
+    assert set(found) == keys
+    assert all(kv == job.etcd.get(key) for key, kv in found.items())
+
+
+@pytest.mark.parametrize("name", ["close", "depose", "set aside"])
+def test_what_concerns_all_is_written_on_the_session_and_not_on_its_last_word(name: str) -> None:
+    """A key of ours that merely changed does not stop it."""
+    write, own = WRITES[name]
+    job = Job("b", "a").round(1)
+    txn = write(job.own("a", **own))
+    mine = job.stored("a")
+    assert txn is not None
+    assert Compare(mine.key, Target.CREATE, mine.created) in txn.compares
+    job.change("a", node="changed")
+    assert job.commit(txn).succeeded
 
 
 # -- taking a member up ---------------------------------------------------------------
@@ -406,7 +458,7 @@ def test_closing_ends_the_round_once() -> None:
     assert job.commit(txn).succeeded
     current = job.current()
     assert (current.number, current.state, current.ids) == (4, RoundState.CLOSED, ())
-    assert current.outcome == STOPPED
+    assert (current.outcome, current.since_ms) == (STOPPED, UTC_MS)
     assert close(job.own("a")) is None
 
 
