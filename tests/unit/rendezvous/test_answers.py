@@ -1,0 +1,148 @@
+"""What one member makes of etcd's answers, and of those that come too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.codec import encode
+from elasticjob_rendezvous.core.directives import Refused
+from elasticjob_rendezvous.core.effects import Read, Watch, Write
+from elasticjob_rendezvous.core.events import (
+    LinkHeard,
+    RequestFailed,
+    Tick,
+    WatchBroken,
+)
+from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn
+from elasticjob_rendezvous.core.local import Workers
+from elasticjob_rendezvous.core.records import RoundState
+from tests.sim.simetcd import SimEtcd
+from tests.unit.rendezvous.builders import KEYS, a_round, identity
+from tests.unit.rendezvous.node import READY, Node
+from tests.unit.rendezvous.test_engine import key_of, pair, settle, wait
+
+
+def returned() -> Node:
+    """Its agent came back to workers of round 1: it has read, and is about to register."""
+    etcd = SimEtcd()
+    etcd.txn(Txn((), (Put(KEYS.round, encode(a_round(1, RoundState.FINAL))),)))
+    node = Node(etcd, "a", bounds=Bounds(1, 1))
+    node.held = True
+    node.start(replace(READY, workers=Workers.RUNNING, round=1)).answer().hear(Tick())
+    assert isinstance(node.request, Read)
+    node.answer().hear(Tick())
+    assert isinstance(node.request, Write)
+    return node
+
+
+def test_once_anything_was_read_no_error_is_hopeless() -> None:
+    node = returned()
+    node.fail(RequestFailed("permission denied", terminal=True))
+    assert not isinstance(node.directive, Refused)
+
+
+def test_another_etcd_than_the_one_that_was_read_is_noticed() -> None:
+    """Though the watch was opened anew on that one, and no write was ever answered."""
+    node = returned()
+    view = node.engine.view
+    node.fail(RequestFailed("unavailable"))
+    node.etcd.wipe()
+    node.hear(WatchBroken(node.made(Watch)[-1].generation, "unavailable"))
+    wait(node)
+    assert isinstance(node.request, Read)
+    node.answer().hear(Tick())
+    assert node.engine.view is not view
+    assert node.engine.view.round is None
+
+
+def test_a_waiting_member_reads_its_key_again_two_leases_after_it_read_last() -> None:
+    etcd = SimEtcd()
+    a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
+    settle(a, b)
+
+    def both(seconds: float) -> None:
+        for _ in range(round(seconds / 0.5)):
+            a.later(0.5)
+            b.later(0.5)
+
+    both(6.0)
+    b.hear(LinkHeard(identity("a"), a.engine.session, round=2))
+    reads = len(b.made(Read))
+    both(9.5)
+    assert len(b.made(Read)) == reads
+    both(0.5)
+    assert len(b.made(Read)) == reads + 1
+
+
+def test_a_new_coordinators_key_is_watched_from_where_it_was_read() -> None:
+    etcd = SimEtcd()
+    a, b, c = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "abc")
+    settle(a, b, c)
+    c.later(1.0)
+    gone, watches = key_of(a), len(c.made(Watch))
+    c.etcd.txn(Txn((), (Delete(gone),)))
+    c.hear(Tick()).later(0.6)
+    assert isinstance(c.requests[-1], Read)
+    read = c.etcd.revision
+    c.later(1.0)
+    (watch,) = c.made(Watch)[watches:]
+    assert (watch.ranges, watch.revision) == ((Range(key_of(b)),), read + 1)
+
+
+# -- rosters that cannot be found -----------------------------------------------------
+
+
+def unknown_roster() -> tuple[Node, Node]:
+    """b reads of a final round 5, and asks for its roster, which nobody has written."""
+    a, b = pair()
+    b.held = True
+    b.etcd.txn(Txn((), (Put(KEYS.round, encode(a_round(5, RoundState.FINAL))),)))
+    b.hear(Tick())
+    while isinstance(b.request, Write):
+        b.answer().hear(Tick())
+    assert b.request == Read((Range(KEYS.roster(5)),))
+    return a, b
+
+
+def roster_reads(node: Node) -> int:
+    return sum(read.ranges == (Range(KEYS.roster(5)),) for read in node.made(Read))
+
+
+def test_a_roster_that_was_not_found_is_not_asked_for_again() -> None:
+    a, b = unknown_roster()
+    b.answer().hear(Tick())
+    assert b.request is None
+    b.hear(LinkHeard(identity("a"), a.engine.session, round=6))
+    assert isinstance(b.request, Read), "it looks where things stand"
+    b.answer().hear(Tick())
+    assert b.request is None
+    assert roster_reads(b) == 1
+
+
+def test_a_read_of_a_roster_alone_ends_no_doubt_about_the_rest() -> None:
+    a, b = unknown_roster()
+    b.hear(LinkHeard(identity("a"), a.engine.session, round=6)).answer().hear(Tick())
+    assert isinstance(b.request, Read)
+    assert any(target.covers(KEYS.bounds) for target in b.request.ranges)
+
+
+# -- our key --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a", "b"], ids=["coordinator", "follower"])
+def test_who_reads_that_its_key_is_gone_has_no_session_from_then_on(name: str) -> None:
+    """Even if its watch broke meanwhile, so that nothing more can be asked for the moment."""
+    node = pair()["ab".index(name)]
+    node.held = True
+    node.hear(WatchBroken(node.made(Watch)[0].generation, "unavailable"))
+    main = next(watch for watch in reversed(node.made(Watch)) if watch.revision == 0)
+    node.hear(WatchBroken(main.generation, "unavailable"))
+    wait(node)
+    assert isinstance(node.request, Read)
+    node.etcd.txn(Txn((), (Delete(key_of(node)),)))
+    main = next(watch for watch in reversed(node.made(Watch)) if watch.revision == 0)
+    node.hear(WatchBroken(main.generation, "unavailable")).answer().hear(Tick())
+    assert node.engine.session == ""
