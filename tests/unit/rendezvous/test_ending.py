@@ -50,8 +50,8 @@ class Round:
         view = job.view()
         assert view.bounds is not None
         return look_at_final(
-            view, job.roster(self.number), view.bounds.record, self.peers, self.timers, self.leavers,
-            self.silent,
+            view, job.roster(self.number), view.bounds.record, self.peers, self.timers,
+            self.leavers, self.silent,
         )  # fmt: skip
 
     def seen(self, after: float = 0.0) -> tuple[CauseKind, tuple[str, ...]] | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
-from elasticjob_rendezvous.core.codec import decode
-from elasticjob_rendezvous.core.directives import Left
+from elasticjob_rendezvous.core.codec import decode, encode
+from elasticjob_rendezvous.core.directives import Left, Run, Stop
 from elasticjob_rendezvous.core.effects import Write
 from elasticjob_rendezvous.core.events import LocalChanged, Tick
-from elasticjob_rendezvous.core.kv import Delete, Put
+from elasticjob_rendezvous.core.kv import Delete, Put, Txn
 from elasticjob_rendezvous.core.local import Workers
-from elasticjob_rendezvous.core.records import Member
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Member, RoundState, Save
 from tests.sim.simetcd import SimEtcd
-from tests.unit.rendezvous.builders import KEYS
+from tests.unit.rendezvous.builders import KEYS, a_round
 from tests.unit.rendezvous.node import READY, Node
 from tests.unit.rendezvous.test_engine import (
     BUSY,
@@ -22,7 +25,9 @@ from tests.unit.rendezvous.test_engine import (
     key_of,
     pair,
     reopened,
+    running,
     sessions,
+    settle,
 )
 
 
@@ -88,3 +93,81 @@ def test_a_leaver_that_coordinates_again_does_not_resign_again() -> None:
     a.hear(Tick()).later(1)
     b.hear(Tick()).later(1)
     assert a.engine.session == session
+
+
+# -- saving first ---------------------------------------------------------------------
+
+
+SAVES = replace(LEAVES, saves=True)
+
+
+def saving_pair(**bounds: Any) -> Node:
+    """The younger of two members; both run round 1, and its workers can save."""
+    etcd = SimEtcd()
+    nodes = [Node(etcd, name, bounds=Bounds(2, 2, **bounds)).start() for name in "ab"]
+    settle(*nodes)
+    for node in nodes:
+        running(node)
+    settle(*nodes)
+    return nodes[1].hear(LocalChanged(replace(BUSY, saves=True)))
+
+
+def asked_to_save(node: Node) -> Node:
+    at = node.engine.view.round
+    assert at is not None
+    save = Save(Cause(CauseKind.LEAVE, ("b",)), 25.0)
+    node.etcd.txn(Txn((), (Put(KEYS.round, encode(replace(at.record, save=save))),)))
+    return node.hear(Tick())
+
+
+@pytest.mark.parametrize(
+    ("asked", "leave_seconds", "seconds"),
+    [(False, 30.0, 2.0), (False, 6.0, 1.0), (True, 9.0, 4.0), (True, 7.5, 2.5)],
+    ids=["to be asked", "to be asked in a hurry", "to save", "to save in a hurry"],
+)
+def test_workers_of_a_leaver_run_on_to_save(
+    asked: bool, leave_seconds: float, seconds: float
+) -> None:
+    b = saving_pair(leave_seconds=leave_seconds).hear(LocalChanged(SAVES))
+    assert isinstance(b.directive, Run)
+    if asked:
+        asked_to_save(b)
+    b.later(seconds - 0.1)
+    assert isinstance(b.directive, Run)
+    b.later(0.1)
+    assert isinstance(b.directive, Stop)
+    assert not b.directive.kill
+
+
+def test_workers_of_a_leaver_without_time_to_save_are_stopped_at_once() -> None:
+    b = saving_pair(leave_seconds=5.0).hear(LocalChanged(SAVES))
+    assert isinstance(b.directive, Stop)
+
+
+def test_workers_of_a_leaver_that_cannot_save_are_stopped_at_once() -> None:
+    b = saving_pair().hear(LocalChanged(LEAVES))
+    assert isinstance(b.directive, Stop)
+
+
+@pytest.mark.parametrize(
+    ("number", "state"), [(1, RoundState.FROZEN), (1, RoundState.JOINABLE), (2, RoundState.FINAL)]
+)
+def test_workers_of_a_leaver_are_stopped_once_their_round_is_over(
+    number: int, state: RoundState
+) -> None:
+    b = saving_pair().hear(LocalChanged(SAVES))
+    b.etcd.txn(Txn((), (Put(KEYS.round, encode(a_round(number, state))),)))
+    assert isinstance(b.hear(Tick()).directive, Stop)
+
+
+def test_workers_of_a_leaver_have_the_usual_time_where_nobody_knows_the_bounds() -> None:
+    """The record of the bounds was damaged, and this member brought none."""
+    etcd = SimEtcd()
+    etcd.txn(Txn((), (Put(KEYS.bounds, encode(Bounds(1, 1))),)))
+    node = running(Node(etcd, "a", bounds=None).start())
+    node.hear(LocalChanged(replace(BUSY, saves=True)))
+    etcd.txn(Txn((), (Put(KEYS.bounds, b"[]"),)))
+    node.hear(LocalChanged(SAVES)).later(1.9)
+    assert isinstance(node.directive, Run)
+    node.later(0.1)
+    assert isinstance(node.directive, Stop)

@@ -147,11 +147,10 @@ def test_where_nobody_must_go_there_is_more_time() -> None:
 def test_who_was_asked_is_stopped_though_the_reason_went() -> None:
     gang = Gang()
     gang.due()
-    gang.answered(1, 1, 1).due(NOTHING)
+    asked_at = gang.job.now
+    gang.answered(1, 1, 1).due(NOTHING, after=2)
     gang.job.change("a", completed=True)
-    found = gang.due(NOTHING)
-    assert isinstance(found, FinalLook)
-    assert found.cause == LEAVE
+    assert gang.due(NOTHING, after=3) == FinalLook(cause=LEAVE, symptom=asked_at)
 
 
 def test_a_script_that_is_through_meanwhile_is_let_go_on() -> None:
