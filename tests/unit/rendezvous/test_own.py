@@ -77,6 +77,31 @@ def test_the_record_says_who_and_where() -> None:
     assert Job("a").own("a", bounds=Bounds(1, 4, 3)).record().sizes == "1:4:3"
 
 
+@pytest.mark.parametrize("workers", list(Workers))
+def test_the_record_says_all_that_is_known_of_the_workers(workers: Workers) -> None:
+    """How they started is told while they run, for it is known of no others."""
+    told: dict[str, Any] = {
+        "step": 7, "checkpoint_step": 5, "master_served": True, "busy_ms": 40, "saves": True,
+        "passed": 3, "saved": True, "completed": True,
+    }  # fmt: skip
+    starts = {"start_ms": 250, "first_step_ms": 900, "cold": "a shell"}
+    own = Job("a").own("a", local=busy(3, workers=workers, **told, **starts))
+    said = own.record(confirmed=8, known=6)
+    runs = workers is Workers.RUNNING
+    assert {name: getattr(said, name) for name in told} == told
+    assert (said.start_ms, said.first_step_ms) == ((250, 900) if runs else (0, 0))
+    assert said.cold == ("a shell" if runs else None)
+    assert (said.confirmed, said.known, said.reason) == (8, 6, "")
+
+
+def test_the_record_says_what_its_node_is_for() -> None:
+    own = Job("a").own("a", leaving="drained")
+    me = replace(own.config.identity, slots=8, role="learner", node="node-7")
+    said = replace(own, config=replace(own.config, identity=me)).record()
+    assert (said.slots, said.role, said.node) == (8, "learner", "node-7")
+    assert said.reason == "drained"
+
+
 # -- only the rightful session writes -------------------------------------------------
 
 
@@ -288,6 +313,12 @@ def test_who_reads_of_a_newer_round_will_never_start_the_one_before(
     """Else the coordinator would wait for workers that there are not."""
     job = Job("a", "b").sealed("a", "b", number=3).round(4, state, previous=3)
     assert job.own("a", local=local).record().round == ran
+
+
+def test_who_had_no_seat_in_the_last_round_has_not_run_it() -> None:
+    job = Job("a", "b").sealed("b", number=3).round(4, previous=3)
+    assert job.own("a").record().round == 0
+    assert job.own("b", local=busy(1, workers=Workers.NONE)).record().round == 3
 
 
 # -- updates --------------------------------------------------------------------------
