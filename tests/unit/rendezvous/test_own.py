@@ -70,7 +70,7 @@ def test_the_record_says_who_and_where() -> None:
     assert (said.id, said.session, said.name, said.address) == (A, "s1", "a", "host-a")
     assert (said.agent_port, said.launcher_port, said.master_port) == (7000, 7001, 20000)
     assert (said.round, said.lease, said.known, said.start_ms) == (3, 9, 4, 250)
-    assert said.sizes == ""
+    assert (said.sizes, said.confirmed) == ("", 0)
     assert Job("a").own("a", local=busy(3, cold="a shell")).record().cold == "a shell"
     stopping = busy(3, workers=Workers.STOPPING, cold="a shell")
     assert Job("a").own("a", local=stopping).record().cold is None

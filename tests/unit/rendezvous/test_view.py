@@ -279,6 +279,10 @@ def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
     assert not view_of(session("a", "s1", 5)).contradicted_by(9, ((ROUND, ()), (MEMBERS, ())))
 
 
+def test_a_view_that_heard_of_no_etcd_has_neither_revision_nor_cluster() -> None:
+    assert (View(KEYS).revision, View(KEYS).cluster_id) == (0, 0)
+
+
 # -- sessions -------------------------------------------------------------------------
 
 
