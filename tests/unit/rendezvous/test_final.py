@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from elasticjob_rendezvous.core.records import CauseKind, MemberState, RoundState, Streak
+from elasticjob_rendezvous.core.records import (
+    CauseKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    RoundState,
+    Streak,
+)
 from tests.unit.rendezvous.builders import Job, identity
 
 LEAVING = MemberState.LEAVING
@@ -94,6 +101,11 @@ def test_a_job_that_a_failure_closes_keeps_the_row_that_it_ended() -> None:
     job = Job("a", "b", max_restarts=0).sealed("a", "b", streak=Streak(2)).idle()
     closed = job.failure("b", ran_ms=1000).act()
     assert (closed.state, closed.charged, closed.streak.row) == (RoundState.CLOSED, (1,), 3)
+
+
+def test_a_job_whose_whole_roster_is_done_succeeded() -> None:
+    closed = Job("a", "b").sealed("a", "b").done("a", "b").act()
+    assert (closed.state, closed.outcome) == (RoundState.CLOSED, Outcome(OutcomeKind.SUCCEEDED))
 
 
 def test_the_note_of_a_new_round_names_three_of_those_behind_it() -> None:

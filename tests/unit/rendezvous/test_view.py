@@ -153,6 +153,15 @@ def test_a_limited_read_proves_no_absence() -> None:
     assert set(view.members()) == {identity("a"), identity("b")}
 
 
+def test_what_is_read_beside_a_limited_range_counts_in_full() -> None:
+    view = view_of(at(1, 4), session("a", "s1", 5))
+    first = Range(KEYS.members, prefix=True, order=Order.CREATE, limit=1)
+    view.absorb(8, ((first, (session("a", "s1", 5),)), (Range(KEYS.round), ())))
+    assert view.round is None
+    view.absorb(9, ((first, ()), (Range(KEYS.round), (at(2, 9),))))
+    assert number(view) == 2
+
+
 def test_a_read_that_found_nothing_keeps_older_news_away() -> None:
     view = view_of(at(1, 5))
     view.absorb(8, ((Range(KEYS.round), ()),))
@@ -265,13 +274,24 @@ STATE = Range(KEYS.state, prefix=True)
         (4, (at(1, 3),), False),  # an answer sent before the news came
         (9, (), True),
         (5, (), False),
+        (6, (at(1, 5),), True),
+        (6, (), True),
     ],
-    ids=["as known", "newer", "gone back", "an older answer", "no round", "before the round"],
-)
+    ids=[
+        "as known", "newer", "gone back", "an older answer", "no round", "before the round",
+        "gone back at once", "no round at once",
+    ],
+)  # fmt: skip
 def test_a_store_that_was_set_up_anew_contradicts_what_is_known(
     target: Range, revision: int, found: tuple[KeyValue, ...], contradicted: bool
 ) -> None:
     assert view_of(at(2, 6)).contradicted_by(revision, ((target, found),)) is contradicted
+
+
+def test_a_read_of_other_keys_contradicts_no_round() -> None:
+    limited = Range(KEYS.state, prefix=True, limit=1)
+    view = view_of(at(2, 6))
+    assert not view.contradicted_by(9, ((MEMBERS, ()), (limited, ()), (Range(KEYS.bounds), ())))
 
 
 def test_a_view_that_knows_nothing_is_never_contradicted() -> None:
