@@ -9,11 +9,16 @@ import pytest
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.directives import Refused
-from elasticjob_rendezvous.core.effects import Read, Watch, Write
+from elasticjob_rendezvous.core.effects import Note, Probe, Read, Watch, Write
 from elasticjob_rendezvous.core.events import (
+    KeptAlive,
+    LeaseGone,
     LinkHeard,
+    Probed,
     RequestFailed,
+    StoreRefused,
     Tick,
+    Verdict,
     WatchBroken,
 )
 from elasticjob_rendezvous.core.kv import Delete, Put, Range, Txn
@@ -22,7 +27,7 @@ from elasticjob_rendezvous.core.records import RoundState
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import KEYS, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
-from tests.unit.rendezvous.test_engine import key_of, pair, settle, wait
+from tests.unit.rendezvous.test_engine import alone, key_of, pair, running, settle, wait
 
 
 def returned() -> Node:
@@ -90,6 +95,45 @@ def test_a_new_coordinators_key_is_watched_from_where_it_was_read() -> None:
     c.later(1.0)
     (watch,) = c.made(Watch)[watches:]
     assert (watch.ranges, watch.revision) == ((Range(key_of(b)),), read + 1)
+
+
+# -- leases ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["renewed", "gone"])
+def test_news_of_the_lease_tells_that_etcd_is_back(gone: bool) -> None:
+    """Whoever ran on because etcd was down has a moment from then to register again."""
+    node = running(alone())
+    node.held = True
+    lease = node.engine.lease.id
+    node.later(1).hear(StoreRefused()).later(1)
+    node.hear(LeaseGone(lease) if gone else KeptAlive(lease, node.now + 5.0))
+    safety = node.engine.safety
+    assert (safety.store_refused_at, safety.forgotten_at) == (None, node.now)
+
+
+def test_a_session_that_ended_with_its_lease_is_told_of() -> None:
+    node = running(alone())
+    node.hear(LeaseGone(node.engine.lease.id))
+    (note,) = [note for note in node.made(Note) if note.warning]
+    assert "session of a " in note.text
+    assert "lease" in note.text
+
+
+@pytest.mark.parametrize(("passed", "permits"), [(0.5, True), (5.5, False)])
+def test_who_is_past_its_lease_permits_workers_of_others_nothing(
+    passed: float, permits: bool
+) -> None:
+    """Another may coordinate by then, and begin a round."""
+    a, b = pair()
+    orphan = (identity("b"), b.engine.session)
+    a.hear(Probed(*orphan, Verdict.WORKERS_ALIVE))
+    a.held = True
+    a.later(passed)
+    probes = len(a.made(Probe))
+    a.hear(KeptAlive(b.engine.lease.id, a.now + 5.0))
+    permitted = [probe for probe in a.made(Probe)[probes:] if probe.live_until is not None]
+    assert bool(permitted) is permits
 
 
 # -- rosters that cannot be found -----------------------------------------------------

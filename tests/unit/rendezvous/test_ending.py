@@ -319,6 +319,16 @@ def test_a_leave_that_only_a_link_told_is_urgent(
     assert cause == Cause(CauseKind.LEAVE, ("b",), "drained", urgent=urgent)
 
 
+def test_a_leave_that_was_taken_back_is_not_urgent() -> None:
+    """Its key stands, so it told its peers in time."""
+    round = Round()
+    round.job.change("b", state=LEAVING, reason="drained")
+    round.seen()
+    round.job.change("b", state=RUNNING)
+    cause = round.look_after(LEAVE_COALESCE_SECONDS).cause
+    assert cause == Cause(CauseKind.LEAVE, ("b",), "drained")
+
+
 def test_a_leaver_whose_last_word_nobody_here_read_makes_the_leave_urgent() -> None:
     round = Round()
     round.job.view().told_leaving((Farewell(identity("b"), "", "drained"),))
