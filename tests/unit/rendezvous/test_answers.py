@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
 from elasticjob_rendezvous.core.codec import encode
 from elasticjob_rendezvous.core.directives import Refused
-from elasticjob_rendezvous.core.effects import Note, Probe, Read, Watch, Write
+from elasticjob_rendezvous.core.effects import Link, Note, Probe, Read, Watch, Write
 from elasticjob_rendezvous.core.events import (
     KeptAlive,
     LeaseGone,
     LinkHeard,
+    LocalChanged,
     Probed,
     RequestFailed,
     StoreRefused,
@@ -28,6 +30,13 @@ from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import KEYS, a_round, identity
 from tests.unit.rendezvous.node import READY, Node
 from tests.unit.rendezvous.test_engine import alone, key_of, pair, running, settle, wait
+
+
+def assert_told(node: Node, name: str, why: str) -> None:
+    """Check that one warning says that the session of `name` ended, and why."""
+    (note,) = [note for note in node.made(Note) if note.warning]
+    assert f"session of {name} " in note.text
+    assert why in note.text
 
 
 def returned() -> Node:
@@ -97,6 +106,88 @@ def test_a_new_coordinators_key_is_watched_from_where_it_was_read() -> None:
     assert (watch.ranges, watch.revision) == ((Range(key_of(b)),), read + 1)
 
 
+def test_another_etcd_than_the_one_that_was_written_to_is_noticed() -> None:
+    node = alone()
+    view = node.engine.view
+    node.held = True
+    node.etcd.wipe()
+    node.hear(WatchBroken(node.made(Watch)[-1].generation, "unavailable"))
+    wait(node)
+    assert isinstance(node.request, Read)
+    node.answer().hear(Tick())
+    assert node.engine.view is not view
+
+
+# -- writes ---------------------------------------------------------------------------
+
+
+def kinds(node: Node, before: int) -> list[type[Any]]:
+    return [type(request) for request in node.requests[before:]]
+
+
+def test_who_registers_has_read_all_that_it_needs_with_that() -> None:
+    _, b = pair()
+    assert not b.made(Read)
+
+
+def test_a_write_that_succeeded_is_not_read_again() -> None:
+    _, b = pair()
+    before = len(b.requests)
+    b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
+    assert kinds(b, before) == [Write]
+
+
+def test_a_write_that_was_refused_is_tried_again_after_a_read() -> None:
+    """Its own key was changed by another hand, which it does not watch."""
+    _, b = pair()
+    stored = b.etcd.get(key_of(b))
+    assert stored is not None
+    b.etcd.txn(Txn((), (Put(stored.key, stored.value, stored.lease),)))
+    before = len(b.requests)
+    b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
+    assert kinds(b, before) == [Write, Read, Write]
+
+
+def test_a_doubt_that_came_while_a_write_was_under_way_is_read_about() -> None:
+    a, b = pair()
+    b.held = True
+    b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
+    b.hear(LinkHeard(identity("a"), a.engine.session, round=2)).answer().hear(Tick())
+    assert isinstance(b.request, Read)
+
+
+def test_what_a_coordinator_wrote_is_noted() -> None:
+    notes = [note.text for note in alone().made(Note)]
+    assert all(notes)
+    assert any("round 1" in note for note in notes)
+
+
+def test_a_session_whose_key_a_refused_write_did_not_find_is_told_of() -> None:
+    _, b = pair()
+    b.etcd.txn(Txn((), (Delete(key_of(b)),)))
+    b.hear(LocalChanged(replace(b.engine.local, master_port=5)))
+    assert_told(b, "b", "key")
+
+
+def test_a_coordinator_whose_key_cannot_be_read_is_passed_over() -> None:
+    etcd = SimEtcd()
+    etcd.txn(Txn((), (Put(KEYS.session(identity("z"), "s1"), b"[]"),)))
+    node = Node(etcd, "a", bounds=Bounds(1, 1)).start().later(1)
+    assert node.engine.coordinator.active
+
+
+def test_a_coordinator_that_is_found_again_is_no_new_one() -> None:
+    """The link to it begins a second after it was found first, where no round forms."""
+    etcd = SimEtcd()
+    a, b = (Node(etcd, name, bounds=Bounds(3, 3)).start() for name in "ab")
+    settle(a, b)
+    b.later(0.5).hear(WatchBroken(b.made(Watch)[-1].generation, "compacted")).later(0.4)
+    assert b.made(Read)
+    assert not b.made(Link)
+    b.later(0.2)
+    assert b.made(Link)
+
+
 # -- leases ---------------------------------------------------------------------------
 
 
@@ -115,9 +206,7 @@ def test_news_of_the_lease_tells_that_etcd_is_back(gone: bool) -> None:
 def test_a_session_that_ended_with_its_lease_is_told_of() -> None:
     node = running(alone())
     node.hear(LeaseGone(node.engine.lease.id))
-    (note,) = [note for note in node.made(Note) if note.warning]
-    assert "session of a " in note.text
-    assert "lease" in note.text
+    assert_told(node, "a", "lease")
 
 
 @pytest.mark.parametrize(("passed", "permits"), [(0.5, True), (5.5, False)])
@@ -190,3 +279,4 @@ def test_who_reads_that_its_key_is_gone_has_no_session_from_then_on(name: str) -
     main = next(watch for watch in reversed(node.made(Watch)) if watch.revision == 0)
     node.hear(WatchBroken(main.generation, "unavailable")).answer().hear(Tick())
     assert node.engine.session == ""
+    assert_told(node, name, "key")

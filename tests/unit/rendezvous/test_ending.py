@@ -167,6 +167,34 @@ def test_a_loss_is_dated_from_its_first_symptom() -> None:
     assert look.symptom == round.job.now - 5.0
 
 
+@pytest.mark.parametrize("trouble", ["failure", "loss"])
+def test_the_trouble_of_each_round_has_its_own_first_symptom(trouble: str) -> None:
+    round = Round()
+    for number in (1, 2):
+        round.job.later(60)
+        if number == 2 and trouble == "loss":
+            round.job.member("b", session="s2")
+        round.job.sealed(*"abc", number=number)
+        round.number = number
+        assert round.look_after(1) == FinalLook()
+        if trouble == "failure":
+            round.job.failure("b", round=number)
+        else:
+            round.job.gone("b" if number == 1 else "c")
+        look = round.look_after(1)
+        assert look.symptom == round.job.now
+        assert round.look_after(5).symptom == look.symptom
+
+
+def test_an_aborted_collective_is_told_with_who_was_done_by_then() -> None:
+    round = Round("ab")
+    round.job.done("a")
+    cause = round.abort("b").look_after(0).cause
+    assert cause is not None
+    assert cause.members == ("b",)
+    assert "a had ended" in cause.detail
+
+
 def test_who_stopped_its_workers_itself_is_lost_too() -> None:
     """It was cut off for longer than its lease, and came back."""
     round = Round()

@@ -257,7 +257,9 @@ def test_a_first_session_is_created_and_reads_where_things_stand() -> None:
 
 def test_a_session_is_never_created_twice() -> None:
     job = Job("a")
-    assert not job.commit(own_key.take_up(job.own("a"), carries=False)).succeeded
+    txn = own_key.take_up(job.own("a"), carries=False)
+    assert txn.compares == (Compare(job.stored("a").key, Target.CREATE, 0),)
+    assert not job.commit(txn).succeeded
 
 
 def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
