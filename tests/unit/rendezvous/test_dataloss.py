@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elasticjob_rendezvous.core.acts import Act
-from elasticjob_rendezvous.core.records import Cause, CauseKind, Round, RoundState
+from elasticjob_rendezvous.core.records import Cause, CauseKind, Counts, Round, RoundState
 from elasticjob_rendezvous.core.roster import seal
 from tests.unit.rendezvous.builders import Job, a_member
 
@@ -11,6 +13,14 @@ from tests.unit.rendezvous.builders import Job, a_member
 def lost() -> Job:
     """Nothing stands in etcd; b remembers that there was a round 7."""
     return Job("a", "b", keep_alive_seconds=5).change("b", known=7).idle().later(5)
+
+
+@pytest.mark.parametrize(("state", "others"), [("joinable", 3), ("frozen", 3), ("final", 4)])
+def test_a_final_round_that_is_outnumbered_counts_as_an_interruption(
+    state: str, others: int
+) -> None:
+    job = Job("a", "b").round(1, RoundState(state), counts=Counts(losses=2, others=3))
+    assert job.change("b", known=7).act().counts == Counts(losses=2, others=others)
 
 
 def due(job: Job) -> Act:

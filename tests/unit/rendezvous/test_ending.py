@@ -317,10 +317,12 @@ def test_leaves_of_a_later_round_are_waited_for_anew(marked: bool) -> None:
         round.job.sealed(*"abc", number=number)
         round.number = number
         round.leavers.clear()
-        round.job.change("b", state=LEAVING, reason="drained")
+        round.job.later(60).change("b", state=LEAVING, reason="drained")
         assert round.seen() is None
+        first = round.job.now
         assert round.seen(seconds - 0.01) is None
-        assert round.seen(0.02) == (CauseKind.LEAVE, ("b",))
+        look = round.look_after(0.02)
+        assert look == FinalLook(cause=Cause(CauseKind.LEAVE, ("b",), "drained"), symptom=first)
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,16 @@ def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:
     assert job.etcd.get(KEYS.session(A, "s1")) is None
 
 
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_past_counts_where_nothing_stands_until_a_round_is_opened(opened: bool) -> None:
+    """etcd lost its data: neither the round nor a key of this member is there."""
+    job = Job("b")
+    txn = own_key.take_up(job.own("a", session="x-1", local=busy(2)), carries=True)
+    if opened:
+        job.round(1)
+    assert job.commit(txn).succeeded is not opened
+
+
 @pytest.mark.parametrize("change", ["round", "old session", "old session gone"])
 def test_a_past_counts_only_on_the_round_and_session_that_were_read(change: str) -> None:
     job = Job("a", "b").sealed("a", "b", number=2)

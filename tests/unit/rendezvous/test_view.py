@@ -362,6 +362,37 @@ def test_a_farewell_of_another_agent_than_the_one_registered_is_dropped(
     assert (identity("a") in view.farewells) is kept
 
 
+@pytest.mark.parametrize(
+    ("said", "gone", "told", "leaves"),
+    [
+        (MemberState.RUNNING, False, False, None),
+        (MemberState.RUNNING, True, False, None),
+        (MemberState.LEAVING, False, False, "by its key"),
+        (MemberState.LEAVING, True, False, "by its key"),
+        (MemberState.LEAVING, True, True, "by its key"),
+        (MemberState.RUNNING, False, True, None),
+        (MemberState.RUNNING, True, True, "drained"),
+    ],
+)
+def test_why_a_member_leaves_is_said_by_its_key_and_else_by_a_link(
+    said: MemberState, gone: bool, told: bool, leaves: str | None
+) -> None:
+    other = session("b", "x-1", 3, state=MemberState.LEAVING, reason="of another")
+    view = view_of(other, session("a", "x-1", 5, state=said, reason="by its key"))
+    view.told_leaving((farewell("x"),) if told else ())
+    if gone:
+        view.apply(6, (Deleted(KEYS.session(identity("a"), "x-1"), 6),))
+    last = view.last_word(identity("a"))
+    assert last is not None
+    assert (last.state, view.leaves(identity("a"))) == (said, leaves)
+
+
+def test_who_was_never_heard_of_said_nothing() -> None:
+    view = view_of(session("b", "x-1", 3, state=MemberState.LEAVING, reason="drained"))
+    assert view.last_word(identity("a")) is None
+    assert view.leaves(identity("a")) is None
+
+
 # -- what is kept where ---------------------------------------------------------------
 
 
