@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from elasticjob_rendezvous.core.bounds import Bounds
+from elasticjob_rendezvous.core.directives import Stop
 from elasticjob_rendezvous.core.effects import KeepAlive, Probe, Read, Write
 from elasticjob_rendezvous.core.events import (
     LinkDown,
@@ -21,13 +24,32 @@ from elasticjob_rendezvous.core.inquiries import INQUIRY_SECONDS
 from tests.sim.simetcd import SimEtcd
 from tests.unit.rendezvous.builders import identity
 from tests.unit.rendezvous.node import Node
-from tests.unit.rendezvous.test_engine import key_of, pair, sessions, settle
+from tests.unit.rendezvous.test_engine import BUSY, key_of, pair, sessions, settle
 
 A, B = identity("a"), identity("b")
 
 
 def asked(node: Node) -> list[str]:
     return [probe.member for probe in node.made(Probe)]
+
+
+# -- the beginning --------------------------------------------------------------------
+
+
+def test_workers_of_an_earlier_agent_get_a_leases_time() -> None:
+    node = Node(SimEtcd(), "a", bounds=None, keep_alive_seconds=6.0)
+    node.held = True
+    node.start(BUSY).later(5.9)
+    assert not isinstance(node.directive, Stop)
+    node.later(0.1)
+    assert isinstance(node.directive, Stop)
+    assert node.directive.kill
+
+
+def test_what_is_no_event_is_refused() -> None:
+    nothing: Any = object()
+    with pytest.raises(TypeError, match="event"):
+        Node(SimEtcd(), "a").hear(nothing)
 
 
 # -- our link to the coordinator ------------------------------------------------------

@@ -259,7 +259,10 @@ def test_a_session_is_never_created_twice() -> None:
     job = Job("a")
     txn = own_key.take_up(job.own("a"), carries=False)
     assert txn.compares == (Compare(job.stored("a").key, Target.CREATE, 0),)
-    assert not job.commit(txn).succeeded
+    result = job.round(1).commit(txn)
+    assert not result.succeeded
+    found = {kv.key for _, kvs in result.ranges for kv in kvs}
+    assert found == {KEYS.round, KEYS.bounds, job.stored("a").key}, "it reads where things stand"
 
 
 def test_a_returning_agent_replaces_its_old_session_in_one_step() -> None:

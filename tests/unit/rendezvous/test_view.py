@@ -387,6 +387,18 @@ def test_why_a_member_leaves_is_said_by_its_key_and_else_by_a_link(
     assert (last.state, view.leaves(identity("a"))) == (said, leaves)
 
 
+def test_a_round_of_which_nobody_told_has_neither_failures_nor_successes() -> None:
+    for view in (view_of(), view_of(kv(KEYS.seats, roster(5), 5))):
+        assert (view.failures_of(5), view.dones_of(5), view.undone(5)) == ({}, {}, [])
+
+
+def test_the_highest_number_that_any_member_knows_is_known() -> None:
+    members = [
+        session(name, "s1", 5, known=known) for name, known in (("a", 3), ("b", 7), ("c", 0))
+    ]
+    assert view_of(*members).known() == 7
+
+
 def test_who_was_never_heard_of_said_nothing() -> None:
     view = view_of(session("b", "x-1", 3, state=MemberState.LEAVING, reason="drained"))
     assert view.last_word(identity("a")) is None
